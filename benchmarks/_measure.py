@@ -1,0 +1,124 @@
+"""What the benchmarks share: a server in another process, and variants timed side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+ANSWER = b'{"transactionId":23178284}'
+
+
+class _Server(asyncio.Protocol):
+    """Answers every request at once with the same bytes: the cheapest service there is."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+            + answer
+        )
+        self.buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = bytes(self.buffer[:end]).lower()
+            size = 0
+            if (at := head.find(b"content-length:")) >= 0:
+                size = int(head[at + 15 :].split(b"\r\n", 1)[0])
+            if len(self.buffer) < end + 4 + size:
+                return
+            del self.buffer[: end + 4 + size]
+            self.transport.write(self.answer)
+
+
+def _serve(answer: bytes, ready: multiprocessing.SimpleQueue[int]) -> None:
+    pin(1)
+
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: _Server(answer), "127.0.0.1", 0)
+        ready.put(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+def pin(core: int) -> None:
+    """Keep this process on one core, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+@asynccontextmanager
+async def server(answer: bytes = ANSWER) -> AsyncIterator[str]:
+    """The base address of a server in another process, on another core."""
+    context = multiprocessing.get_context("spawn")
+    ready: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
+    process = context.Process(target=_serve, args=(answer, ready), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ready.get()}"
+    finally:
+        process.terminate()
+        process.join()
+
+
+async def cpu_of(call: Callable[[int], Awaitable[object]], count: int, at_once: int) -> float:
+    """CPU seconds of this process for `count` calls, `at_once` in flight."""
+    numbers = iter(range(count))
+
+    async def worker() -> None:
+        for number in numbers:
+            await call(number)
+
+    gc.collect()
+    began = time.process_time()
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return time.process_time() - began
+
+
+async def interleaved(
+    calls: Sequence[Callable[[int], Awaitable[object]]], *, count: int, at_once: int, rounds: int
+) -> list[list[float]]:
+    """Microseconds of CPU per call, by variant and round; the variants take turns in each round."""
+    for call in calls:
+        await cpu_of(call, count // 4, at_once)
+    figures: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, row in zip(calls, figures, strict=True):
+            row.append(await cpu_of(call, count, at_once) / count * 1e6)
+    return figures
+
+
+def time_of(call: Callable[[], object], count: int) -> float:
+    """Microseconds of CPU per call of a plain function."""
+    gc.collect()
+    began = time.process_time()
+    for _ in range(count):
+        call()
+    return (time.process_time() - began) / count * 1e6
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the ratios round by round: noise that hits both of a round cancels out."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def row(what: str, value: float, target: float, against: str, *, most: bool = True, unit: str = "x") -> bool:
+    """Print one row of the targets; say whether it is met."""
+    met = value <= target if most else value >= target
+    bound = "<=" if most else ">="
+    print(
+        f"{'met ' if met else 'MISS'}  {value:8.2f}{unit}  {bound} {target:g}{unit}  {what}  (against {against})"
+    )
+    return met

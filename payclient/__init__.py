@@ -1,0 +1,175 @@
+"""An asyncio SDK with which a merchant charges people and knows what happened."""
+
+from payclient.amounts import (
+    TaxSplit,
+    split_tax,
+    to_cents,
+)
+from payclient.asking import (
+    StatusSource,
+    TransactionRef,
+)
+from payclient.batch import (
+    ChargeResult,
+    Charges,
+    charge_all,
+)
+from payclient.clock import (
+    Clock,
+    SystemClock,
+)
+from payclient.deadlines import (
+    Timeouts,
+)
+from payclient.errors import (
+    ConfigurationError,
+    CustomerBusyError,
+    DifferentRequestError,
+    ErrorDetail,
+    InvalidNotificationError,
+    InvalidRequestError,
+    LedgerError,
+    LedgerInUseError,
+    LedgerUnavailableError,
+    NotCreatedError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    StillPendingError,
+    TrackerClosedError,
+    TransitionError,
+    TransportError,
+    UnauthorizedError,
+    UsageError,
+    ValidationFailedError,
+)
+from payclient.ledger import (
+    Change,
+    Ledger,
+    open_ledger,
+)
+from payclient.lifecycle import (
+    TRANSITIONS,
+    Event,
+    Evidence,
+    Record,
+    State,
+    advance,
+)
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Notification,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+    derive_id,
+)
+from payclient.outcomes import (
+    Outcome,
+)
+from payclient.pending import (
+    PendingSale,
+)
+from payclient.profile import (
+    DOCUMENT,
+    ServiceProfile,
+    StatusProfile,
+)
+from payclient.schedule import (
+    Fixed,
+    Schedule,
+)
+from payclient.session import (
+    Exchange,
+    PaySession,
+)
+from payclient.tracker import (
+    Tracker,
+    as_decided,
+    open_tracker,
+)
+from payclient.wire import (
+    BeforeSend,
+    HttpRequest,
+    HttpResponse,
+    Transport,
+)
+
+__all__ = [
+    "DOCUMENT",
+    "TRANSITIONS",
+    "BeforeSend",
+    "BillTo",
+    "Change",
+    "ChargeResult",
+    "Charges",
+    "Clock",
+    "ConfigurationError",
+    "CustomerBusyError",
+    "DifferentRequestError",
+    "ErrorDetail",
+    "Event",
+    "Evidence",
+    "Exchange",
+    "Fixed",
+    "FormLinks",
+    "HttpRequest",
+    "HttpResponse",
+    "InvalidNotificationError",
+    "InvalidRequestError",
+    "Ledger",
+    "LedgerError",
+    "LedgerInUseError",
+    "LedgerUnavailableError",
+    "LineItem",
+    "NotCreatedError",
+    "NotSentError",
+    "Notification",
+    "Order",
+    "Outcome",
+    "OutcomeUnknownError",
+    "PayError",
+    "PaySession",
+    "PendingSale",
+    "PrepareRequest",
+    "PrepareResult",
+    "RateLimitedError",
+    "Record",
+    "RefusedError",
+    "SaleRequest",
+    "SaleResult",
+    "Schedule",
+    "ServiceProfile",
+    "State",
+    "StatusProfile",
+    "StatusReport",
+    "StatusSource",
+    "StillPendingError",
+    "SystemClock",
+    "TaxSplit",
+    "Timeouts",
+    "Tracker",
+    "TrackerClosedError",
+    "TransactionRef",
+    "TransitionError",
+    "Transport",
+    "TransportError",
+    "UnauthorizedError",
+    "UsageError",
+    "ValidationFailedError",
+    "advance",
+    "as_decided",
+    "charge_all",
+    "derive_id",
+    "open_ledger",
+    "open_tracker",
+    "split_tax",
+    "to_cents",
+]

@@ -1,0 +1,62 @@
+"""Asking for a sale's status: by whom, by which id, and whether the answer is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+
+from payclient.lifecycle import Record
+from payclient.models import StatusReport
+from payclient.session import PaySession
+
+__all__ = ["StatusSource", "TransactionRef"]
+
+
+@attrs.frozen(kw_only=True)
+class TransactionRef:
+    """What a status query may go by."""
+
+    client_transaction_id: str
+    #: None while only the client transaction id is known.
+    transaction_id: int | None
+    #: A transaction id heard of in a notification or a broken answer, not yet proven ours.
+    candidate_id: int | None = None
+
+
+#: Another way to ask for a status: None is "not found". Whatever it raises, the sale is asked for again later.
+StatusSource = Callable[[TransactionRef], Awaitable[StatusReport | None]]
+
+
+def session_status(session: PaySession) -> StatusSource | None:
+    """The session's query, by the id that says most; None where its profile names none."""
+    status = session.profile.status
+    if status is None:
+        return None
+
+    async def ask(reference: TransactionRef) -> StatusReport | None:
+        if reference.transaction_id is not None and status.by_transaction_id is not None:
+            return await session.status(transaction_id=reference.transaction_id)
+        if status.by_client_transaction_id is not None:
+            return await session.status(client_transaction_id=reference.client_transaction_id)
+        return await session.status(transaction_id=reference.candidate_id or reference.transaction_id)
+
+    return ask
+
+
+def conflict_of(record: Record, report: StatusReport, *, by_candidate: bool = False) -> str | None:
+    """Say what in a report is not ours, or None. A conflict decides nothing.
+
+    Asked by a candidate id, only a report that names our client transaction id is ours.
+    """
+    if record.transaction_id is not None and report.transaction_id not in (None, record.transaction_id):
+        return f"transaction id {report.transaction_id}"
+    if report.client_transaction_id not in (None, record.client_transaction_id):
+        return "another client transaction id"
+    if by_candidate and record.transaction_id is None and report.client_transaction_id is None:
+        return f"transaction id {report.transaction_id} without a client transaction id"
+    if report.amount not in (None, record.amount):
+        return f"amount {report.amount}"
+    if report.currency not in (None, record.currency):
+        return "another currency"
+    return None

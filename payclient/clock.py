@@ -1,0 +1,61 @@
+"""Where time comes from: the system's clocks, or a test's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Clock", "SystemClock"]
+
+
+class Timer(Protocol):
+    """What `Clock.call_at` gives back."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Clock(Protocol):
+    """Two clocks and a timer. Records are written by the wall clock, waits are counted by the monotonic one."""
+
+    def time(self) -> float:
+        """UTC wall clock, in seconds since the epoch. It may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds that only rise."""
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
+        """Call once the monotonic clock has reached `when`."""
+
+
+class SystemClock:
+    """The machine's wall clock and the event loop's own time."""
+
+    def time(self) -> float:
+        """UTC, in seconds since the epoch."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """The running loop's time."""
+        return asyncio.get_running_loop().time()
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        """By the running loop."""
+        return asyncio.get_running_loop().call_at(when, callback, *args)
+
+
+async def sleep(clock: Clock, seconds: float) -> None:
+    """Sleep by a clock."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_at(clock.monotonic() + seconds, _end, done)
+    try:
+        await done
+    finally:
+        timer.cancel()
+
+
+def _end(sleeping: asyncio.Future[None]) -> None:
+    if not sleeping.done():
+        sleeping.set_result(None)

@@ -1,0 +1,252 @@
+"""Every error of payclient. The dividing line is "may I send again?".
+
+PayError                        each carries client_transaction_id where there is one
+├── ConfigurationError          a setting is wrong, or the profile lacks a name that this call needs
+├── InvalidRequestError         refused here, nothing was sent
+├── TransportError
+│   ├── NotSentError            proven not sent: safe to send again
+│   └── OutcomeUnknownError     it may exist: never send again by itself
+├── RefusedError                the service's error object (§7): this attempt created nothing
+│   ├── ValidationFailedError   general code 800
+│   ├── NotCreatedError         general code 22
+│   │   └── CustomerBusyError   an entry with 2061, whatever the general code
+│   ├── UnauthorizedError       401, 403
+│   └── RateLimitedError        429
+├── UsageError                  also a RuntimeError: closed, forked, another event loop
+├── TransitionError             the lifecycle does not allow it
+├── InvalidNotificationError
+├── StillPendingError           also a TimeoutError: wait(timeout=...) ran out, tracking goes on
+├── TrackerClosedError
+└── LedgerError
+    ├── LedgerInUseError        another process owns the ledger
+    ├── LedgerUnavailableError  it could not be read or written
+    └── DifferentRequestError   the same client transaction id with other content
+
+None holds a token, personal data or an object of aiohttp, and each survives pickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+__all__ = [
+    "ConfigurationError",
+    "CustomerBusyError",
+    "DifferentRequestError",
+    "ErrorDetail",
+    "InvalidNotificationError",
+    "InvalidRequestError",
+    "LedgerError",
+    "LedgerInUseError",
+    "LedgerUnavailableError",
+    "NotCreatedError",
+    "NotSentError",
+    "OutcomeUnknownError",
+    "PayError",
+    "RateLimitedError",
+    "RefusedError",
+    "StillPendingError",
+    "TrackerClosedError",
+    "TransitionError",
+    "TransportError",
+    "UnauthorizedError",
+    "UsageError",
+    "ValidationFailedError",
+]
+
+
+@attrs.frozen
+class ErrorDetail:
+    """One entry of `errors` (§7): `message` is a text, or the name of the field at fault."""
+
+    message: str
+    error_code: int = 0
+    error_descriptions: tuple[str, ...] = ()
+
+    def user_message(self) -> str:
+        """What to show to a person: the message, with its descriptions where the entry is about a field."""
+        descriptions = "; ".join(self.error_descriptions)
+        return (
+            f"{self.message}: {descriptions}"
+            if self.message and descriptions
+            else self.message or descriptions
+        )
+
+
+class PayError(Exception):
+    """The base of every error that payclient raises on purpose."""
+
+    # Attributes with defaults, set after `args`: that is all that pickling needs.
+    def __init__(self, message: str = "", *, client_transaction_id: str | None = None) -> None:
+        super().__init__(message)
+        self.client_transaction_id = client_transaction_id
+
+
+class ConfigurationError(PayError):
+    """A setting is wrong, or the profile lacks a name that this call needs. Nothing was sent."""
+
+
+class InvalidRequestError(PayError):
+    """The request was refused here, before any I/O; `errors` has the shape of the service's code 800 (§7.5)."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        errors: Iterable[ErrorDetail] = (),
+        client_transaction_id: str | None = None,
+    ) -> None:
+        self.errors = tuple(errors)
+        super().__init__(
+            "; ".join(self.user_messages) if message is None else message,
+            client_transaction_id=client_transaction_id,
+        )
+
+    @property
+    def user_messages(self) -> tuple[str, ...]:
+        """What to show to a person, one text for each fault."""
+        return tuple(detail.user_message() for detail in self.errors)
+
+
+class TransportError(PayError):
+    """No usable answer came. The two subclasses say whether anything can have happened."""
+
+
+class NotSentError(TransportError):
+    """Proven not to have reached the service: safe to send again."""
+
+
+class OutcomeUnknownError(TransportError):
+    """Sent, and no usable answer: the charge may exist. Never send it again by yourself.
+
+    `http_status` is the answer's, if one came; `candidate_id` is a transaction id seen in an answer that is
+    otherwise not usable.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        http_status: int | None = None,
+        candidate_id: int | None = None,
+        client_transaction_id: str | None = None,
+    ) -> None:
+        super().__init__(message, client_transaction_id=client_transaction_id)
+        self.http_status = http_status
+        self.candidate_id = candidate_id
+
+
+class RefusedError(PayError):
+    """The service refused: this attempt created nothing (§7).
+
+    `error_code` and `message` are the general ones, `errors` the specific ones. Show `user_messages`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        error_code: int | None = None,
+        errors: Iterable[ErrorDetail] = (),
+        http_status: int | None = None,
+        client_transaction_id: str | None = None,
+    ) -> None:
+        super().__init__(message, client_transaction_id=client_transaction_id)
+        self.message = message
+        self.error_code = error_code
+        self.errors = tuple(errors)
+        self.http_status = http_status
+
+    @property
+    def user_messages(self) -> tuple[str, ...]:
+        """What to show to a person: the texts of `errors`, the general one only where there are none (§7.1)."""
+        return tuple(text for detail in self.errors if (text := detail.user_message())) or (self.message,)
+
+    def __str__(self) -> str:
+        code = "" if self.error_code is None else f"[{self.error_code}] "
+        return code + "; ".join(self.user_messages)
+
+
+class ValidationFailedError(RefusedError):
+    """General code 800: one or more fields break a rule (§7.4, §7.5)."""
+
+    @property
+    def fields(self) -> dict[str, list[str]]:
+        """The descriptions by the name of the field at fault."""
+        fields: dict[str, list[str]] = {}
+        for detail in self.errors:
+            fields.setdefault(detail.message, []).extend(detail.error_descriptions)
+        return fields
+
+
+class NotCreatedError(RefusedError):
+    """General code 22: the transaction could not be created (§7.2)."""
+
+
+class CustomerBusyError(NotCreatedError):
+    """An entry 2061: the customer has a pending transaction with the merchant's store (§7.3)."""
+
+
+class UnauthorizedError(RefusedError):
+    """HTTP 401 or 403: the token is not good for this."""
+
+
+class RateLimitedError(RefusedError):
+    """HTTP 429; `retry_after` is in seconds, None where the service did not say."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        retry_after: float | None = None,
+        error_code: int | None = None,
+        errors: Iterable[ErrorDetail] = (),
+        http_status: int | None = None,
+        client_transaction_id: str | None = None,
+    ) -> None:
+        super().__init__(
+            message,
+            error_code=error_code,
+            errors=errors,
+            http_status=http_status,
+            client_transaction_id=client_transaction_id,
+        )
+        self.retry_after = retry_after
+
+
+class UsageError(PayError, RuntimeError):
+    """Held wrong: used when closed, after a fork, or from another event loop."""
+
+
+class TransitionError(PayError):
+    """The lifecycle does not allow this event in this state; nothing was changed."""
+
+
+class InvalidNotificationError(PayError):
+    """What arrived at `responseUrl` is no notification (§6)."""
+
+
+class StillPendingError(PayError, TimeoutError):
+    """`wait(timeout=...)` ran out. The sale is still followed; ask again."""
+
+
+class TrackerClosedError(PayError):
+    """The tracker was closed while this was waiting; the ledger knows the sale."""
+
+
+class LedgerError(PayError):
+    """The durable record of attempts is at fault."""
+
+
+class LedgerInUseError(LedgerError):
+    """Another process owns this ledger file."""
+
+
+class LedgerUnavailableError(LedgerError):
+    """The ledger could not be read or written; without a permit nothing is sent."""
+
+
+class DifferentRequestError(LedgerError):
+    """This client transaction id is already in the ledger with other content; nothing was sent."""

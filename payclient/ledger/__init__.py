@@ -1,0 +1,95 @@
+"""The durable record of attempts: what must be on disk before a byte leaves, and what is known since.
+
+The permit *is* the INSERT of an attempt: its unique key decides who may send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import attrs
+
+from payclient.errors import ConfigurationError
+from payclient.lifecycle import Event, Evidence, Record, State
+
+__all__ = ["Change", "Ledger", "open_ledger"]
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """One row of the append-only history: an event that an attempt took. `at` is UTC seconds."""
+
+    #: Its place in the ledger's order, rising; a feed goes on from here.
+    cursor: int
+    client_transaction_id: str
+    attempt: int
+    at: float
+    #: The event's class name; `Permitted` for the first.
+    event: str
+    #: None for the first.
+    before: State | None
+    after: State
+    evidence: Evidence
+    #: What the event says beside: ids, an actor and a reason, what conflicts.
+    detail: str | None = None
+
+
+class Ledger(Protocol):
+    """What sending, following and forms share. Every method raises `LedgerUnavailableError` where it cannot
+    do its work, and is safe to cancel: what was queued is still carried out, in order.
+    """
+
+    @property
+    def digest_key(self) -> bytes:
+        """32 random bytes of this ledger's own, with which content and lanes are hashed."""
+
+    async def permit(self, record: Record) -> bool:
+        """Insert a SENDING attempt; it is durable when this returns True.
+
+        False: there is an attempt that forbids it (the same number, or one that is not REFUSED).
+        """
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        """Let the attempt take the event, durable when this returns, and give the record as it is then.
+
+        `record` is what the caller last saw: where the ledger's is newer, the event is applied to that one.
+        Raises `TransitionError`, changing nothing, where its state does not take the event.
+        """
+
+    async def get(self, client_transaction_id: str) -> Record | None:
+        """The newest attempt of a client transaction id."""
+
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
+        """The newest attempts of those ids that have one."""
+
+    def unfinished(self) -> AsyncIterator[Record]:
+        """Every attempt that is SENDING, UNKNOWN, PENDING or EXPIRED at the call, oldest first."""
+
+    async def history(self, client_transaction_id: str) -> list[Change]:
+        """Every change of a client transaction id, oldest first."""
+
+    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+        """Changes of state after a cursor into ACCEPTED, CANCELLED, REFUSED or EXPIRED, oldest first."""
+
+    async def aclose(self) -> None:
+        """Carry out what is queued and let go of the ledger. May be called twice."""
+
+
+async def open_ledger(url: str) -> Ledger:
+    """Open `memory:` or `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`).
+
+    Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
+    it.
+    """
+    kind, _, path = url.partition(":")
+    # Imported here: whoever keeps no SQLite file does not load it.
+    if kind == "memory" and not path:
+        from payclient.ledger.memory import MemoryLedger
+
+        return MemoryLedger()
+    if kind == "sqlite" and path:
+        from payclient.ledger.sqlite import SqliteLedger
+
+        return await SqliteLedger.open(path)
+    raise ConfigurationError("a ledger is memory: or sqlite:PATH")

@@ -1,0 +1,123 @@
+"""A ledger that lasts as long as its process: for tests, demos and whoever accepts to forget."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from operator import attrgetter
+
+from payclient.errors import TransitionError, UsageError
+from payclient.ledger import Change
+from payclient.ledger.details import FEED, describe, tame
+from payclient.lifecycle import Event, Record, State, advance
+
+__all__ = ["MemoryLedger"]
+
+
+class MemoryLedger:
+    """The ledger in a dict. Nothing here awaits, so nothing can come between a check and its write."""
+
+    def __init__(self) -> None:
+        self._digest_key = secrets.token_bytes(32)
+        #: The attempts of each client transaction id: number n stands at n - 1.
+        self._attempts: dict[str, list[Record]] = {}
+        self._history: dict[str, list[Change]] = {}
+        self._feed: list[Change] = []
+        self._cursor = 0
+        self._closed = False
+
+    @property
+    def digest_key(self) -> bytes:
+        return self._digest_key
+
+    async def permit(self, record: Record) -> bool:
+        self._check_open()
+        attempts = self._attempts.get(record.client_transaction_id, [])
+        if record.state is not State.SENDING or record.version != 0:
+            raise TransitionError(
+                "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
+            )
+        if len(attempts) >= record.attempt or (attempts and attempts[-1].state is not State.REFUSED):
+            return False
+        if len(attempts) != record.attempt - 1:
+            raise TransitionError(
+                "the attempt before it is missing", client_transaction_id=record.client_transaction_id
+            )
+        self._attempts.setdefault(record.client_transaction_id, []).append(record)
+        self._note(record, None, "Permitted", record.created_at, None)
+        return True
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        self._check_open()
+        event = tame(event)
+        attempts = self._attempts.get(record.client_transaction_id, [])
+        if not 1 <= record.attempt <= len(attempts):
+            raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
+        before = attempts[record.attempt - 1]
+        after = advance(before, event)
+        attempts[record.attempt - 1] = after
+        self._note(after, before.state, type(event).__name__, event.at, describe(event), event)
+        return after
+
+    async def get(self, client_transaction_id: str) -> Record | None:
+        self._check_open()
+        attempts = self._attempts.get(client_transaction_id)
+        return attempts[-1] if attempts else None
+
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
+        self._check_open()
+        return {each: self._attempts[each][-1] for each in client_transaction_ids if each in self._attempts}
+
+    def unfinished(self) -> AsyncIterator[Record]:
+        self._check_open()
+        found = [
+            record for attempts in self._attempts.values() for record in attempts if not record.state.decided
+        ]
+        return _each(sorted(found, key=attrgetter("created_at")))
+
+    async def history(self, client_transaction_id: str) -> list[Change]:
+        self._check_open()
+        return list(self._history.get(client_transaction_id, ()))
+
+    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+        self._check_open()
+        start = bisect_right(self._feed, since, key=attrgetter("cursor"))
+        return self._feed[start : start + limit]
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the ledger is closed")
+
+    def _note(
+        self,
+        after: Record,
+        before: State | None,
+        name: str,
+        at: float,
+        detail: str | None,
+        event: Event | None = None,
+    ) -> None:
+        self._cursor += 1
+        change = Change(
+            cursor=self._cursor,
+            client_transaction_id=after.client_transaction_id,
+            attempt=after.attempt,
+            at=at,
+            event=name,
+            before=before,
+            after=after.state,
+            evidence=after.evidence if event is None else event.evidence,
+            detail=detail,
+        )
+        self._history.setdefault(after.client_transaction_id, []).append(change)
+        if before is not after.state and after.state in FEED:
+            self._feed.append(change)
+
+
+async def _each(records: list[Record]) -> AsyncIterator[Record]:
+    for record in records:
+        yield record

@@ -1,0 +1,326 @@
+"""The one thread that owns the SQLite connection, and the queue between it and the event loop.
+
+What queues during a commit forms the next transaction, so the disk's fsync is shared out among all who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import attrs
+
+from payclient.errors import LedgerUnavailableError, PayError, TransitionError
+from payclient.ledger.files import Connect, open_file, unavailable
+from payclient.ledger.schema import (
+    SELECT_ATTEMPT,
+    apply_row,
+    insert_attempts,
+    record_of,
+    select_newest,
+    update_attempts,
+)
+from payclient.lifecycle import Event, Record, State, advance
+
+__all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
+
+T = TypeVar("T")
+
+#: Rows of one statement, largest first: few statements, whatever the size of a batch.
+_CHUNKS = (64, 16, 4, 1)
+#: What a value that no column takes raises. It is that operation's own fault, not the batch's.
+_VALUE_FAULTS = (
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+    OverflowError,
+    ValueError,
+)
+
+
+class _Conflict(Exception):  # noqa: N818 - never leaves this module
+    """Fewer rows took a statement than were asked to."""
+
+
+# Mutable, since attrs makes those four times as fast; nothing changes them but the thread that has them.
+@attrs.define(eq=False)
+class Permit:
+    future: asyncio.Future[Any]
+    record: Record
+    row: tuple[Any, ...]
+
+
+@attrs.define(eq=False)
+class Apply:
+    future: asyncio.Future[Any]
+    record: Record
+    event: Event
+    #: None where the caller's record does not take the event; the ledger's may.
+    after: Record | None
+    row: tuple[Any, ...]
+
+
+@attrs.define(eq=False)
+class Get:
+    future: asyncio.Future[Any]
+    ids: Sequence[str]
+
+
+@attrs.define(eq=False)
+class Read:
+    future: asyncio.Future[Any]
+    sql: str
+    parameters: tuple[Any, ...]
+
+
+Operation = Permit | Apply | Get | Read
+_Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
+_Answers = list[_Answer]
+
+
+class Writer:
+    """`submit` and `stop` are called on the loop's side, `_run` and what follows it on the thread's."""
+
+    def __init__(self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop) -> None:
+        self._path = path
+        self._connect = connect
+        self._loop = loop
+        self._digest_key = b""
+        self._pending: list[Operation] = []
+        # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`.
+        self._inbox: queue.SimpleQueue[list[Operation] | None] = queue.SimpleQueue()
+        #: The digest key, once the file is open.
+        self.opened: asyncio.Future[bytes] = loop.create_future()
+        # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
+        # the owner calls `stop` and `join` at exit.
+        self._thread = threading.Thread(target=self._run, name="payclient-ledger", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Operation) -> None:
+        # Handed over once per turn of the loop: what one turn brings forms one batch.
+        if not self._pending:
+            self._loop.call_soon(self._hand_over)
+        self._pending.append(operation)
+
+    def stop(self) -> None:
+        """Let the thread carry out what is queued, and end."""
+        self._hand_over()
+        self._inbox.put(None)
+
+    def join(self) -> None:
+        """Wait until it has; at once where the thread itself asks, collecting garbage."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _hand_over(self) -> None:
+        if self._pending:
+            operations, self._pending = self._pending, []
+            self._inbox.put(operations)
+
+    def _run(self) -> None:
+        # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
+        # the connection, which would tear the write-ahead log from under its parent.
+        connection: sqlite3.Connection | None = None
+        try:
+            connection, self._digest_key = open_file(self._path, self._connect)
+        except BaseException as error:  # the opener's
+            self._answer([(self.opened, None, error)])
+            return
+        self._answer([(self.opened, self._digest_key, None)])
+        going_on = True
+        while going_on:
+            batch, going_on = self._take()
+            if batch:
+                connection = self._carry_out(connection, batch)
+            # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
+            del batch
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()
+
+    def _take(self) -> tuple[list[Operation], bool]:
+        """All that is queued, waiting for the first; False when there will be no more."""
+        batch: list[Operation] = []
+        more = self._inbox.get()
+        while more is not None:
+            batch += more
+            try:
+                more = self._inbox.get_nowait()
+            except queue.Empty:
+                return batch, True
+        return batch, False
+
+    def _carry_out(
+        self, connection: sqlite3.Connection | None, batch: list[Operation]
+    ) -> sqlite3.Connection | None:
+        """Answer every operation of the batch; the connection is None when it must be opened again."""
+        answers: _Answers = []
+        try:
+            if connection is None:
+                connection = self._open_again()
+            writes = [each for each in batch if isinstance(each, (Permit, Apply))]
+            if writes:
+                try:
+                    answers = _write(connection, writes)
+                except Exception as error:  # whatever it is, nothing of it was committed
+                    answers = [_fault(each, error) for each in writes]
+                    if not _rolled_back(connection):
+                        connection = None
+        except PayError as error:  # it could not be opened again
+            answers = [(each.future, None, unavailable(error, "opened")) for each in batch]
+        else:
+            answers += _read(connection, [each for each in batch if isinstance(each, (Get, Read))])
+        self._answer(answers)
+        return connection
+
+    def _open_again(self) -> sqlite3.Connection:
+        connection, digest_key = open_file(self._path, self._connect)
+        if digest_key != self._digest_key:
+            connection.close()
+            raise LedgerUnavailableError("another file has taken the ledger's place")
+        return connection
+
+    def _answer(self, answers: _Answers) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_resolve, answers)
+
+
+def _resolve(answers: _Answers) -> None:
+    for future, result, error in answers:
+        if future.done():  # cancelled
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    start = 0
+    for size in _CHUNKS:
+        while len(rows) - start >= size:
+            yield rows[start : start + size]
+            start += size
+
+
+def _execute_many(
+    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    for chunk in _chunks(rows):
+        cursor = connection.execute(statement(len(chunk)), [value for row in chunk for value in row])
+        if cursor.rowcount != len(chunk):
+            raise _Conflict
+
+
+def _write(connection: sqlite3.Connection, writes: list[Permit | Apply]) -> _Answers:
+    """Commit them all in one transaction."""
+    # Order matters only within one client transaction id; where none comes twice, like goes with like.
+    if len({each.record.client_transaction_id for each in writes}) == len(writes):
+        permits = [each.row for each in writes if isinstance(each, Permit)]
+        applies = [each for each in writes if isinstance(each, Apply)]
+        if all(each.after is not None for each in applies):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                _execute_many(connection, insert_attempts, permits)
+                _execute_many(connection, update_attempts, [each.row for each in applies])
+            except (_Conflict, sqlite3.IntegrityError, *_VALUE_FAULTS):
+                connection.execute("ROLLBACK")
+            else:
+                connection.execute("COMMIT")
+                return [
+                    (each.future, True if isinstance(each, Permit) else each.after, None) for each in writes
+                ]
+    connection.execute("BEGIN IMMEDIATE")
+    answers = [_one_by_one(connection, each) for each in writes]
+    connection.execute("COMMIT")
+    return answers
+
+
+def _one_by_one(connection: sqlite3.Connection, write: Permit | Apply) -> _Answer:
+    try:
+        result = _permit(connection, write) if isinstance(write, Permit) else _apply(connection, write)
+    except TransitionError as error:
+        return write.future, None, error
+    except _VALUE_FAULTS as error:
+        return _fault(write, error)
+    return write.future, result, None
+
+
+def _fault(write: Permit | Apply, error: BaseException) -> _Answer:
+    fault = unavailable(error, "written")
+    fault.client_transaction_id = write.record.client_transaction_id
+    return write.future, None, fault
+
+
+def _permit(connection: sqlite3.Connection, write: Permit) -> bool:
+    record = write.record
+    attempts = _newest(connection, [record.client_transaction_id])
+    newest = attempts.get(record.client_transaction_id)
+    if newest is not None and (newest.attempt >= record.attempt or newest.state is not State.REFUSED):
+        return False
+    if record.attempt != (1 if newest is None else newest.attempt + 1):
+        raise TransitionError(
+            "the attempt before it is missing", client_transaction_id=record.client_transaction_id
+        )
+    _execute_many(connection, insert_attempts, [write.row])
+    return True
+
+
+def _apply(connection: sqlite3.Connection, write: Apply) -> Record:
+    record = write.record
+    row = connection.execute(SELECT_ATTEMPT, (record.client_transaction_id, record.attempt)).fetchone()
+    if row is None:
+        raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
+    current = record_of(row)
+    after = advance(current, write.event)
+    _execute_many(connection, update_attempts, [apply_row(current, write.event, after)])
+    return after
+
+
+def _newest(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
+    rows: dict[str, tuple[Any, ...]] = {}
+    for chunk in _chunks(ids):
+        for row in connection.execute(select_newest(len(chunk)), chunk):
+            rows[row[0]] = row
+    return {each: record_of(row) for each, row in rows.items()}
+
+
+def _read(connection: sqlite3.Connection | None, reads: Sequence[Get | Read]) -> _Answers:
+    if not reads:
+        return []
+    try:
+        if connection is None:
+            raise sqlite3.OperationalError  # what failed before them took the connection along
+        # One look-up for all that ask for records.
+        newest = _newest(
+            connection, list({id_ for each in reads if isinstance(each, Get) for id_ in each.ids})
+        )
+        return [
+            (
+                each.future,
+                {id_: newest[id_] for id_ in each.ids if id_ in newest}
+                if isinstance(each, Get)
+                else connection.execute(each.sql, each.parameters).fetchall(),
+                None,
+            )
+            for each in reads
+        ]
+    except Exception as error:  # a thread must answer
+        return [(each.future, None, unavailable(error, "read")) for each in reads]
+
+
+def _rolled_back(connection: sqlite3.Connection) -> bool:
+    """False where even that failed: the connection is closed, and nobody knows what it held."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        with suppress(sqlite3.Error):
+            connection.close()
+        return False
+    return True

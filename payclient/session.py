@@ -1,0 +1,460 @@
+"""`PaySession`: the service's operations, stateless and raw. It judges what was sent, for any transport.
+
+It has no memory: applications charge through the tracker, which keeps a durable record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import attrs
+
+from payclient.deadlines import Deadlines, Timeouts
+from payclient.errors import (
+    ConfigurationError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    TransportError,
+    UnauthorizedError,
+    UsageError,
+)
+from payclient.models import SaleRequest, SaleResult, StatusReport
+from payclient.profile import DOCUMENT, ServiceProfile, find_profile
+from payclient.transport import AiohttpTransport
+from payclient.wire import (
+    BeforeSend,
+    Encoder,
+    HttpRequest,
+    HttpResponse,
+    Transport,
+    decode_sale,
+    decode_status,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Exchange", "PaySession"]
+
+#: Seconds before a second and a third try of what provably was not sent; jittered.
+RETRY_DELAYS = (0.1, 0.5)
+
+logger = logging.getLogger("payclient.session")
+
+TokenSource = str | Callable[[], Awaitable[str]]
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+_T = TypeVar("_T")
+
+
+@attrs.frozen(kw_only=True)
+class Exchange:
+    """One exchange with the service, for metrics and traces. No personal data, no token."""
+
+    #: `sale`, `prepare` or `status`.
+    operation: str
+    #: None where no answer came.
+    http_status: int | None
+    seconds: float
+    #: False: proven that no byte of it reached the service.
+    sent: bool
+    #: The error's class name; None where the call succeeded.
+    error: str | None
+    client_transaction_id: str | None
+    transaction_id: int | None = None
+
+
+class _Gate:
+    """The `before_send` handed to the transport: whether it was passed is the proof of what was sent."""
+
+    __slots__ = ("_before_send", "entered", "error", "passed")
+
+    def __init__(self, before_send: BeforeSend | None) -> None:
+        self._before_send = before_send
+        self.entered = False
+        self.passed = False
+        self.error: BaseException | None = None
+
+    async def __call__(self) -> None:
+        self.entered = True
+        if self._before_send is not None:
+            try:
+                await self._before_send()
+            except BaseException as error:
+                self.error = error
+                raise
+        self.passed = True
+
+
+class PaySession:
+    """The service's operations over one pool of connections, for one event loop.
+
+    `base_url` is https (http for loopback). `token` is a string, or an async callable that gives one: asked at
+    first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is never closed
+    here. `transport` replaces the network by a function. `on_exchange` is told of each exchange.
+
+    Raises `ConfigurationError` for a setting that cannot be.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: TokenSource,
+        *,
+        profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
+        timeouts: Timeouts | None = None,
+        connector: aiohttp.BaseConnector | None = None,
+        proxy: str | None = None,
+        transport: Transport | None = None,
+        on_exchange: Callable[[Exchange], object] | None = None,
+    ) -> None:
+        self.base_url = check_base_url(base_url)
+        self.profile = find_profile(profile)
+        self.timeouts = timeouts if timeouts is not None else Timeouts()
+        self._token_source = token
+        self._authorization: dict[str, str] | None = None
+        self._refresh: asyncio.Task[dict[str, str]] | None = None
+        if isinstance(token, str):
+            self._authorization = _authorization(token)
+        elif not callable(token):
+            raise ConfigurationError("token: is a text or an async callable")
+        self._encoder = Encoder(self.profile)
+        self._own_transport: AiohttpTransport | None = None
+        if transport is None:
+            transport = self._own_transport = AiohttpTransport(
+                self.base_url, connect_timeout=self.timeouts.connect, connector=connector, proxy=proxy
+            )
+        self._transport = transport
+        self._on_exchange = on_exchange
+        self._deadlines: Deadlines | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
+        """Open a session by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN` and, where set, `PAYCLIENT_PROFILE`."""
+        for name in ("PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN"):
+            if not environ.get(name):
+                raise ConfigurationError(f"{name} is not set")
+        options.setdefault("profile", environ.get("PAYCLIENT_PROFILE") or DOCUMENT)
+        return cls(environ["PAYCLIENT_BASE_URL"], environ["PAYCLIENT_TOKEN"], **options)  # type: ignore[arg-type]  # passed on as they came
+
+    def __repr__(self) -> str:
+        return f"<PaySession {self.base_url} profile={self.profile.name}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a session holds a token and connections; it does not pickle")
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections that are our own. Calls still running end as if cut. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid == os.getpid() and self._own_transport is not None:
+            await self._own_transport.aclose()
+        if self._deadlines is not None:
+            self._deadlines.close()
+
+    # --- Operations
+
+    async def sale(
+        self, request: SaleRequest, *, before_send: BeforeSend | None = None, timeouts: Timeouts | None = None
+    ) -> SaleResult:
+        """Charge by a push request (§4: POST /api/Sale) and return when it is created; nothing is remembered.
+
+        `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was created.
+        `OutcomeUnknownError`: it may exist, never send it again by yourself. What `before_send` raises comes
+        through unchanged, with nothing sent.
+        """
+        return await self._exchange(
+            "sale", self.encode_sale(request), self._decode_sale, before_send, timeouts
+        )
+
+    def encode_sale(self, request: SaleRequest) -> HttpRequest:
+        """The first half of `sale`: check by the profile and encode. No I/O."""
+        return HttpRequest(
+            "POST", "/api/Sale", self._encoder.sale(request), {}, request.client_transaction_id
+        )
+
+    async def send_sale(
+        self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None
+    ) -> SaleResult:
+        """The second half of `sale`: send what `encode_sale` made, and read the answer."""
+        return await self._exchange("sale", request, self._decode_sale, before_send, timeouts)
+
+    def _decode_sale(self, response: HttpResponse, request: HttpRequest) -> SaleResult:
+        return decode_sale(response, self.profile, request.client_transaction_id)
+
+    async def status(
+        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+    ) -> StatusReport | None:
+        """Ask for a transaction's status by one of its ids, where the profile says how; None: not found.
+
+        Raises `RefusedError` or a `TransportError`; none of them says anything about the transaction. Repeated by
+        itself on resets and 5xx, and once with a fresh token after a 401.
+        """
+        request = self._status_request(transaction_id, client_transaction_id)
+        try:
+            return await self._exchange("status", request, self._decode_status, None, None)
+        except UnauthorizedError:
+            if isinstance(self._token_source, str):
+                raise
+        return await self._exchange("status", request, self._decode_status, None, None)
+
+    def _decode_status(self, response: HttpResponse, request: HttpRequest) -> StatusReport | None:
+        return decode_status(response, self.profile)
+
+    def _status_request(self, transaction_id: int | None, client_transaction_id: str | None) -> HttpRequest:
+        if transaction_id is None and client_transaction_id is None:
+            raise ConfigurationError(
+                "a query needs a transaction id, or status.by_client_transaction_id in the profile"
+            )
+        if transaction_id is not None and client_transaction_id is not None:
+            raise TypeError("status takes transaction_id or client_transaction_id")
+        status = self.profile.status
+        if transaction_id is not None:
+            path = status.by_transaction_id if status else None
+            if path is None:
+                raise ConfigurationError(
+                    "a query by transaction id needs status.by_transaction_id in the profile"
+                )
+            return HttpRequest("GET", path.replace("{transaction_id}", str(transaction_id)))
+        path = status.by_client_transaction_id if status else None
+        if path is None:
+            raise ConfigurationError(
+                "a query by client transaction id needs status.by_client_transaction_id in the profile"
+            )
+        assert client_transaction_id is not None  # noqa: S101 - one of the two is given
+        return HttpRequest(
+            "GET",
+            path.replace("{client_transaction_id}", quote(client_transaction_id, safe="")),
+            client_transaction_id=client_transaction_id,
+        )
+
+    # --- One exchange
+
+    async def _exchange(
+        self,
+        operation: str,
+        request: HttpRequest,
+        decode: Callable[[HttpResponse, HttpRequest], _T],
+        before_send: BeforeSend | None,
+        timeouts: Timeouts | None,
+    ) -> _T:
+        """Send within the total time-out and read the answer; repeat only what is safe to repeat."""
+        deadline = self._enter().start(None if timeouts is None else timeouts.total)
+        hook = self._on_exchange
+        began = 0.0 if hook is None else time.perf_counter()
+        tries = 0
+        gate = _Gate(before_send)
+        response: HttpResponse | None = None
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    response = None
+                    response = await self._send(request, gate)
+                    result = decode(response, request)
+                except NotSentError:
+                    # Once `before_send` was entered its permit may be spent.
+                    if tries == len(RETRY_DELAYS) or (gate.entered and before_send is not None):
+                        raise
+                except OutcomeUnknownError as unknown:
+                    if (
+                        operation != "status"
+                        or tries == len(RETRY_DELAYS)
+                        or (unknown.http_status or 500) < 500
+                    ):
+                        raise
+                else:
+                    return result
+                await self._sleep(RETRY_DELAYS[tries] * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+                tries += 1
+                gate = _Gate(before_send)
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+            if not deadline.overran():
+                raise
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            deadline.end()
+            if hook is not None:
+                self._tell(
+                    hook, operation, request, response, result if error is None else None, error, gate, began
+                )
+        total = (timeouts or self.timeouts).total
+        raise self._judge(gate, request, f"no answer within {total:g} s")
+
+    async def _send(self, request: HttpRequest, gate: _Gate) -> HttpResponse:
+        """One try. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
+        headers = self._authorization or await self._ask_token()
+        if request.headers is not headers:
+            request = HttpRequest(request.method, request.path, request.body, headers, request.client_transaction_id)
+        try:
+            response = await self._transport(request, gate)
+        except NotSentError as error:
+            failure = str(error)
+            gate.passed = False
+        except Exception as error:
+            failure = _describe(error)
+        else:
+            if (
+                response.status == 401
+                and self._authorization is headers
+                and not isinstance(self._token_source, str)
+            ):
+                self._authorization = None
+            return response
+        if gate.error is not None:
+            raise gate.error
+        raise self._judge(gate, request, failure)
+
+    def _tell(
+        self,
+        hook: Callable[[Exchange], object],
+        operation: str,
+        request: HttpRequest,
+        response: HttpResponse | None,
+        result: object,
+        error: BaseException | None,
+        gate: _Gate,
+        began: float,
+    ) -> None:
+        try:
+            hook(
+                Exchange(
+                    operation=operation,
+                    http_status=None if response is None else response.status,
+                    seconds=time.perf_counter() - began,
+                    sent=gate.passed,
+                    error=None if error is None else type(error).__name__,
+                    client_transaction_id=request.client_transaction_id,
+                    transaction_id=getattr(result, "transaction_id", None),
+                )
+            )
+        except Exception as raised:
+            logger.error("on_exchange raised %s", type(raised).__name__)
+
+    def _judge(self, gate: _Gate, request: HttpRequest, failure: str) -> TransportError:
+        kind = OutcomeUnknownError if gate.passed else NotSentError
+        return kind(failure, client_transaction_id=request.client_transaction_id)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _enter(self) -> Deadlines:
+        """Bind to the running loop, or say clearly why this session cannot be used here."""
+        if self._closed:
+            raise UsageError("this session is closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is loop and self._pid == os.getpid():
+            assert self._deadlines is not None  # noqa: S101 - made with the loop
+            return self._deadlines
+        if self._pid != os.getpid():
+            raise UsageError("this session was made before a fork; make one in each process")
+        if self._loop is not None:
+            raise UsageError("this session belongs to another event loop; make one in each")
+        self._loop = loop
+        self._deadlines = Deadlines(loop, self.timeouts.total)
+        return self._deadlines
+
+    # --- The token
+
+    async def _ask_token(self) -> dict[str, str]:
+        """Ask the token callable, once however many wait."""
+        if self._refresh is None:
+            self._refresh = asyncio.create_task(self._fetch_token())
+            self._refresh.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._refresh)
+
+    async def _fetch_token(self) -> dict[str, str]:
+        assert not isinstance(self._token_source, str)  # noqa: S101 - a string is never asked for
+        try:
+            async with asyncio.timeout(self.timeouts.total):
+                self._authorization = _authorization(await self._token_source())
+            return self._authorization
+        finally:
+            self._refresh = None
+
+
+def _authorization(token: object) -> dict[str, str]:
+    return {"Authorization": f"Bearer {check_token(token)}"}
+
+
+def check_token(token: object) -> str:
+    """The token as it goes behind `Bearer` (§5), or a `ConfigurationError` that does not repeat it."""
+    if not isinstance(token, str) or not token:
+        raise ConfigurationError("token: is empty or no text")
+    if token.lower().startswith("bearer "):
+        raise ConfigurationError("token: give it without the word Bearer")
+    if token.startswith("<") or token.endswith(">"):
+        raise ConfigurationError("token: is still the placeholder of the documentation")
+    if not _TOKEN.fullmatch(token):
+        raise ConfigurationError("token: has blanks, control characters or other than ASCII")
+    return token
+
+
+def check_base_url(base_url: object) -> str:
+    """The base address without a final slash, or a `ConfigurationError` that names what is wrong."""
+    if not isinstance(base_url, str) or not base_url:
+        raise ConfigurationError("base_url: is empty or no text")
+    if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
+        raise ConfigurationError("base_url: has blanks, control characters, backslashes or other than ASCII")
+    try:
+        parts = urlsplit(base_url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise ConfigurationError("base_url: is an address such as https://pay.example")
+    if "@" in parts.netloc:
+        raise ConfigurationError("base_url: has user information in it")
+    if "?" in base_url or "#" in base_url:
+        raise ConfigurationError("base_url: has a query or a fragment")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+        raise ConfigurationError("base_url: is not https (http is for loopback only)")
+    return base_url.rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _describe(error: Exception) -> str:
+    """An exception in words that hold nothing of the request: its class, and the system's error name."""
+    number = getattr(error, "errno", None)
+    name = errno.errorcode.get(number) if isinstance(number, int) else None
+    kind = type(error).__name__
+    if isinstance(error, PayError):
+        return kind
+    return f"{kind} ({name})" if name else kind

@@ -1,0 +1,22 @@
+"""The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
+
+Read `settings`, `rules`, `answers`, `service`, `notify`, `server`, in this order.
+"""
+
+from .answers import Answers
+from .clock import Clock, ManualClock, SystemClock, TimerHandle
+from .server import Simulator
+from .service import Counts, Sale
+from .settings import Settings
+
+__all__ = [
+    "Answers",
+    "Clock",
+    "Counts",
+    "ManualClock",
+    "Sale",
+    "Settings",
+    "Simulator",
+    "SystemClock",
+    "TimerHandle",
+]

@@ -1,0 +1,212 @@
+"""The service without HTTP: its sales, who is pending where, and what decides them (§3)."""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from attrs import define, field, fields, frozen
+
+from .answers import Answers
+from .clock import Clock, TimerHandle
+from .rules import Refusal, failing_fields, validation_refusal
+from .settings import CANCELLED, PENDING, Settings
+
+__all__ = ["Counts", "How", "Sale", "Service"]
+
+How = Literal["approved", "rejected", "expired"]
+
+# Not 1, so that a position in a list is not taken for an id by luck.
+_FIRST_TRANSACTION_ID = 1001
+_NOT_CREATED = "La transacción no pudo ser creada por favor inténtelo de nuevo"
+_CUSTOMER_PENDING = "El cliente tiene transacciones pendientes con su local"
+
+
+@define(eq=False, kw_only=True)
+class Sale:
+    """One created sale; amounts in cents, times in UTC seconds since the epoch."""
+
+    transaction_id: int
+    client_transaction_id: str
+    customer: str = field(repr=False)
+    store_id: str | None
+    amount: int
+    currency: str
+    response_url: str | None = field(repr=False)
+    created_at: float
+    state: str = PENDING
+    decided_at: float | None = None
+    how: How | None = None
+    #: The customer has put the phone away: what the crowd had in mind is void.
+    ignored: bool = False
+    #: What came of the notification: "HTTP 200" for any answer with that status, else the error's class name.
+    notification: str | None = None
+
+
+@frozen(kw_only=True)
+class Counts:
+    """What the service really executed. `requests` is `created` + `refused` + `queries`."""
+
+    requests: int
+    created: int
+    refused: int
+    queries: int
+    approved: int
+    rejected: int
+    expired: int
+    pending: int
+    notifications_sent: int
+    notifications_failed: int
+
+
+class Service:
+    """Creates sales, and decides them by hand, by the crowd's answers or by expiry."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, answers: Answers | None, on_answered: Callable[[Sale], object]
+    ) -> None:
+        self.settings = settings
+        self.sales: dict[int, Sale] = {}
+        self.created_per_client_id: Counter[str] = Counter()
+        self.tally: Counter[str] = Counter()
+        self._clock = clock
+        self._answers = answers
+        self._on_answered = on_answered
+        self._by_client_id: dict[str, list[Sale]] = {}
+        self._pending: set[tuple[str | None, str]] = set()
+        # (monotonic time, transaction id, what happens): one heap and one timer, however many are pending.
+        self._agenda: list[tuple[float, int, How]] = []
+        self._timer: TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    @property
+    def counts(self) -> Counts:
+        known = {attribute.name: self.tally[attribute.name] for attribute in fields(Counts)}
+        return Counts(**{**known, "pending": len(self._pending)})
+
+    def create(self, body: Mapping[str, object]) -> Sale | Refusal:
+        """A new pending sale with its push on the way, or the reason why there is none."""
+        settings = self.settings
+        faults = failing_fields(
+            body,
+            nick_name_flag=settings.nick_name_flag,
+            phone_optional_by_nick_name=settings.phone_optional_by_nick_name,
+        )
+        if faults:
+            return validation_refusal(faults)
+        self._run_due()
+        sale = self._read(body)
+        if body.get("phoneNumber") in settings.refuse_phones:
+            return Refusal(22, _NOT_CREATED)  # §7.2
+        if settings.duplicate_code is not None and sale.client_transaction_id in self.created_per_client_id:
+            return Refusal(settings.duplicate_code, "Ya existe una transacción con este clientTransactionId")
+        if (sale.store_id, sale.customer) in self._pending:
+            return Refusal(22, _NOT_CREATED, ({"message": _CUSTOMER_PENDING, "errorCode": 2061},))  # §7.3
+        self._add(sale)
+        return sale
+
+    def answer(self, transaction_id: int, how: Literal["approved", "rejected"]) -> Sale:
+        """The customer approves or rejects now; LookupError if unknown, ValueError if not pending."""
+        sale = self._require_pending(transaction_id)
+        self._decide(sale, how)
+        return sale
+
+    def ignore(self, transaction_id: int) -> Sale:
+        """The customer will never answer: the sale expires, whatever the crowd had in mind."""
+        sale = self._require_pending(transaction_id)
+        sale.ignored = True
+        return sale
+
+    def find(self, transaction_id: int) -> Sale | None:
+        self._run_due()
+        return self.sales.get(transaction_id)
+
+    def find_by_client_id(self, client_transaction_id: str) -> list[Sale]:
+        """All sales with this id, newest first."""
+        self._run_due()
+        return self._by_client_id.get(client_transaction_id, [])[::-1]
+
+    def is_forgotten(self, sale: Sale) -> bool:
+        """Whether a status query no longer finds this sale."""
+        return self.settings.forgets_expired and sale.how == "expired"
+
+    def close(self) -> None:
+        """Stop the timer: nothing more is decided by time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._agenda.clear()
+
+    def _read(self, body: Mapping[str, object]) -> Sale:
+        # The types hold: `failing_fields` passed. Only `_add` makes the sale real, and the number used.
+        amount, store_id, response_url = body["amount"], body.get("storeId"), body.get("responseUrl")
+        assert isinstance(amount, int)  # noqa: S101  (for mypy)
+        flag = self.settings.nick_name_flag
+        if flag is not None and body.get(flag) is True:
+            customer = f"nick name {body['nickName']}"
+        else:
+            customer = f"{str(body['countryCode']).removeprefix('+')} {body['phoneNumber']}"
+        return Sale(
+            transaction_id=_FIRST_TRANSACTION_ID + len(self.sales),
+            client_transaction_id=str(body["clientTransactionId"]),
+            customer=customer,
+            store_id=None if store_id is None else str(store_id),
+            amount=amount,
+            currency=str(body["currency"]),
+            response_url=str(response_url) if response_url else None,
+            created_at=self._clock.time(),
+        )
+
+    def _add(self, sale: Sale) -> None:
+        self.sales[sale.transaction_id] = sale
+        self._by_client_id.setdefault(sale.client_transaction_id, []).append(sale)
+        self.created_per_client_id[sale.client_transaction_id] += 1
+        self._pending.add((sale.store_id, sale.customer))
+        self.tally["created"] += 1
+        now = self._clock.monotonic()
+        heapq.heappush(self._agenda, (now + self.settings.sale_window, sale.transaction_id, "expired"))
+        if self._answers is not None:
+            answer, delay = self._answers.draw(sale.client_transaction_id)
+            # At the very end of the window the expiry wins.
+            if answer != "ignored" and delay < self.settings.sale_window:
+                heapq.heappush(self._agenda, (now + delay, sale.transaction_id, answer))
+        self._arm()
+
+    def _require_pending(self, transaction_id: int) -> Sale:
+        sale = self.find(transaction_id)
+        if sale is None:
+            raise LookupError(f"no sale has the transaction id {transaction_id}")
+        if sale.how is not None:
+            raise ValueError(f"sale {transaction_id} is not pending: it was {sale.how}")
+        return sale
+
+    def _decide(self, sale: Sale, how: How) -> None:
+        settings = self.settings
+        states = {"approved": settings.state_after_approve, "rejected": settings.state_after_reject}
+        sale.state = states.get(how, CANCELLED)  # §3: an expired one is Cancelado
+        sale.how = how
+        sale.decided_at = self._clock.time()
+        self._pending.discard((sale.store_id, sale.customer))
+        self.tally[how] += 1
+        if how != "expired":  # §6: nothing is sent on expiry
+            self._on_answered(sale)
+
+    def _run_due(self) -> None:
+        # Also before every request, because a busy loop fires its timers late.
+        now = self._clock.monotonic()
+        while self._agenda and self._agenda[0][0] <= now:
+            _, transaction_id, how = heapq.heappop(self._agenda)
+            sale = self.sales[transaction_id]
+            if sale.how is None and (how == "expired" or not sale.ignored):
+                self._decide(sale, how)
+
+    def _arm(self) -> None:
+        if self._agenda and self._agenda[0][0] < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = self._agenda[0][0]
+            self._timer = self._clock.call_at(self._timer_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self._run_due()
+        self._arm()

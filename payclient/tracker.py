@@ -1,0 +1,237 @@
+"""The front door: sends through the ledger, and follows what is open to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from payclient.asking import StatusSource, session_status
+from payclient.clock import Clock, SystemClock
+from payclient.errors import CustomerBusyError, TrackerClosedError, TransitionError
+from payclient.following import Following
+from payclient.ledger import Ledger, open_ledger
+from payclient.lifecycle import Record, Recovered, State
+from payclient.models import SaleRequest
+from payclient.outcomes import Outcome
+from payclient.pending import PendingSale
+from payclient.profile import ServiceProfile
+from payclient.schedule import NORMAL_WINDOW, Fixed, Schedule
+from payclient.sending import Sender, same_request
+from payclient.session import PaySession, TokenSource
+
+__all__ = ["Tracker", "as_decided", "open_tracker"]
+
+logger = logging.getLogger("payclient.tracker")
+
+
+class Tracker:
+    """Charges through a ledger and knows what happened. Opened by `async with`, for one event loop.
+
+    `status` is another way to ask for a status; the default is the session's, if its profile names one. Without
+    any, `paid` can never become True.
+    """
+
+    def __init__(
+        self,
+        session: PaySession,
+        ledger: Ledger,
+        *,
+        status: StatusSource | None = None,
+        schedule: Schedule | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._session = session
+        self._ledger = ledger
+        self._clock = clock if clock is not None else SystemClock()
+        profile = session.profile
+        self._sender = Sender(session, ledger, self._clock)
+        self._following = Following(
+            ledger,
+            self._clock,
+            status=status if status is not None else session_status(session),
+            schedule=schedule if schedule is not None else Fixed(2.0 * profile.sale_window / NORMAL_WINDOW),
+            proves_absence=status is None
+            and profile.status is not None
+            and profile.status.by_client_transaction_id is not None,
+            sale_window=profile.sale_window,
+            total_timeout=session.timeouts.total,
+            absent_after=profile.absent_after,
+            queries_per_minute=profile.queries_per_minute,
+        )
+        self._asks = status is not None or profile.status is not None
+        self._sending: dict[str, tuple[bytes, asyncio.Task[Record]]] = {}
+        self._open = False
+
+    @property
+    def clock(self) -> Clock:
+        """Where this tracker's time comes from."""
+        return self._clock
+
+    @property
+    def profile(self) -> ServiceProfile:
+        """The session's profile."""
+        return self._session.profile
+
+    async def __aenter__(self) -> Self:
+        if not self._asks:
+            logger.warning(
+                "no status source: the profile names no status query, so that `paid` can never become True"
+            )
+        self._open = True
+        await self._recover()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let the sends in flight end (within the total time-out) and stop following. The ledger stays open."""
+        self._open = False
+        sends = [task for _, task in self._sending.values()]
+        if sends:
+            # A send ends within its total time-out; the rest is for a slow ledger.
+            _, late = await asyncio.wait(sends, timeout=self._session.timeouts.total + 5)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self._sender.aclose()
+        await self._following.aclose()
+
+    async def sale(self, request: SaleRequest) -> PendingSale:
+        """Charge by a push request (§2.2). **Raising means that this call created nothing.**
+
+        Returning means that it may exist: `wait()` goes on finding out. The same client transaction id with the
+        same content again returns the same sale and sends nothing; with other content it raises
+        `DifferentRequestError`. A caller who is cancelled detaches; the send goes on.
+
+        Raises `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
+        """
+        if not self._open:
+            raise TrackerClosedError(
+                "the tracker is not open", client_transaction_id=request.client_transaction_id
+            )
+        http, digest = self._sender.encode(request)
+        identifier = request.client_transaction_id
+        running = self._sending.get(identifier)
+        if running is None:
+            known = self._following.get(identifier)
+            if known is not None and known.state is not State.SENDING:
+                return PendingSale(self._following, same_request(known, digest))
+            task = asyncio.create_task(self._sender.send(request, http, digest))
+            self._sending[identifier] = (digest, task)
+            task.add_done_callback(lambda task: self._sent(identifier, task))
+        else:
+            same, task = running
+            same_request(Record(client_transaction_id=identifier, digest=same), digest)
+        try:
+            record = await asyncio.shield(task)
+        except CustomerBusyError:
+            await self._following.suspect(self._sender.lane(request))
+            raise
+        return PendingSale(self._following, record)
+
+    def _sent(self, identifier: str, task: asyncio.Task[Record]) -> None:
+        # Also where the caller has gone: what may exist is followed.
+        del self._sending[identifier]
+        self._following.touch()
+        if not task.cancelled() and task.exception() is None:
+            self._following.follow(task.result())
+
+    async def find(self, client_transaction_id: str) -> PendingSale | None:
+        """The sale of a client transaction id, open or decided; None if the ledger has none."""
+        record = self._following.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
+        if record is None:
+            return None
+        return PendingSale(self._following, record)
+
+    async def find_many(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
+        """The sales of those ids that the ledger has."""
+        records = await self._ledger.get_many(client_transaction_ids)
+        return {identifier: PendingSale(self._following, record) for identifier, record in records.items()}
+
+    def lane(self, request: SaleRequest) -> bytes:
+        """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
+        return self._sender.lane(request)
+
+    def open_sales(self) -> list[PendingSale]:
+        """Every sale that is not decided."""
+        return [PendingSale(self._following, record) for record in self._following.open_records()]
+
+    async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
+        """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, without end.
+
+        Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once.
+        """
+        while True:
+            changed = self._following.changed
+            changes = await self._ledger.changes(since)
+            records = await self._ledger.get_many([change.client_transaction_id for change in changes])
+            for change in changes:
+                since = change.cursor
+                yield Outcome.at(change, records[change.client_transaction_id])
+            if not changes:
+                if not self._open:
+                    return
+                await changed.wait()
+
+    async def _recover(self) -> None:
+        """What a crash left: SENDING is unknown from now on; what is open is followed on."""
+        records = [record async for record in self._ledger.unfinished()]
+        window, total = self._session.profile.sale_window, self._session.timeouts.total
+        now = self._clock.time()
+
+        async def recover(record: Record) -> Record:
+            event = Recovered(at=now, expires_at=record.created_at + total + window)
+            try:
+                return await self._ledger.apply(record, event)
+            except TransitionError:
+                return await self._ledger.get(record.client_transaction_id) or record
+
+        stale = [record for record in records if record.state is State.SENDING]
+        recovered = await asyncio.gather(*(recover(record) for record in stale))
+        for record in [record for record in records if record.state is not State.SENDING] + recovered:
+            self._following.follow(record)
+        if records:
+            logger.info("recovered %d open sales, %d of them unknown", len(records), len(stale))
+
+
+async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
+    """The outcomes of several sales, in the order in which they are decided."""
+    waits = [asyncio.create_task(pending.wait()) for pending in pendings]
+    try:
+        for wait in asyncio.as_completed(waits):
+            yield await wait
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_tracker(
+    base_url: str,
+    token: TokenSource,
+    *,
+    ledger: str = "memory:",
+    status: StatusSource | None = None,
+    schedule: Schedule | None = None,
+    clock: Clock | None = None,
+    **session_options: Any,
+) -> AsyncIterator[Tracker]:
+    """Open a session, a ledger and a tracker over them, and close all three.
+
+    `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
+    """
+    async with PaySession(base_url, token, **session_options) as session:
+        book = await open_ledger(ledger)
+        try:
+            async with Tracker(session, book, status=status, schedule=schedule, clock=clock) as tracker:
+                yield tracker
+        finally:
+            await book.aclose()

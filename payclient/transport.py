@@ -1,0 +1,169 @@
+"""The network, by aiohttp, and only here. It moves bytes and proves the moment before the first one.
+
+The proof rests on `ClientRequest.send(connection)`, which aiohttp awaits when the connection stands and before it
+writes: awaiting `before_send` first in an override fixes the order of the two for good. It is checked at import,
+by a byte-level test, and by the bound `aiohttp < 4`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest, ClientResponse
+from yarl import URL
+
+from payclient.errors import ConfigurationError, NotSentError
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+
+__all__: list[str] = []
+
+#: Bytes of an answer that are read; the service's are a few hundred.
+MAX_ANSWER = 1 << 20
+
+_before_send: ContextVar[BeforeSend | None] = ContextVar("payclient_before_send", default=None)
+
+if not asyncio.iscoroutinefunction(
+    getattr(ClientRequest, "send", None)
+):  # pragma: no cover - a foreign aiohttp
+    raise ImportError("this aiohttp has no ClientRequest.send, without which nothing proves what was sent")
+
+
+class AnswerTooLargeError(Exception):
+    """The answer is longer than `MAX_ANSWER`; its connection was closed."""
+
+
+class _ConnectionDeadError(Exception):
+    """The connection was seen dead right before the write."""
+
+
+class _ProvingRequest(ClientRequest):
+    """Awaits `before_send` between the connection and the first byte."""
+
+    async def send(self, conn: Connection) -> ClientResponse:
+        before_send = _before_send.get()
+        if before_send is not None:
+            _look(conn)  # a connection already dead costs no permit
+            await before_send()
+        # From here to the write nothing is awaited.
+        _look(conn)
+        return await super().send(conn)
+
+
+def _look(conn: Connection) -> None:
+    protocol = conn.protocol
+    # `should_close` covers bytes that came unasked: they would be read as the answer to this request.
+    if protocol is None or not protocol.is_connected() or protocol.should_close:
+        raise _ConnectionDeadError
+
+
+class AiohttpTransport:
+    """A `Transport` over one aiohttp session, made at the first call, in that call's event loop."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connect_timeout: float,
+        connector: aiohttp.BaseConnector | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        self._base = base_url.rstrip("/")
+        self._urls: dict[str, URL] = {}
+        self._connect_timeout = connect_timeout
+        self._connector = connector
+        self._proxy = _proxy_url(proxy)
+        self._session: aiohttp.ClientSession | None = None
+        self._headers: Mapping[str, str] | None = None
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        """Send one request and read its answer whole."""
+        session = self._session or self._start()
+        if request.headers is not None and request.headers is not self._headers:
+            # Merged into every request by aiohttp at half the price of headers of its own.
+            self._headers = request.headers
+            session.headers.update(request.headers)
+        token = _before_send.set(before_send)
+        try:
+            response = await session.request(
+                request.method,
+                self._urls.get(request.path) or self._url(request.path),
+                data=request.body or None,
+                allow_redirects=False,
+            )
+            try:
+                body = await response.content.readany()
+                if not response.content.at_eof():
+                    body = await self._read_on(response, body)
+            finally:
+                response.release()
+            return HttpResponse(response.status, response.headers, body)
+        except _ConnectionDeadError:
+            pass
+        finally:
+            _before_send.reset(token)
+        raise NotSentError("the connection was dead before the first byte")
+
+    async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:
+        blocks, size = [block], len(block)
+        while size <= MAX_ANSWER and not response.content.at_eof():
+            block = await response.content.readany()
+            blocks.append(block)
+            size += len(block)
+        if size > MAX_ANSWER:
+            response.close()
+            raise AnswerTooLargeError
+        return b"".join(blocks)
+
+    def _url(self, path: str) -> URL:
+        url = URL(self._base + path, encoded=True)
+        if "{" not in path and path.count("/") <= 3 and len(self._urls) < 16:
+            self._urls[path] = url
+        return url
+
+    def _start(self) -> aiohttp.ClientSession:
+        self._session = aiohttp.ClientSession(
+            connector=self._connector
+            # Idle connections are kept for 2 s only: writing into a stale one makes an outcome unknown.
+            or aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
+            connector_owner=self._connector is None,
+            request_class=_ProvingRequest,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # The session's own deadlines cover the whole call at a fraction of the cost.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+            headers={
+                "Content-Type": "application/json",
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+                "User-Agent": f"payclient (aiohttp {aiohttp.__version__}; Python {platform.python_version()})",
+            },
+            trust_env=False,
+            auto_decompress=False,
+            raise_for_status=False,
+            proxy=self._proxy,
+        )
+        return self._session
+
+    async def aclose(self) -> None:
+        """Close the connections that are our own."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _proxy_url(proxy: str | None) -> URL | None:
+    if proxy is None:
+        return None
+    try:
+        url = URL(proxy)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError("proxy: is an address such as http://proxy.example:3128")
+    return url

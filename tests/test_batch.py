@@ -1,0 +1,295 @@
+"""`charge_all` over a service that is a function, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import pytest
+
+import payclient
+from fake_service import FakeService, lost_answer, no_connection, refuses, sale
+from payclient.batch import BUSY_FOR, UNKNOWN_IN_A_ROW
+from payclient.ledger.memory import MemoryLedger
+from payclient.session import PaySession
+from test_tracker import tracking
+
+State = payclient.State
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+async def run(
+    service: FakeService,
+    tracker: payclient.Tracker,
+    requests: Iterable[payclient.SaleRequest],
+    *,
+    each_second: Callable[[], object] = lambda: None,
+    seconds: int = 2000,
+    **options: object,
+) -> dict[str, payclient.ChargeResult]:
+    """All results of a batch, while virtual time passes."""
+    results: dict[str, payclient.ChargeResult] = {}
+
+    async def collect() -> None:
+        async with payclient.charge_all(tracker, requests, **options) as charges:  # type: ignore[arg-type]  # a test's options
+            async for result in charges:
+                results[result.request_key] = result
+
+    task = asyncio.create_task(collect())
+    for _ in range(seconds):
+        if task.done():
+            break
+        await service.clock.advance(1)
+        each_second()
+    assert task.done(), "the batch did not end"
+    await task
+    return results
+
+
+def rows(count: int, customers: int = 10**6) -> list[payclient.SaleRequest]:
+    """Requests of so many customers in turn."""
+    return [sale(f"row-{n}", phone=f"09{n % customers:08}") for n in range(count)]
+
+
+def accept_all(service: FakeService) -> Callable[[], None]:
+    """Every customer approves within a second."""
+
+    def step() -> None:
+        for identifier, status in service.sales.items():
+            if status["state"] == "Pendiente":
+                service.decide("Aceptado", identifier)
+
+    return step
+
+
+async def test_every_row_gets_its_result(service: FakeService) -> None:
+    """Forty rows of forty customers, all paid, each sent once."""
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(40), each_second=accept_all(service))
+    assert len(results) == 40
+    assert all(result.paid for result in results.values())
+    assert set(service.posted.values()) == {1}
+
+
+async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> None:
+    """Three rows of one customer wait for one another: no 2061 of our own making."""
+    most = 0
+
+    def step() -> None:
+        nonlocal most
+        most = max(most, sum(status["state"] == "Pendiente" for status in service.sales.values()))
+        accept_all(service)()
+
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(3, customers=1), each_second=step)
+    assert len(results) == 3
+    assert most == 1
+
+
+async def test_an_expired_sale_frees_its_customer_before_its_last_query(service: FakeService) -> None:
+    """The lane goes on at the expiry; the first row's result comes when the last query is made."""
+    started: list[float] = []
+
+    def step() -> None:
+        if len(service.sales) > len(started):
+            started.append(service.clock.monotonic())
+
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(2, customers=1), each_second=step)
+    assert [result.outcome.state for result in results.values() if result.outcome] == [State.EXPIRED] * 2
+    assert started[1] < 310
+
+
+async def test_both_limits_hold(service: FakeService) -> None:
+    """At most `max_pending` prompts are open, and at most `max_in_flight` requests under way."""
+    in_flight = most_in_flight = most_pending = 0
+    create = service.take
+
+    async def counted(
+        request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        nonlocal in_flight, most_in_flight
+        in_flight += 1
+        most_in_flight = max(most_in_flight, in_flight)
+        try:
+            return await create(request, before_send)
+        finally:
+            in_flight -= 1
+
+    service.take = counted  # type: ignore[method-assign]  # the fake's own seam
+
+    def step() -> None:
+        nonlocal most_pending
+        most_pending = max(most_pending, sum(s["state"] == "Pendiente" for s in service.sales.values()))
+        accept_all(service)()
+
+    async with tracking(service) as tracker:
+        await run(service, tracker, rows(60), each_second=step, max_in_flight=3, max_pending=7)
+    assert most_in_flight == 3
+    assert most_pending == 7
+
+
+async def test_the_rate_limits_sends(service: FakeService) -> None:
+    """Two a second: ten rows take five seconds."""
+    times: list[float] = []
+    create = service.create
+    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]
+    async with tracking(service) as tracker:
+        await run(service, tracker, rows(10), each_second=accept_all(service), rate=2)
+    assert times == [n / 2 for n in range(10)]
+
+
+async def test_a_second_run_sends_nothing(service: FakeService) -> None:
+    """The ledger knows every row; the results are the same."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        first = await run(service, tracker, rows(20), each_second=accept_all(service))
+    async with tracking(service, ledger) as tracker:
+        second = await run(service, tracker, rows(20))
+    assert {key: result.paid for key, result in first.items()} == {key: r.paid for key, r in second.items()}
+    assert sum(service.posted.values()) == 20
+
+
+async def test_refused_rows_are_tried_again_only_where_the_refusal_passes(service: FakeService) -> None:
+    """Code 22 stays refused unless asked for; an unsent row is tried again by itself."""
+    ledger = MemoryLedger()
+    service.scripts = [refuses(22)]
+    async with tracking(service, ledger) as tracker:
+        assert (await run(service, tracker, rows(1)))["row-0"].paid is False
+        again = await run(service, tracker, rows(1))
+        assert again["row-0"].outcome is not None
+        assert again["row-0"].outcome.state is State.REFUSED
+        assert not service.posted
+        retried = await run(service, tracker, rows(1), each_second=accept_all(service), retry={"refused"})
+        assert retried["row-0"].paid is True
+
+
+async def test_one_failing_row_never_ends_the_others(service: FakeService) -> None:
+    """No connection for one, other content under a known id for another; the third is paid."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await run(service, tracker, rows(1), each_second=accept_all(service))
+        service.scripts = [no_connection] * 3
+        results = await run(
+            service,
+            tracker,
+            [sale("row-0", amount_with_tax=1), sale("lost", phone="0999"), sale("good", phone="0998")],
+            each_second=accept_all(service),
+            max_in_flight=1,
+        )
+    assert isinstance(results["row-0"].error, payclient.DifferentRequestError)
+    assert isinstance(results["lost"].error, payclient.NotSentError)
+    assert results["lost"].paid is None
+    assert results["good"].paid is True
+
+
+async def test_a_foreign_busy_customer_is_tried_again_and_then_given_up(service: FakeService) -> None:
+    """Code 2061 without a sale of ours: again after 10, 20, 40, 60 s, for six minutes at most."""
+    service.scripts = [refuses(22, 2061)] * 2
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(1), each_second=accept_all(service))
+        assert results["row-0"].paid is True
+        assert 30 <= service.clock.monotonic() <= 34
+        service.scripts = [refuses(22, 2061)] * 50
+        begun = service.clock.monotonic()
+        results = await run(service, tracker, [sale("busy", phone="0997")])
+        assert isinstance(results["busy"].error, payclient.CustomerBusyError)
+        assert service.clock.monotonic() - begun <= BUSY_FOR + 1
+
+
+async def test_a_refused_token_stops_the_sending(service: FakeService) -> None:
+    """One 401: what is open is followed to its end, the rest comes out as never sent."""
+    service.scripts = [FakeService.take, refuses(1, status=401)]
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(10), each_second=accept_all(service), max_in_flight=1)
+    assert results["row-0"].paid is True
+    assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
+    assert all(isinstance(results[f"row-{n}"].error, payclient.NotSentError) for n in range(2, 10))
+    assert len(service.posted) == 1
+
+
+async def test_unknown_outcomes_in_a_row_stop_the_sending(service: FakeService) -> None:
+    """Five lost answers in a row: something is wrong out there."""
+    service.scripts = [lost_answer] * 20
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(12), each_second=accept_all(service), max_in_flight=1)
+    assert sum(result.paid is True for result in results.values()) == UNKNOWN_IN_A_ROW
+    assert len(results) == 12
+
+
+async def test_a_rate_limited_row_waits_and_is_sent_again(service: FakeService) -> None:
+    """429 with the error object created nothing; the others slow down with it."""
+    service.scripts = [refuses(5, status=429)]
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(2), each_second=accept_all(service))
+    assert all(result.paid for result in results.values())
+
+
+async def test_wait_zero_stops_once_each_row_is_recorded(service: FakeService) -> None:
+    """Nothing is waited for; the rows are open."""
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(5), wait=0)
+        assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
+        assert service.clock.monotonic() <= 2
+
+
+async def test_a_limited_wait_reports_open_rows(service: FakeService) -> None:
+    """After `wait` seconds a row comes out as it stands."""
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(2), wait=30)
+        assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
+        assert 30 <= service.clock.monotonic() <= 32
+
+
+async def test_leaving_the_block_records_what_is_in_flight(service: FakeService) -> None:
+    """A break sends nothing more; the sends under way end in the ledger."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        async with payclient.charge_all(tracker, rows(500), max_in_flight=2, max_pending=5):
+            for _ in range(10):
+                await asyncio.sleep(0)
+        states = [record.state async for record in ledger.unfinished()]
+        assert states
+        assert set(states) == {State.PENDING}
+        sent = sum(service.posted.values())
+        await service.clock.advance(10)
+        assert sum(service.posted.values()) == sent == len(states)
+
+
+async def test_an_async_iterable_is_taken_as_it_comes(service: FakeService) -> None:
+    """Requests may come from an async generator; its error is raised once the rest is done."""
+
+    async def requests() -> AsyncIterator[payclient.SaleRequest]:
+        yield sale("a", phone="0991")
+        yield sale("b", phone="0992")
+        raise OSError("the source is gone")
+
+    async with tracking(service) as tracker:
+        seen = []
+        async with payclient.charge_all(tracker, requests(), wait=0) as charges:
+            with pytest.raises(OSError, match="the source is gone"):
+                async for result in charges:
+                    seen.append(result.request_key)
+    assert sorted(seen) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"wait": -1.0}, {"retry": {"all"}}]
+)
+async def test_bad_limits_are_refused(service: FakeService, options: dict[str, object]) -> None:
+    """A limit that cannot be is a ValueError, before anything is sent."""
+    async with tracking(service) as tracker:
+        with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
+            payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose

@@ -1,0 +1,568 @@
+"""The tracker over a service that is a function, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import payclient
+from fake_service import PROFILE, FakeService, lost_answer, lost_request, no_connection, refuses, sale
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import DecidedRefused, NotSent
+from payclient.session import PaySession
+
+State = payclient.State
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+@asynccontextmanager
+async def tracking(
+    service: FakeService,
+    ledger: payclient.Ledger | None = None,
+    profile: payclient.ServiceProfile = PROFILE,
+    status: payclient.StatusSource | None = None,
+) -> AsyncIterator[payclient.Tracker]:
+    async with (
+        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
+        payclient.Tracker(
+            session, ledger if ledger is not None else MemoryLedger(), clock=service.clock, status=status
+        ) as tracker,
+    ):
+        yield tracker
+
+
+async def outcome_of(
+    service: FakeService, pending: payclient.PendingSale, seconds: float = 3000.0
+) -> payclient.Outcome:
+    """Let virtual time pass until the wait ends."""
+    wait = asyncio.ensure_future(pending.wait())
+    for _ in range(int(seconds)):
+        if wait.done():
+            break
+        await service.clock.advance(1.0)
+    assert wait.done(), "the wait did not end"
+    return await wait
+
+
+async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
+    """The service says `Aceptado`: ACCEPTED, and `paid` is True."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
+        assert pending.remaining == 300
+        service.decide("Aceptado")
+        outcome = await outcome_of(service, pending)
+    assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.ACCEPTED, True, 1000)
+    assert outcome.evidence is payclient.Evidence.QUERY
+    assert outcome.report is not None
+    assert outcome.report.amount == 1150
+
+
+async def test_a_rejected_sale_is_not_paid(service: FakeService) -> None:
+    """The service says `Cancelado`: CANCELLED, and `paid` is False."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        outcome = await outcome_of(service, pending)
+    assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
+
+
+async def test_an_expiry_is_presumed_and_then_confirmed(service: FakeService) -> None:
+    """Five minutes unheard make EXPIRED; the query after them makes it CANCELLED."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(301)
+        assert pending.state is State.EXPIRED
+        assert pending.outcome.paid is None
+        service.decide("Cancelado")
+        outcome = await outcome_of(service, pending)
+    assert outcome.state is State.CANCELLED
+
+
+async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service: FakeService) -> None:
+    """The wait ends after the last query, with `paid` None: nobody knows."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        outcome = await outcome_of(service, pending)
+        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+        assert service.clock.monotonic() == 300 + 140
+        service.decide("Aceptado")
+        await service.clock.advance(700)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.outcome.paid is True  # a correction, ten minutes later
+
+
+async def test_the_same_request_again_sends_nothing(service: FakeService) -> None:
+    """A double click gets the same sale, open or decided."""
+    async with tracking(service) as tracker:
+        first, second = await asyncio.gather(tracker.sale(sale()), tracker.sale(sale()))
+        third = await tracker.sale(sale())
+        service.decide("Aceptado")
+        await outcome_of(service, third)
+        fourth = await tracker.sale(sale())
+        assert {p.transaction_id for p in (first, second, third, fourth)} == {1000}
+        assert (await fourth.wait()).paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_other_content_under_a_known_id_is_refused(service: FakeService) -> None:
+    """`DifferentRequestError`, while it sends, when it is open and when it is decided; nothing is sent."""
+    other = sale(tax=151)
+    async with tracking(service) as tracker:
+        first = asyncio.create_task(tracker.sale(sale()))
+        await asyncio.sleep(0)
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.sale(other)
+        pending = await first
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.sale(other)
+        service.decide("Aceptado")
+        await outcome_of(service, pending)
+        with pytest.raises(payclient.DifferentRequestError) as raised:
+            await tracker.sale(other)
+        assert raised.value.client_transaction_id == "order-17"
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_refusal_raises_and_allows_another_attempt(service: FakeService) -> None:
+    """An error object created nothing: the caller may ask again, and that is a new attempt."""
+    ledger = MemoryLedger()
+    service.scripts = [refuses(22)]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert (found.state, found.outcome.paid) == (State.REFUSED, False)
+        assert isinstance(found.outcome.error, payclient.RefusedError)
+        assert found.outcome.error.error_code == 22
+        await tracker.sale(sale(tax=200))  # other content is fine after a refusal
+    record = await ledger.get("order-17")
+    assert record is not None
+    assert record.attempt == 2
+
+
+async def test_no_connection_leaves_no_row(service: FakeService) -> None:
+    """Not sent, and no permit was asked for: the ledger knows nothing of it."""
+    service.scripts = [no_connection] * 3
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotSentError):
+            await tracker.sale(sale())
+        assert await tracker.find("order-17") is None
+    assert not service.posted
+
+
+async def test_a_connection_seen_dead_after_the_permit_is_a_refused_attempt(service: FakeService) -> None:
+    """The permit is committed and no byte left: REFUSED by proof, and another attempt is allowed."""
+
+    async def dead(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        raise payclient.NotSentError("dead")
+
+    service.scripts = [dead]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotSentError):
+            await tracker.sale(sale())
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.refusal == (payclient.Evidence.NOT_SENT, None)
+        assert (await tracker.sale(sale())).state is State.PENDING
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_lost_answer_is_unknown_and_found_by_the_query(service: FakeService) -> None:
+    """Nothing is sent again: the query by client transaction id finds and binds it."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.outcome.paid, pending.transaction_id) == (State.UNKNOWN, None, None)
+        again = await tracker.sale(sale())
+        assert again.state is State.UNKNOWN
+        service.decide("Aceptado")
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -> None:
+    """ "Not found" twice, later than `absent_after` and a tenth of it apart: REFUSED, nothing was created."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(599)
+        assert pending.state is State.UNKNOWN
+        await service.clock.advance(30)
+        assert pending.state is State.UNKNOWN
+        outcome = await outcome_of(service, pending)
+        assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+        assert (await tracker.sale(sale())).state is State.PENDING
+    assert service.posted == {"order-17": 1}
+
+
+async def test_without_a_query_by_client_id_nothing_proves_absence(service: FakeService) -> None:
+    """The wait still ends, with `paid` None; the sale stays unknown for an operator."""
+    service.scripts = [lost_request]
+    profile = payclient.ServiceProfile(
+        not_found_codes=frozenset({20}),
+        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+    )
+    async with tracking(service, profile=profile) as tracker:
+        outcome = await outcome_of(service, await tracker.sale(sale()))
+    assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+    assert not service.queries
+
+
+async def test_a_duplicate_code_after_an_absence_means_that_it_exists(service: FakeService) -> None:
+    """An earlier attempt was refused as absent; "duplicate" then says that it landed after all."""
+    service.scripts = [lost_request, refuses(23)]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        again = await tracker.sale(sale())
+        assert again.state is State.UNKNOWN
+
+
+async def test_a_duplicate_code_on_a_first_attempt_is_a_refusal(service: FakeService) -> None:
+    """Some other system used the id."""
+    service.scripts = [refuses(23)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+
+
+async def test_a_report_that_is_not_ours_decides_nothing(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another amount under our transaction id is a conflict, never a verdict."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[1000] |= {"amount": 1, "state": "Aceptado"}
+        outcome = await outcome_of(service, pending)
+        assert outcome.paid is None
+    events = [change.event for change in await ledger.history("order-17")]
+    assert "Conflicted" in events
+    assert "amount 1" in caplog.text
+
+
+async def test_an_unmapped_state_word_is_neither_pending_nor_final(service: FakeService) -> None:
+    """It is kept and asked for again."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Revisando")
+        await service.clock.advance(60)
+        assert pending.state is State.PENDING
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService) -> None:
+    """`StillPendingError` is a TimeoutError; waiting again goes on."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        wait = asyncio.create_task(pending.wait(timeout=5))
+        await service.clock.advance(6)
+        with pytest.raises(payclient.StillPendingError):
+            await wait
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
+    """Ten checks at once are one query, and at most one a second."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await asyncio.gather(*(pending.check() for _ in range(10)))
+        await pending.check()
+        assert len(service.queries) == 1
+        service.decide("Aceptado")
+        await service.clock.advance(1.0)
+        assert (await pending.check()).paid is True
+
+
+async def test_a_cancelled_caller_detaches_and_the_send_goes_on(service: FakeService) -> None:
+    """The route of a web app is cancelled; the charge is recorded and followed all the same."""
+    async with tracking(service) as tracker:
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [pending.state for pending in tracker.open_sales()] == [State.PENDING]
+    assert service.posted == {"order-17": 1}
+
+
+async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> None:
+    """What was sent is recorded before the tracker is gone."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await asyncio.sleep(0)
+    await caller
+    record = await ledger.get("order-17")
+    assert record is not None
+    assert record.state is State.PENDING
+
+
+async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) -> None:
+    """Nobody waits for ever."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        wait = asyncio.create_task(pending.wait())
+        await asyncio.sleep(0)
+    with pytest.raises(payclient.TrackerClosedError):
+        await wait
+    with pytest.raises(payclient.TrackerClosedError):
+        await pending.wait()
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.sale(sale("another"))
+
+
+async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open(
+    service: FakeService,
+) -> None:
+    """A crash left one SENDING and one PENDING: neither is sent again, both are decided."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale("pending"))
+
+        async def crash(
+            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+        ) -> payclient.HttpResponse:
+            await before_send()
+            service.create(request)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        service.scripts = [crash]
+        send = asyncio.create_task(tracker.sale(sale("sending", phone="0984111223")))
+        await service.clock.advance(1)
+        snapshot = [record async for record in ledger.unfinished()]
+        assert {record.state for record in snapshot} == {State.PENDING, State.SENDING}
+        # The process dies here: a second tracker takes over the same ledger.
+        service.decide("Aceptado", 1000)
+        service.decide("Aceptado", 1001)
+        async with tracking(service, ledger) as after:
+            found = await after.find("sending")
+            assert found is not None
+            assert found.state is State.UNKNOWN
+            for name in ("pending", "sending"):
+                sale_again = await after.sale(
+                    sale(name, phone="0984111222" if name == "pending" else "0984111223")
+                )
+                assert (await outcome_of(service, sale_again)).paid is True
+        send.cancel()
+        for task in [task for _, task in tracker._sending.values()]:
+            task.cancel()
+    assert service.posted == {"pending": 1, "sending": 1}
+
+
+async def test_without_a_status_source_a_wait_ends_after_the_expiry(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It warns once at the start; `paid` stays None, and is not called unpaid by a clock."""
+    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
+        assert "can never become True" in caplog.text
+        outcome = await outcome_of(service, await tracker.sale(sale()))
+    assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+    assert 310 <= service.clock.monotonic() <= 312
+
+
+async def test_a_status_source_of_the_merchants_own(service: FakeService) -> None:
+    """Another way to ask, and its faults end nothing."""
+    answers: list[payclient.StatusReport | Exception | None] = [
+        RuntimeError("down"),
+        payclient.StatusReport(state="Aceptado", transaction_id=1000),
+    ]
+
+    async def status(reference: payclient.TransactionRef) -> payclient.StatusReport | None:
+        assert reference.client_transaction_id == "order-17"
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async with tracking(service, profile=payclient.DOCUMENT, status=status) as tracker:
+        assert (await outcome_of(service, await tracker.sale(sale()))).paid is True
+
+
+async def test_the_feed_has_decisions_presumptions_and_corrections(service: FakeService) -> None:
+    """`outcomes()` gives EXPIRED, then ACCEPTED, each with its cursor, and goes on from one."""
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        feed = tracker.outcomes()
+        first = asyncio.ensure_future(anext(feed))
+        await service.clock.advance(301)
+        expired = await first
+        service.decide("Aceptado")
+        second = asyncio.ensure_future(anext(feed))
+        await service.clock.advance(10)
+        accepted = await second
+        assert [expired.state, accepted.state] == [State.EXPIRED, State.ACCEPTED]
+        assert accepted.cursor is not None
+        again = [await anext(tracker.outcomes(since=expired.cursor or 0))]
+        assert [outcome.cursor for outcome in again] == [accepted.cursor]
+
+
+async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service: FakeService) -> None:
+    """The second customer is quicker than the first."""
+    async with tracking(service) as tracker:
+        pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(2)]
+        service.decide("Aceptado", 1001)
+        order = []
+
+        async def collect() -> None:
+            async for outcome in payclient.as_decided(pendings):
+                order.append(outcome.client_transaction_id)
+
+        task = asyncio.create_task(collect())
+        await service.clock.advance(5)
+        service.decide("Cancelado", 1000)
+        await service.clock.advance(5)
+        await task
+    assert order == ["o1", "o0"]
+
+
+async def test_a_busy_customer_is_evidence_on_the_unknown_sale_of_the_same_lane(service: FakeService) -> None:
+    """Code 2061 is noted on the unknown sale's history, and decides nothing."""
+    ledger = MemoryLedger()
+    service.scripts = [lost_answer, refuses(22, 2061)]
+    async with tracking(service, ledger) as tracker:
+        unknown = await tracker.sale(sale("first"))
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale("second"))
+        assert unknown.state is State.UNKNOWN
+    assert [change.event for change in await ledger.history("first")] == ["Permitted", "Lost", "Suspected"]
+
+
+@pytest.mark.parametrize("moment", ["permit", "answer"])
+async def test_a_failing_ledger_never_hides_what_was_created(
+    service: FakeService, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the permit nothing is sent; at the answer the handle is returned and the record is written again."""
+    failing = True
+
+    class Failing(MemoryLedger):
+        async def permit(self, record: payclient.Record) -> bool:
+            if failing and moment == "permit":
+                raise payclient.LedgerUnavailableError("disk full")
+            return await super().permit(record)
+
+        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+            if failing and moment == "answer":
+                raise payclient.LedgerUnavailableError("disk full")
+            return await super().apply(record, event)
+
+    ledger = Failing()
+    with caplog.at_level(logging.ERROR):
+        async with tracking(service, ledger) as tracker:
+            if moment == "permit":
+                with pytest.raises(payclient.LedgerUnavailableError):
+                    await tracker.sale(sale())
+                assert not service.posted
+                return
+            pending = await tracker.sale(sale())
+            assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
+            failing = False
+            await service.clock.advance(1)
+            record = await ledger.get("order-17")
+            assert record is not None
+            assert record.transaction_id == 1000
+    assert "trying again" in caplog.text
+
+
+async def test_a_process_stopped_after_its_permit_sends_nothing(service: FakeService) -> None:
+    """Woken later than the total time-out, the sender aborts: others already count it as unknown or gone."""
+
+    class Slow(MemoryLedger):
+        async def permit(self, record: payclient.Record) -> bool:
+            granted = await super().permit(record)
+            service.clock.jump_wall(31)  # suspended here: the monotonic clock stood still
+            return granted
+
+    ledger = Slow()
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.NotSentError, match="stopped for 31 s"):
+            await tracker.sale(sale())
+    assert not service.posted
+    record = await ledger.get("order-17")
+    assert record is not None
+    assert (record.state, record.evidence) == (State.REFUSED, payclient.Evidence.NOT_SENT)
+
+
+async def test_an_operators_word_during_the_send_stands(service: FakeService) -> None:
+    """A late answer that the lifecycle does not take any more gives the ledger's record."""
+    ledger = MemoryLedger()
+
+    async def decided_meanwhile(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        record = await ledger.get("order-17")
+        assert record is not None
+        await ledger.apply(record, NotSent(at=0.0))
+        return await service.take(request, _nothing)
+
+    service.scripts = [decided_meanwhile]
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert pending.state is State.REFUSED
+    with pytest.raises(payclient.TransitionError):
+        record = await ledger.get("order-17")
+        assert record is not None
+        await ledger.apply(record, DecidedRefused(at=0.0, actor="Ana", reason="called"))
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def test_rate_limits_and_errors_of_the_status_query_fail_nobodys_wait(service: FakeService) -> None:
+    """429 with `Retry-After`, 500 and 401 slow the queries; the wait ends with the truth."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.status_scripts = [
+            lambda: payclient.HttpResponse(429, {"Retry-After": "20"}, b""),
+            lambda: payclient.HttpResponse(503, {}, b""),
+            lambda: payclient.HttpResponse(503, {}, b""),
+            lambda: payclient.HttpResponse(503, {}, b""),
+            lambda: payclient.HttpResponse(401, {}, b'{"message": "no"}'),
+        ]
+        service.decide("Aceptado")
+        await service.clock.advance(15)
+        assert len(service.queries) == 1
+        assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_two_accepted_transactions_raise_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service holds two accepted transactions under one id: paid, and shouted about."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        service.sales[2000] = service.sales[1000] | {"transactionId": 2000}
+        assert (await outcome_of(service, pending)).paid is True
+    assert "accepted more than once: also 2000" in caplog.text

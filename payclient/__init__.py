@@ -45,6 +45,10 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
+from payclient.forms import (
+    FormLink,
+    PaymentForm,
+)
 from payclient.ledger import (
     Change,
     Ledger,
@@ -70,6 +74,10 @@ from payclient.models import (
     SaleResult,
     StatusReport,
     derive_id,
+)
+from payclient.notifications import (
+    Receipt,
+    parse_notification,
 )
 from payclient.outcomes import (
     Outcome,
@@ -119,6 +127,7 @@ __all__ = [
     "Evidence",
     "Exchange",
     "Fixed",
+    "FormLink",
     "FormLinks",
     "HttpRequest",
     "HttpResponse",
@@ -137,10 +146,12 @@ __all__ = [
     "OutcomeUnknownError",
     "PayError",
     "PaySession",
+    "PaymentForm",
     "PendingSale",
     "PrepareRequest",
     "PrepareResult",
     "RateLimitedError",
+    "Receipt",
     "Record",
     "RefusedError",
     "SaleRequest",
@@ -170,6 +181,7 @@ __all__ = [
     "derive_id",
     "open_ledger",
     "open_tracker",
+    "parse_notification",
     "split_tax",
     "to_cents",
 ]

@@ -49,14 +49,20 @@ class Deadline:
             self.task.cancel()
 
     def end(self) -> None:
-        """The call has ended."""
+        """The call has ended, in whatever way: no cancellation of ours stays behind."""
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
+        if self._fired:
+            self._fired = False
+            self.task.uncancel()
 
     def overran(self) -> bool:
         """Whether the `CancelledError` just caught is this deadline's, and nobody else's as well."""
-        return self._fired and self.task.uncancel() <= self._cancelling
+        if not self._fired:
+            return False
+        self._fired = False
+        return self.task.uncancel() <= self._cancelling
 
 
 class Deadlines:
@@ -96,8 +102,9 @@ class Deadlines:
         self._timer = self._loop.call_at(queue[0].when, self._ring) if queue else None
 
     def close(self) -> None:
-        """Forget the timer; calls that still run keep no end."""
+        """End the calls that still run; those with a timer of their own end by it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._queue.clear()
+        while self._queue:
+            self._queue.popleft().fire()

@@ -29,12 +29,14 @@ from payclient.lifecycle import (
     FoundAccepted,
     FoundCancelled,
     FoundPending,
+    Notified,
     ProvenAbsent,
     Record,
     State,
     Suspected,
 )
-from payclient.models import StatusReport
+from payclient.models import Notification, StatusReport
+from payclient.notifications import Receipt
 from payclient.outcomes import Outcome
 from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, phase
 
@@ -45,6 +47,12 @@ logger = logging.getLogger("payclient.following")
 #: Expiries and queries begun in one turn of the loop.
 PER_TURN = 500
 
+#: Seconds from one query to the next after a notification, while the service still says pending.
+CHASE = (0.25, 0.75, 2.0, 5.0)
+
+#: A form lives longer than a push and its customer comes back by a redirect: it is asked for that much less often.
+FORM_SLOWNESS = 5
+
 #: Queries in flight at once.
 AT_ONCE = 32
 
@@ -53,8 +61,8 @@ class Entry:
     """One open sale. Times are the monotonic clock's."""
 
     __slots__ = (
-        "absent_at", "asked_at", "due", "expires", "failures", "last_asked", "missing_since", "opened", "query",
-        "record", "report", "spent", "waiters",
+        "absent_at", "asked_at", "chase", "due", "expires", "failures", "last_asked", "missing_since",
+        "opened", "query", "record", "report", "spent", "waiters",
     )  # fmt: skip
 
     def __init__(self, record: Record, opened: float, expires: float) -> None:
@@ -67,6 +75,8 @@ class Entry:
         #: Last queries made after the expiry.
         self.last_asked = 0
         self.failures = 0
+        #: Queries made since the last notification; None: it has been chased to its end.
+        self.chase: int | None = None
         #: The first of two proofs of absence.
         self.absent_at: float | None = None
         self.missing_since: float | None = None
@@ -113,6 +123,8 @@ class Following:
         self._quiet_until = float("-inf")
         self._queries: set[asyncio.Task[None]] = set()
         self._said: set[str] = set()
+        #: No more notes of notifications about unknown or conflicting ids before this.
+        self._noted_until = float("-inf")
         self._closed = False
         #: Set, and replaced, at each change that the feed shows.
         self.changed = asyncio.Event()
@@ -134,6 +146,10 @@ class Following:
         # Never later than a whole life from now, however the wall clock jumped between two runs.
         entry = Entry(record, opened, now + min(expires_at - wall, self._longest_life))
         self._entries[record.client_transaction_id] = entry
+        if record.notified_at is not None and record.state is State.PENDING:
+            # The notification came before our answer.
+            self._hurry(entry)
+            return entry
         spread = phase(record.client_transaction_id) * self._schedule.gap(0.0)
         self._plan(entry, now + spread if now < entry.expires else now + spread * 0.1)
         return entry
@@ -251,6 +267,12 @@ class Following:
     def _plan_next(self, entry: Entry) -> None:
         """Say when this sale is looked at next, and end the waits that have nothing more to hope for."""
         now, scale = self._clock.monotonic(), self._scale
+        if entry.chase is not None and self._status is not None:
+            if entry.chase < len(CHASE):
+                self._plan(entry, now + CHASE[entry.chase] * scale)
+                entry.chase += 1
+                return
+            entry.chase = None
         if self._status is None:
             if now < entry.expires:
                 self._plan(entry, entry.expires)
@@ -260,7 +282,8 @@ class Following:
                 self._wake(entry, spent=True)
             return
         if now < entry.expires:
-            gap = self._schedule.gap(now - entry.opened) * 2 ** min(entry.failures, 5)
+            slowness = FORM_SLOWNESS if entry.record.kind == "form" else 1
+            gap = slowness * self._schedule.gap(now - entry.opened) * 2 ** min(entry.failures, 5)
             self._plan(entry, min(now + gap, entry.expires + LAST_QUERIES[0] * scale))
             return
         if entry.last_asked < len(LAST_QUERIES):
@@ -366,6 +389,8 @@ class Following:
 
     async def _not_found(self, entry: Entry) -> None:
         now = self._clock.monotonic()
+        if entry.record.kind == "form":
+            return  # a form that nobody has paid yet may well be not found
         if entry.record.state is not State.UNKNOWN:
             # "Not found" is not pending; tolerated while the service makes up its mind.
             if entry.missing_since is None:
@@ -386,6 +411,71 @@ class Following:
         if key not in self._said:
             self._said.add(key)
             logger.warning(message, *values)
+
+    # --- Notifications
+
+    async def notify(self, notification: Notification) -> Receipt:
+        """Take a hint: note it, and plan one query at once; see `Tracker.notify`."""
+        identifier, transaction_id = notification.client_transaction_id, notification.transaction_id
+        entry = self._entries.get(identifier)
+        record = entry.record if entry is not None else await self._ledger.get(identifier)
+        if record is None:
+            return Receipt.UNMATCHED
+        known = record.transaction_id if record.transaction_id is not None else record.candidate_id
+        if record.notified_at is not None and known == transaction_id:
+            return Receipt.DUPLICATE
+        now = self._clock.monotonic()
+        if record.transaction_id not in (None, transaction_id) or record.state is State.REFUSED:
+            # Written once a second at most: anybody can send these.
+            if now >= self._noted_until:
+                self._noted_until = now + 1.0
+                what = f"a notification names transaction {transaction_id}"
+                await self._note(entry, record, Conflicted(at=self._clock.time(), what=what))
+            return Receipt.CONFLICT
+        if record.transaction_id is None and record.notified_at is not None and now < self._noted_until:
+            return Receipt.CONFLICT
+        self._noted_until = now + 1.0
+        record = await self._note(
+            entry, record, Notified(at=self._clock.time(), transaction_id=transaction_id)
+        )
+        if record.state is State.SENDING:
+            return Receipt.EARLY
+        if record.state.decided:
+            self._look_again(record)
+            return Receipt.LATE
+        if (entry := self.follow(record)) is not None:
+            self._hurry(entry)
+        return Receipt.MATCHED
+
+    async def _note(self, entry: Entry | None, record: Record, event: Event) -> Record:
+        if entry is None:
+            return await self._ledger.apply(record, event)
+        self._take(entry, await self._ledger.apply(entry.record, event))
+        return entry.record
+
+    def _hurry(self, entry: Entry) -> None:
+        """Ask at once, ahead of the routine; without anybody to ask, the wait has nothing more to hope for."""
+        if self._status is None:
+            self._wake(entry, spent=True)
+            return
+        entry.chase = 0
+        self._plan(entry, max(self._clock.monotonic(), entry.asked_at + min(1.0, self._scale)))
+
+    def _look_again(self, record: Record) -> None:
+        """A decided sale was notified: one query, for a correction."""
+        if self._status is None or record.state is State.ACCEPTED:
+            return
+        entry = Entry(record, 0.0, 0.0)
+
+        async def ask(status: StatusSource) -> None:
+            try:
+                await self._ask_once(entry, status)
+            except Exception as error:
+                logger.error("%s: following failed: %s", record.client_transaction_id, type(error).__name__)
+
+        task = asyncio.create_task(ask(self._status))
+        self._queries.add(task)
+        task.add_done_callback(self._queries.discard)
 
     # --- What happened
 

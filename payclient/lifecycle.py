@@ -133,6 +133,14 @@ class Created(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Prepared(Event):
+    """Our Prepare was answered with a payment id: the form is there to be paid."""
+
+    evidence = Evidence.ANSWER
+    expires_at: float
+
+
+@attrs.frozen(kw_only=True)
 class Refused(Event):
     """Our POST was answered with an error object."""
 
@@ -265,6 +273,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         _S.SENDING: {
             **_HINTS,
             Created: _S.PENDING,
+            Prepared: _S.PENDING,
             Refused: _S.REFUSED,
             NotSent: _S.REFUSED,
             Lost: _S.UNKNOWN,
@@ -324,14 +333,17 @@ def advance(record: Record, event: Event) -> Record:
             changes["expires_at"] = expires_at
             if candidate_id is not None:
                 changes["candidate_id"] = candidate_id
-        case Recovered(expires_at=expires_at):
+        case Prepared(expires_at=expires_at) | Recovered(expires_at=expires_at):
             changes["expires_at"] = expires_at
         case FoundPending() | FoundAccepted() | FoundCancelled():
             if record.transaction_id is None:
                 changes["transaction_id"] = event.transaction_id
         case Notified(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
-            if record.transaction_id is None and record.candidate_id is None:
+            # A candidate of our own broken answer is worth more than one that anybody may send.
+            if record.transaction_id is None and (
+                record.candidate_id is None or record.notified_at is not None
+            ):
                 changes["candidate_id"] = transaction_id
     if target is not None:
         changes |= {"state": target, "evidence": event.evidence}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import random
@@ -30,7 +29,7 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.models import SaleRequest, SaleResult, StatusReport
+from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.transport import AiohttpTransport
 from payclient.wire import (
@@ -39,8 +38,10 @@ from payclient.wire import (
     HttpRequest,
     HttpResponse,
     Transport,
+    decode_prepare,
     decode_sale,
     decode_status,
+    is_loopback,
 )
 
 if TYPE_CHECKING:
@@ -172,10 +173,14 @@ class PaySession:
         if self._closed:
             return
         self._closed = True
-        if self._pid == os.getpid() and self._own_transport is not None:
-            await self._own_transport.aclose()
+        if self._pid != os.getpid():
+            return
+        if self._refresh is not None:
+            self._refresh.cancel()
         if self._deadlines is not None:
             self._deadlines.close()
+        if self._own_transport is not None:
+            await self._own_transport.aclose()
 
     # --- Operations
 
@@ -206,6 +211,32 @@ class PaySession:
 
     def _decode_sale(self, response: HttpResponse, request: HttpRequest) -> SaleResult:
         return decode_sale(response, self.profile, request.client_transaction_id)
+
+    async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
+        """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.
+
+        `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was prepared.
+        `OutcomeUnknownError`: prepare another one, under a client transaction id of its own.
+        """
+        return await self._exchange(
+            "prepare", self.encode_prepare(request), self._decode_prepare, None, timeouts
+        )
+
+    def encode_prepare(self, request: PrepareRequest) -> HttpRequest:
+        """The first half of `prepare`: check by the profile and encode. No I/O."""
+        body = self._encoder.prepare(request)
+        return HttpRequest(
+            "POST", "/api/button/Prepare", body, self._authorization, request.client_transaction_id
+        )
+
+    async def send_prepare(
+        self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None
+    ) -> PrepareResult:
+        """The second half of `prepare`: send what `encode_prepare` made, and read the answer."""
+        return await self._exchange("prepare", request, self._decode_prepare, before_send, timeouts)
+
+    def _decode_prepare(self, response: HttpResponse, request: HttpRequest) -> PrepareResult:
+        return decode_prepare(response, self.profile, request.client_transaction_id)
 
     async def status(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -268,8 +299,10 @@ class PaySession:
         hook = self._on_exchange
         began = 0.0 if hook is None else time.perf_counter()
         tries = 0
+        sent = False
         gate = _Gate(before_send)
         response: HttpResponse | None = None
+        result: _T | None = None
         error: BaseException | None = None
         try:
             while True:
@@ -290,6 +323,7 @@ class PaySession:
                         raise
                 else:
                     return result
+                sent = sent or gate.passed
                 await self._sleep(RETRY_DELAYS[tries] * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
                 tries += 1
                 gate = _Gate(before_send)
@@ -297,23 +331,25 @@ class PaySession:
             error = cancelled
             if not deadline.overran():
                 raise
+            total = (timeouts or self.timeouts).total
+            error = self._judge(gate, request, f"no answer within {total:g} s")
         except BaseException as raised:
             error = raised
             raise
         finally:
             deadline.end()
             if hook is not None:
-                self._tell(
-                    hook, operation, request, response, result if error is None else None, error, gate, began
-                )
-        total = (timeouts or self.timeouts).total
-        raise self._judge(gate, request, f"no answer within {total:g} s")
+                self._tell(hook, operation, request, response, result, error, sent or gate.passed, began)
+        # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
+        raise error
 
     async def _send(self, request: HttpRequest, gate: _Gate) -> HttpResponse:
         """One try. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
         headers = self._authorization or await self._ask_token()
         if request.headers is not headers:
-            request = HttpRequest(request.method, request.path, request.body, headers, request.client_transaction_id)
+            request = HttpRequest(
+                request.method, request.path, request.body, headers, request.client_transaction_id
+            )
         try:
             response = await self._transport(request, gate)
         except NotSentError as error:
@@ -341,7 +377,7 @@ class PaySession:
         response: HttpResponse | None,
         result: object,
         error: BaseException | None,
-        gate: _Gate,
+        sent: bool,
         began: float,
     ) -> None:
         try:
@@ -350,7 +386,7 @@ class PaySession:
                     operation=operation,
                     http_status=None if response is None else response.status,
                     seconds=time.perf_counter() - began,
-                    sent=gate.passed,
+                    sent=sent,
                     error=None if error is None else type(error).__name__,
                     client_transaction_id=request.client_transaction_id,
                     transaction_id=getattr(result, "transaction_id", None),
@@ -370,12 +406,12 @@ class PaySession:
         """Bind to the running loop, or say clearly why this session cannot be used here."""
         if self._closed:
             raise UsageError("this session is closed")
-        loop = asyncio.get_running_loop()
-        if self._loop is loop and self._pid == os.getpid():
-            assert self._deadlines is not None  # noqa: S101 - made with the loop
-            return self._deadlines
         if self._pid != os.getpid():
             raise UsageError("this session was made before a fork; make one in each process")
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            assert self._deadlines is not None  # noqa: S101 - made with the loop
+            return self._deadlines
         if self._loop is not None:
             raise UsageError("this session belongs to another event loop; make one in each")
         self._loop = loop
@@ -396,9 +432,13 @@ class PaySession:
         try:
             async with asyncio.timeout(self.timeouts.total):
                 self._authorization = _authorization(await self._token_source())
+        except (TimeoutError, asyncio.CancelledError):
+            pass
+        else:
             return self._authorization
         finally:
             self._refresh = None
+        raise NotSentError("no token was given in time")
 
 
 def _authorization(token: object) -> dict[str, str]:
@@ -438,16 +478,6 @@ def check_base_url(base_url: object) -> str:
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise ConfigurationError("base_url: is not https (http is for loopback only)")
     return base_url.rstrip("/")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _describe(error: Exception) -> str:

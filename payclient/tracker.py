@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from payclient.asking import StatusSource, session_status
 from payclient.clock import Clock, SystemClock
-from payclient.errors import CustomerBusyError, TrackerClosedError, TransitionError
+from payclient.errors import ConfigurationError, CustomerBusyError, TrackerClosedError, TransitionError
 from payclient.following import Following
+from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, Recovered, State
-from payclient.models import SaleRequest
+from payclient.models import Notification, PrepareRequest, SaleRequest
+from payclient.notifications import Receipt
 from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
+from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
 from payclient.schedule import NORMAL_WINDOW, Fixed, Schedule
-from payclient.sending import Sender, same_request
+from payclient.sending import Sender
 from payclient.session import PaySession, TokenSource
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
@@ -48,7 +51,9 @@ class Tracker:
         self._ledger = ledger
         self._clock = clock if clock is not None else SystemClock()
         profile = session.profile
-        self._sender = Sender(session, ledger, self._clock)
+        self._permits = Permits(ledger, self._clock, session.timeouts.total)
+        self._sender = Sender(session, self._permits)
+        self._forms = Forms(session, self._permits)
         self._following = Following(
             ledger,
             self._clock,
@@ -100,7 +105,7 @@ class Tracker:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        await self._sender.aclose()
+        await self._permits.aclose()
         await self._following.aclose()
 
     async def sale(self, request: SaleRequest) -> PendingSale:
@@ -142,6 +147,55 @@ class Tracker:
         self._following.touch()
         if not task.cancelled() and task.exception() is None:
             self._following.follow(task.result())
+
+    async def notify(self, notification: Notification) -> Receipt:
+        """Take a notification (§6) as a hint: the sale is asked for at once. Returns before any query.
+
+        It is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most. Without
+        a status source it ends the wait, with `paid` None.
+        """
+        if not self._open:
+            raise TrackerClosedError("the tracker is not open")
+        return await self._following.notify(notification)
+
+    async def prepare(self, request: PrepareRequest) -> PaymentForm:
+        """Prepare a hosted payment form (§2.3) under a client transaction id of its own.
+
+        Raises what `PaySession.prepare` raises, `LedgerError`, and `DifferentRequestError` for an id used before. A
+        form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
+        names a status query by client transaction id.
+        """
+        if not self._open:
+            raise TrackerClosedError(
+                "the tracker is not open", client_transaction_id=request.client_transaction_id
+            )
+        form, record = await self._forms.prepare(request)
+        self._follow(record)
+        return form
+
+    async def live_form(
+        self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
+    ) -> PaymentForm:
+        """The form of a key that lives at least `margin` seconds more, prepared anew only where there is none.
+
+        However many ask at once, one is prepared. `make_request(client_transaction_id)` builds the request of each
+        generation, with the id that it is given. An old form may still be payable for up to ten minutes after a late
+        load, so look for payments of every generation. Links are not stored: each process has forms of its own.
+        """
+
+        def prepare(client_transaction_id: str) -> asyncio.Task[PaymentForm]:
+            request = make_request(client_transaction_id)
+            if request.client_transaction_id != client_transaction_id:
+                raise ConfigurationError("make_request: build the request with the id that it is given")
+            return asyncio.create_task(self.prepare(request))
+
+        return await self._forms.live(key, prepare, margin)
+
+    def _follow(self, record: Record) -> None:
+        """Follow a sale; a form only where its status can be asked for by our own id."""
+        status = self._session.profile.status
+        if record.kind == "sale" or (status is not None and status.by_client_transaction_id is not None):
+            self._following.follow(record)
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """The sale of a client transaction id, open or decided; None if the ledger has none."""
@@ -196,7 +250,7 @@ class Tracker:
         stale = [record for record in records if record.state is State.SENDING]
         recovered = await asyncio.gather(*(recover(record) for record in stale))
         for record in [record for record in records if record.state is not State.SENDING] + recovered:
-            self._following.follow(record)
+            self._follow(record)
         if records:
             logger.info("recovered %d open sales, %d of them unknown", len(records), len(stale))
 

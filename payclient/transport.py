@@ -8,12 +8,15 @@ by a byte-level test, and by the bound `aiohttp < 4`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
+import select
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 __all__: list[str] = []
+
+#: Where a connection that carried a request keeps the poll of its socket.
+_POLL = "_payclient_poll"
 
 #: Bytes of an answer that are read; the service's are a few hundred.
 MAX_ANSWER = 1 << 20
@@ -48,20 +54,39 @@ class _ProvingRequest(ClientRequest):
     """Awaits `before_send` between the connection and the first byte."""
 
     async def send(self, conn: Connection) -> ClientResponse:
+        protocol = conn.protocol
         before_send = _before_send.get()
+        # A kept connection that died, or speaks unasked, costs no permit: another one is tried.
+        if protocol is None or not _alive(protocol) or _speaks(protocol):
+            raise _ConnectionDeadError
         if before_send is not None:
-            _look(conn)  # a connection already dead costs no permit
             await before_send()
+            if not _alive(protocol):
+                raise _ConnectionDeadError
         # From here to the write nothing is awaited.
-        _look(conn)
         return await super().send(conn)
 
 
-def _look(conn: Connection) -> None:
-    protocol = conn.protocol
+def _alive(protocol: ResponseHandler) -> bool:
     # `should_close` covers bytes that came unasked: they would be read as the answer to this request.
-    if protocol is None or not protocol.is_connected() or protocol.should_close:
-        raise _ConnectionDeadError
+    return protocol.is_connected() and not protocol.should_close
+
+
+def _speaks(protocol: ResponseHandler) -> bool:
+    """Whether the kernel holds an end or bytes of an idle connection that the loop has not read yet.
+
+    Not asked of a new connection: there TLS may bring session tickets.
+    """
+    poll = getattr(protocol, _POLL, None)
+    if poll is not None:
+        return bool(poll.poll(0))
+    transport = protocol.transport
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if sock is not None and hasattr(select, "poll"):  # not on Windows
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        setattr(protocol, _POLL, poll)
+    return False
 
 
 class AiohttpTransport:
@@ -86,16 +111,20 @@ class AiohttpTransport:
     async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         """Send one request and read its answer whole."""
         session = self._session or self._start()
-        if request.headers is not None and request.headers is not self._headers:
-            # Merged into every request by aiohttp at half the price of headers of its own.
-            self._headers = request.headers
-            session.headers.update(request.headers)
+        headers = request.headers
+        if headers is not None and self._proxy is None:
+            # As the session's own they cost half as much. Not through a proxy: it would be sent them too.
+            if headers is not self._headers:
+                self._headers = headers
+                session.headers.update(headers)
+            headers = None
         token = _before_send.set(before_send)
         try:
             response = await session.request(
                 request.method,
                 self._urls.get(request.path) or self._url(request.path),
                 data=request.body or None,
+                headers=headers,
                 allow_redirects=False,
             )
             try:
@@ -103,7 +132,8 @@ class AiohttpTransport:
                 if not response.content.at_eof():
                     body = await self._read_on(response, body)
             finally:
-                response.release()
+                if not response.closed:
+                    response.release()
             return HttpResponse(response.status, response.headers, body)
         except _ConnectionDeadError:
             pass
@@ -154,7 +184,9 @@ class AiohttpTransport:
     async def aclose(self) -> None:
         """Close the connections that are our own."""
         if self._session is not None:
-            await self._session.close()
+            # aiohttp 3.14 raises it for a TLS connection that was closed twice, after an answer it could not parse.
+            with contextlib.suppress(AttributeError):
+                await self._session.close()
 
 
 def _proxy_url(proxy: str | None) -> URL | None:

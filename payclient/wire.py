@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import ipaddress
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import attrs
 import cattrs.fns
@@ -31,7 +33,18 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, SaleResult, StatusReport
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+    text_fault,
+)
 from payclient.profile import ServiceProfile
 from payclient.spelling import to_service
 
@@ -202,6 +215,61 @@ def decode_sale(
         candidate_id=identifier if is_id(identifier) else None,
         client_transaction_id=client_transaction_id,
     )
+
+
+def decode_prepare(
+    response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
+) -> PrepareResult:
+    """Read the answer to a Button/Prepare: one with a `paymentId` is a success (§4.3).
+
+    Raises a `RefusedError`, or `OutcomeUnknownError` for all else, an unsafe link too.
+    """
+    data = parse_object(response.body)
+    payment_id = data.get("paymentId") if data is not None else None
+    if data is not None and isinstance(payment_id, str) and payment_id.strip() and not text_fault(payment_id):
+        links = {
+            name: link
+            for name, link in data.items()
+            if name.startswith("payWith") and isinstance(link, str) and link
+        }
+        if links and all(is_safe_link(link, profile.link_hosts) for link in links.values()):
+            return PrepareResult(
+                payment_id=payment_id,
+                links=FormLinks(links),
+                raw=data,
+                wallet_link_field=profile.wallet_link_field,
+            )
+    elif refusal := read_refusal(response, data, profile, client_transaction_id):
+        raise refusal
+    raise OutcomeUnknownError(
+        f"HTTP {response.status} with no usable answer",
+        http_status=response.status,
+        client_transaction_id=client_transaction_id,
+    )
+
+
+def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
+    """Whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts where given."""
+    if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
+        return False
+    try:
+        parts = urlsplit(link)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusReport | None:
@@ -398,7 +466,7 @@ def retry_after(response: HttpResponse) -> float | None:
         try:
             until = email.utils.parsedate_to_datetime(value).replace(tzinfo=datetime.UTC)
             since = email.utils.parsedate_to_datetime(date or "").replace(tzinfo=datetime.UTC)
-        except ValueError:
-            return None
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return None  # `email.utils` lets all of them through
         seconds = (until - since).total_seconds()
     return min(max(seconds, 0.0), 3600.0) if math.isfinite(seconds) else None

@@ -77,6 +77,7 @@ def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes]:
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
+    path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     try:
         _check_place(path)
         connection = connect(path)
@@ -103,14 +104,17 @@ def _check_place(path: str) -> None:
         raise ConfigurationError("the ledger's directory does not exist")
     with suppress(OSError):  # no such file: not Linux
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        kind = filesystem_of(os.path.realpath(path), mounts)
+        kind = filesystem_of(path, mounts)
         if kind in _NETWORK:
             raise ConfigurationError(f"the ledger lies on a network file system ({kind})")
     with suppress(FileExistsError):
         # Made here, since SQLite would ask the umask; -wal takes the mode of its file.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         raise ConfigurationError("the ledger is not a regular file")
+    if status.st_nlink > 1:  # each name would have a write-ahead log of its own
+        raise ConfigurationError("the ledger's file has a second name (a hard link)")
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> bytes:

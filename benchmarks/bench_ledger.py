@@ -1,0 +1,149 @@
+"""What the SQLite ledger costs: CPU per sale, durable writes beside the disk's fsync, and recovery.
+
+python benchmarks/bench_ledger.py [--dir DIRECTORY_ON_A_REAL_DISK]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.lifecycle import Created, Record
+
+NOW = 1_700_000_000.0
+ROUNDS = 5
+
+
+def fresh(number: int) -> Record:
+    return Record(
+        client_transaction_id=f"order-{number:08}",
+        digest=b"d" * 32,
+        lane=b"l" * 16,
+        amount=1150,
+        currency="USD",
+        created_at=NOW,
+    )
+
+
+async def sale(ledger: SqliteLedger, number: int) -> None:
+    """The two writes of a sale that is created."""
+    record = fresh(number)
+    await ledger.permit(record)
+    await ledger.apply(record, Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 300))
+
+
+async def permit(ledger: SqliteLedger, number: int) -> None:
+    await ledger.permit(fresh(number))
+
+
+async def nothing(ledger: SqliteLedger, number: int) -> None:
+    """A sale without its writes: what making the record, the event and the task costs."""
+    record = fresh(number)
+    Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 300)
+    await asyncio.sleep(0)
+    del record
+
+
+Work = Callable[[SqliteLedger, int], Awaitable[None]]
+
+
+async def at_once(ledger: SqliteLedger, work: Work, numbers: count[int], width: int, total: int) -> None:
+    """`width` workers share out `total` pieces of work."""
+
+    async def worker(pieces: int) -> None:
+        for _ in range(pieces):
+            await work(ledger, next(numbers))
+
+    await asyncio.gather(*(worker(total // width) for _ in range(width)))
+
+
+def fsync_rate(directory: str, seconds: float = 0.5) -> float:
+    """How often a second 4 KiB reach the disk, one after another.
+
+    Written over what is there, as a write-ahead log in use is: appending costs a file system's journal besides.
+    """
+    sync = getattr(os, "fdatasync", os.fsync)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"x" * 4096 * 1000)
+        os.fsync(file.fileno())
+        done, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            os.pwrite(file.fileno(), b"y" * 4096, done % 1000 * 4096)
+            sync(file.fileno())
+            done += 1
+        return done / (time.perf_counter() - start)
+
+
+async def cpu_of_a_sale(directory: str) -> None:
+    ledger = await SqliteLedger.open(os.path.join(directory, "cpu.db"))
+    numbers = count()
+    costs: dict[str, list[float]] = {"sale": [], "nothing": []}
+    total = 4000
+    for _ in range(ROUNDS):
+        for name, work in (("sale", sale), ("nothing", nothing)):
+            start = time.process_time()
+            await at_once(ledger, work, numbers, 200, total)
+            costs[name].append((time.process_time() - start) / total * 1e6)
+    await ledger.aclose()
+    whole, beside = (statistics.median(costs[name]) for name in ("sale", "nothing"))
+    print(f"permit + answer, 200 at once: {whole - beside:.1f} us of CPU a sale (target <= 30)")
+
+
+async def durable_writes(directory: str) -> None:
+    ledger = await SqliteLedger.open(os.path.join(directory, "writes.db"))
+    numbers = count()
+    for width, total, target in (
+        (1, 300, ""),
+        (50, 5000, " (target >= 5x)"),
+        (200, 20000, " (target >= 10x)"),
+    ):
+        ratios, rates, disks = [], [], []
+        for _ in range(ROUNDS):
+            disk = fsync_rate(directory)
+            start = time.perf_counter()
+            await at_once(ledger, permit, numbers, width, total)
+            rate = total / (time.perf_counter() - start)
+            ratios.append(rate / disk)
+            rates.append(rate)
+            disks.append(disk)
+        print(
+            f"durable writes, {width:3} at once: {statistics.median(rates):7.0f} a second,"
+            f" fsync {statistics.median(disks):6.0f}: {statistics.median(ratios):5.2f}x{target}"
+        )
+    await ledger.aclose()
+
+
+async def recovery(directory: str, sales: int = 10_000) -> None:
+    path = os.path.join(directory, "recovery.db")
+    ledger = await SqliteLedger.open(path)
+    await at_once(ledger, sale, count(), 500, sales)
+    await ledger.aclose()
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        ledger = await SqliteLedger.open(path)
+        found = [record async for record in ledger.unfinished()]
+        times.append(time.perf_counter() - start)
+        await ledger.aclose()
+        if len(found) != sales:
+            raise SystemExit(f"{len(found)} of {sales} were found")
+    print(f"recovery of {sales} open sales: {statistics.median(times) * 1000:.0f} ms (target <= 1000)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
+    with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as directory:
+        for part in (cpu_of_a_sale, durable_writes, recovery):
+            asyncio.run(part(directory))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Payment forms: prepared once however many ask, and handed out only while they live (§8).
+
+Links are secrets and are never stored: a form is handed out by the process that prepared it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import attrs
+
+from payclient.errors import (
+    ConfigurationError,
+    DifferentRequestError,
+    LedgerUnavailableError,
+    OutcomeUnknownError,
+    RefusedError,
+)
+from payclient.lifecycle import Event, Lost, NotSent, Prepared, Record, State
+from payclient.models import PrepareRequest, PrepareResult, derive_id
+from payclient.permits import Permits, TakenError
+from payclient.session import PaySession
+
+__all__ = ["FormLink", "PaymentForm"]
+
+
+@attrs.define
+class FormLink:
+    """A link to a hosted form. It lives 10 minutes from its own load (§8), which we may not see.
+
+    `is_live` means safe to hand out: a link loaded late may still be payable for up to ten minutes after
+    `expires_at`. Times are UTC seconds since the epoch. The address is a secret: show it to its customer only.
+    """
+
+    url: str = attrs.field(repr=False)
+    prepared_at: float
+    #: Seconds (§8: 600).
+    lifetime: float = 600.0
+    loaded_at: float | None = None
+
+    @property
+    def expires_at(self) -> float:
+        """When it may stop working: counted from the load where that is known, else from the preparing."""
+        return (self.prepared_at if self.loaded_at is None else self.loaded_at) + self.lifetime
+
+    def is_live(self, now: float) -> bool:
+        """Whether it is safe to hand out at this time."""
+        return now < self.expires_at
+
+    def mark_loaded(self, at: float) -> None:
+        """The customer opened it: from now on its life is known."""
+        if self.loaded_at is None:
+            self.loaded_at = at
+
+
+@attrs.frozen(kw_only=True)
+class PaymentForm:
+    """A prepared form: send the customer to one of its links by a redirect that brings the referrer (§4)."""
+
+    client_transaction_id: str
+    payment_id: str
+    #: UTC seconds since the epoch.
+    prepared_at: float
+    result: PrepareResult = attrs.field(repr=False)
+    _links: dict[str, FormLink] = attrs.field(factory=dict, repr=False, init=False)
+    _lifetime: float = attrs.field(default=600.0, repr=False, alias="lifetime")
+
+    @property
+    def wallet(self) -> FormLink:
+        """Pays through the wallet app. `ConfigurationError` where the profile must name its field first."""
+        return self._link(self.result.pay_with_wallet)
+
+    @property
+    def card(self) -> FormLink:
+        """Pays with a card."""
+        return self._link(self.result.pay_with_card)
+
+    def is_live(self, now: float) -> bool:
+        """Whether every link is safe to hand out at this time."""
+        return all(self._link(url).is_live(now) for url in self.result.links.values())
+
+    def _link(self, url: str) -> FormLink:
+        return self._links.setdefault(url, FormLink(url, self.prepared_at, self._lifetime))
+
+
+class Forms:
+    """Prepares forms through the ledger."""
+
+    def __init__(self, session: PaySession, permits: Permits) -> None:
+        self._session = session
+        self._permits = permits
+        self._clock = permits.clock
+        self._lifetime = session.profile.form_window
+        self._live: dict[str, PaymentForm] = {}
+        self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
+
+    async def prepare(self, request: PrepareRequest) -> tuple[PaymentForm, Record]:
+        """Prepare a form under a client transaction id of its own."""
+        identifier = request.client_transaction_id
+        http = self._session.encode_prepare(request)
+        known = await self._permits.ledger.get(identifier)
+        if known is not None and known.state is not State.REFUSED:
+            raise _used(identifier)
+        attempt = self._permits.attempt(
+            Record(
+                client_transaction_id=identifier,
+                attempt=1 if known is None else known.attempt + 1,
+                kind="form",
+                digest=self._permits.digest(http.body),
+                amount=request.amount,
+                currency=request.currency,
+            )
+        )
+        event: Event
+        error: BaseException
+        try:
+            result = await self._session.send_prepare(http, attempt.permit)
+        except TakenError:
+            raise _used(identifier) from None
+        except RefusedError as refused:
+            event, error = self._permits.refused(refused), refused
+        except (OutcomeUnknownError, asyncio.CancelledError) as unknown:
+            # A form whose links nobody has charges nobody: the caller may prepare another.
+            event = self._lost(attempt.record) if attempt.granted else NotSent(at=self._clock.time())
+            error = unknown
+        except Exception as not_sent:
+            event, error = NotSent(at=self._clock.time()), not_sent
+        else:
+            now = self._clock.time()
+            # A link may be loaded as late as it is handed out, and then lives once more.
+            prepared = Prepared(at=now, expires_at=now + 2 * self._lifetime)
+            record = await self._permits.write(attempt.record, prepared)
+            form = PaymentForm(
+                client_transaction_id=identifier,
+                payment_id=result.payment_id,
+                prepared_at=now,
+                result=result,
+                lifetime=self._lifetime,
+            )
+            return form, record
+        if attempt.asked:
+            await asyncio.shield(self._permits.write(attempt.record, event))
+        raise error
+
+    def _lost(self, record: Record) -> Lost:
+        return Lost(
+            at=self._clock.time(), expires_at=record.created_at + self._permits.total + self._lifetime
+        )
+
+    async def live(
+        self,
+        key: str,
+        prepare: Callable[[str], asyncio.Task[PaymentForm]],
+        margin: float,
+    ) -> PaymentForm:
+        """The live form of a key, or a new one, prepared once however many ask."""
+        if not 0 <= margin < self._lifetime:
+            raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
+        form = self._live.get(key)
+        if form is not None and form.is_live(self._clock.time() + margin):
+            return form
+        task = self._preparing.get(key)
+        if task is None:
+            task = prepare(f"{derive_id('form', key)[:14]}{secrets.token_hex(6)}")
+            self._preparing[key] = task
+            task.add_done_callback(lambda task: self._prepared(key, task))
+        return await asyncio.shield(task)
+
+    def _prepared(self, key: str, task: asyncio.Task[PaymentForm]) -> None:
+        del self._preparing[key]
+        if not task.cancelled() and task.exception() is None:
+            now = self._clock.time()
+            # What is dead is dropped, so that this holds the living only.
+            self._live = {known: form for known, form in self._live.items() if form.is_live(now)}
+            self._live[key] = task.result()
+
+
+def _used(identifier: str) -> DifferentRequestError | LedgerUnavailableError:
+    return DifferentRequestError(
+        "this client transaction id was used already; a form has one of its own",
+        client_transaction_id=identifier,
+    )

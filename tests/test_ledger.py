@@ -1,0 +1,420 @@
+"""What every ledger does: one suite, run against each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from payclient.errors import ConfigurationError, TransitionError, UsageError
+from payclient.ledger import Ledger, open_ledger
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import (
+    TRANSITIONS,
+    Conflicted,
+    Created,
+    DecidedRefused,
+    Event,
+    Evidence,
+    Expired,
+    FoundAccepted,
+    FoundCancelled,
+    FoundPending,
+    Lost,
+    Notified,
+    NotSent,
+    ProvenAbsent,
+    Record,
+    Recovered,
+    Refused,
+    State,
+    Suspected,
+    advance,
+)
+
+NOW = 1_700_000_000.0
+
+#: Events that bring a fresh attempt into each state.
+PATHS: dict[State, tuple[Event, ...]] = {
+    State.SENDING: (),
+    State.UNKNOWN: (Lost(at=NOW, expires_at=NOW + 330),),
+    State.PENDING: (Created(at=NOW, transaction_id=7, expires_at=NOW + 300),),
+    State.EXPIRED: (Created(at=NOW, transaction_id=7, expires_at=NOW + 300), Expired(at=NOW + 300)),
+    State.ACCEPTED: (Created(at=NOW, transaction_id=7, expires_at=NOW + 300), FoundAccepted(at=NOW)),
+    State.CANCELLED: (Created(at=NOW, transaction_id=7, expires_at=NOW + 300), FoundCancelled(at=NOW)),
+    State.REFUSED: (Refused(at=NOW, error_type="NotCreated", error_code=22, messages=("no",)),),
+}
+
+
+def _one(kind: type[Event]) -> Event:
+    words: dict[str, Any] = {
+        "transaction_id": 7,
+        "expires_at": NOW + 309,
+        "error_type": "NotCreated",
+        "actor": "ana",
+        "reason": "seen",
+        "what": "amount",
+    }
+    names = {field.name for field in attrs.fields(kind)}
+    return kind(at=NOW + 9, **{name: value for name, value in words.items() if name in names})
+
+
+#: One of each event.
+EVENTS = {kind: _one(kind) for table in TRANSITIONS.values() for kind in table}
+
+
+def fresh(client_transaction_id: str = "order-1", attempt: int = 1, at: float = NOW) -> Record:
+    return Record(
+        client_transaction_id=client_transaction_id,
+        attempt=attempt,
+        digest=b"d" * 32,
+        lane=b"l" * 16,
+        amount=1150,
+        currency="USD",
+        created_at=at,
+    )
+
+
+async def brought(ledger: Ledger, state: State, client_transaction_id: str = "order-1") -> Record:
+    """A first attempt, permitted and led into the state."""
+    record = fresh(client_transaction_id)
+    assert await ledger.permit(record)
+    for event in PATHS[state]:
+        record = await ledger.apply(record, event)
+    assert record.state is state
+    return record
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
+    ledger = await open_ledger(url)
+    yield ledger
+    await ledger.aclose()
+
+
+async def test_permit_inserts(ledger: Ledger) -> None:
+    """A permit is granted once and keeps every field of its record."""
+    record = attrs.evolve(fresh(), kind="form", expires_at=NOW + 600)
+    assert await ledger.permit(record) is True
+    assert await ledger.get("order-1") == record
+    assert await ledger.permit(record) is False
+
+
+async def test_permit_is_granted_to_one(ledger: Ledger) -> None:
+    """Of 200 who ask at once for one id, one gets it."""
+    granted = await asyncio.gather(*(ledger.permit(fresh()) for _ in range(200)))
+    assert granted.count(True) == 1
+    assert len(await ledger.history("order-1")) == 1
+
+
+async def test_permits_at_once_do_not_disturb_each_other(ledger: Ledger) -> None:
+    """A second attempt to open one id costs the others of its batch nothing."""
+    ids = [f"order-{number % 150}" for number in range(200)]
+    granted = await asyncio.gather(*(ledger.permit(fresh(each)) for each in ids))
+    assert granted == [True] * 150 + [False] * 50
+
+
+@pytest.mark.parametrize("state", State)
+async def test_second_attempt(ledger: Ledger, state: State) -> None:
+    """Attempt 2 is permitted where attempt 1 is refused, and nowhere else."""
+    await brought(ledger, state)
+    assert await ledger.permit(fresh()) is False
+    assert await ledger.permit(fresh(attempt=2)) is (state is State.REFUSED)
+    newest = await ledger.get("order-1")
+    assert newest is not None
+    assert newest.attempt == (2 if state is State.REFUSED else 1)
+
+
+async def test_no_attempt_is_skipped(ledger: Ledger) -> None:
+    """Attempt 2 without an attempt 1, and 3 after a refused 1, are mistakes of the caller's."""
+    with pytest.raises(TransitionError):
+        await ledger.permit(fresh(attempt=2))
+    await brought(ledger, State.REFUSED)
+    with pytest.raises(TransitionError):
+        await ledger.permit(fresh(attempt=3))
+
+
+@pytest.mark.parametrize(
+    "record", [attrs.evolve(fresh(), version=1), attrs.evolve(fresh(), state=State.PENDING)]
+)
+async def test_permit_is_for_a_fresh_attempt(ledger: Ledger, record: Record) -> None:
+    """What has moved already is not permitted."""
+    with pytest.raises(TransitionError):
+        await ledger.permit(record)
+    assert await ledger.get("order-1") is None
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: str(kind.__name__))
+@pytest.mark.parametrize("state", State)
+async def test_apply_is_advance(ledger: Ledger, state: State, kind: type[Event]) -> None:
+    """Each event in each state does what the lifecycle says, or raises and changes nothing."""
+    record = await brought(ledger, state)
+    history = await ledger.history("order-1")
+    event = EVENTS[kind]
+    if kind in TRANSITIONS[state]:
+        after = await ledger.apply(record, event)
+        assert after == advance(record, event) == await ledger.get("order-1")
+        change = (await ledger.history("order-1"))[-1]
+        assert (change.event, change.before, change.after) == (kind.__name__, state, after.state)
+        assert (change.at, change.evidence, change.attempt) == (event.at, event.evidence, 1)
+    else:
+        with pytest.raises(TransitionError) as caught:
+            await ledger.apply(record, event)
+        assert caught.value.client_transaction_id == "order-1"
+        assert await ledger.get("order-1") == record
+        assert await ledger.history("order-1") == history
+
+
+async def test_apply_to_a_newer_record(ledger: Ledger) -> None:
+    """Whoever holds an old record has the event applied to the ledger's."""
+    old = fresh()
+    await ledger.permit(old)
+    await ledger.apply(old, Notified(at=NOW + 1, transaction_id=7))
+    after = await ledger.apply(old, Created(at=NOW + 2, transaction_id=7, expires_at=NOW + 300))
+    assert (after.version, after.notified_at, after.state) == (2, NOW + 1, State.PENDING)
+    # Not taken by the record that is held, but by the ledger's.
+    assert (await ledger.apply(old, FoundAccepted(at=NOW + 3))).state is State.ACCEPTED
+    with pytest.raises(TransitionError):
+        await ledger.apply(old, Refused(at=NOW + 4, error_type="late"))
+    assert (await ledger.apply(old, Suspected(at=NOW + 5))).version == 4
+
+
+async def test_apply_to_what_is_not_there(ledger: Ledger) -> None:
+    """An attempt that was never permitted takes nothing."""
+    with pytest.raises(TransitionError):
+        await ledger.apply(fresh(), NotSent(at=NOW))
+    await ledger.permit(fresh())
+    with pytest.raises(TransitionError):
+        await ledger.apply(fresh(attempt=2), NotSent(at=NOW))
+
+
+async def test_apply_at_once(ledger: Ledger) -> None:
+    """A hundred events of one attempt at once are all recorded, in the order in which they came."""
+    record = fresh()
+    await ledger.permit(record)
+    events = [Conflicted(at=NOW + number, what=str(number)) for number in range(100)]
+    records = await asyncio.gather(*(ledger.apply(record, event) for event in events))
+    assert [each.version for each in records] == list(range(1, 101))
+    assert [change.at for change in (await ledger.history("order-1"))[1:]] == [event.at for event in events]
+
+
+async def test_apply_of_an_older_attempt(ledger: Ledger) -> None:
+    """Late news of a refused attempt goes to that one, not to the newest."""
+    first = await brought(ledger, State.REFUSED)
+    await ledger.permit(fresh(attempt=2))
+    await ledger.apply(first, Notified(at=NOW + 5, transaction_id=9))
+    newest = await ledger.get("order-1")
+    assert newest == fresh(attempt=2)
+    assert [change.attempt for change in await ledger.history("order-1")] == [1, 1, 2, 1]
+
+
+async def test_a_cancelled_caller_changes_nothing(ledger: Ledger) -> None:
+    """What was queued is carried out though nobody waits, and before what was queued after it."""
+    record = fresh()
+    permit = asyncio.ensure_future(ledger.permit(record))
+    await asyncio.sleep(0)
+    created = asyncio.ensure_future(ledger.apply(record, PATHS[State.PENDING][0]))
+    await asyncio.sleep(0)
+    permit.cancel()
+    created.cancel()
+    await asyncio.gather(permit, created, return_exceptions=True)
+    found = await ledger.get("order-1")
+    assert found is not None
+    assert found.state is State.PENDING
+
+
+async def test_get_many(ledger: Ledger) -> None:
+    """Those that exist, each with its newest attempt."""
+    await brought(ledger, State.REFUSED, "a")
+    await ledger.permit(fresh("a", attempt=2))
+    await brought(ledger, State.PENDING, "b")
+    found = await ledger.get_many(["a", "b", "c", "a"])
+    assert {key: (record.attempt, record.state) for key, record in found.items()} == {
+        "a": (2, State.SENDING),
+        "b": (1, State.PENDING),
+    }
+    assert await ledger.get_many([]) == {}
+    assert await ledger.get("c") is None
+
+
+async def test_reads_see_what_was_queued_before_them(ledger: Ledger) -> None:
+    """Without waiting for the permit, a read after it sees it."""
+    permit, found, history = await asyncio.gather(
+        ledger.permit(fresh()), ledger.get("order-1"), ledger.history("order-1")
+    )
+    assert permit
+    assert found == fresh()
+    assert len(history) == 1
+
+
+async def test_unfinished(ledger: Ledger) -> None:
+    """Every attempt that is not decided, oldest first, whatever happens while they are read."""
+    for number, state in enumerate(State):
+        await brought(ledger, state, f"order-{number}")
+    await ledger.permit(fresh("oldest", at=NOW - 60))
+    reading = ledger.unfinished()
+    first = await anext(reading)
+    await ledger.permit(fresh("too late"))
+    rest = [record async for record in reading]
+    assert first.client_transaction_id == "oldest"
+    assert [record.state for record in rest] == [State.SENDING, State.UNKNOWN, State.PENDING, State.EXPIRED]
+
+
+async def test_unfinished_of_many(ledger: Ledger) -> None:
+    """More than are read in one turn of the loop."""
+    await asyncio.gather(*(ledger.permit(fresh(f"order-{number}", at=NOW + number)) for number in range(450)))
+    found = [record.client_transaction_id async for record in ledger.unfinished()]
+    assert found == [f"order-{number}" for number in range(450)]
+
+
+async def test_history(ledger: Ledger) -> None:
+    """Each change stands there with what the event said."""
+    record = await brought(ledger, State.UNKNOWN)
+    await ledger.apply(record, DecidedRefused(at=NOW + 3, actor="ana", reason="seen in the portal"))
+    permitted, lost, decided = await ledger.history("order-1")
+    assert (permitted.event, permitted.before, permitted.after) == ("Permitted", None, State.SENDING)
+    assert (permitted.at, permitted.evidence, permitted.detail) == (NOW, Evidence.PERMIT, None)
+    assert json.loads(lost.detail or "") == {"expires_at": NOW + 330}
+    assert json.loads(decided.detail or "") == {"actor": "ana", "reason": "seen in the portal"}
+    assert permitted.cursor < lost.cursor < decided.cursor
+    assert await ledger.history("order-2") == []
+
+
+async def test_changes(ledger: Ledger) -> None:
+    """The feed tells of arrivals in a decided or presumed state, once each, from any cursor on."""
+    record = await brought(ledger, State.EXPIRED)
+    record = await ledger.apply(record, FoundCancelled(at=NOW + 400))
+    record = await ledger.apply(record, FoundCancelled(at=NOW + 401))
+    record = await ledger.apply(record, Notified(at=NOW + 402, transaction_id=7))
+    await ledger.apply(record, FoundAccepted(at=NOW + 403))
+    await brought(ledger, State.PENDING, "order-2")
+    feed = await ledger.changes()
+    assert [change.after for change in feed] == [State.EXPIRED, State.CANCELLED, State.ACCEPTED]
+    assert await ledger.changes(limit=1) == feed[:1]
+    assert await ledger.changes(since=feed[0].cursor) == feed[1:]
+    assert await ledger.changes(since=feed[-1].cursor) == []
+    assert set(feed) <= set(await ledger.history("order-1"))
+
+
+HOSTILE = "\x00\ud800\x1b[31m=cmd()" + "ñ" * 2000
+
+
+async def test_hostile_text_blocks_no_record(ledger: Ledger) -> None:
+    """NUL, lone surrogates, endless text and numbers: the refusal is recorded, bounded and printable."""
+    record = fresh()
+    await ledger.permit(record)
+    event = Refused(at=NOW, error_type=HOSTILE, error_code=10**30, messages=(HOSTILE,) * 80)
+    after = await ledger.apply(record, event)
+    assert after == await ledger.get("order-1")
+    assert after.state is State.REFUSED
+    assert after.error_code is None
+    assert len(after.messages) == 50
+    assert {len(text) for text in (*after.messages, after.error_type or "")} == {500}
+    assert all(text.isprintable() for text in after.messages)
+    assert len((await ledger.history("order-1"))[-1].detail or "") < 5000
+
+
+async def test_hostile_words_of_a_person(ledger: Ledger) -> None:
+    """An operator's reason and what conflicts are bounded too."""
+    record = await brought(ledger, State.UNKNOWN)
+    record = await ledger.apply(record, Conflicted(at=NOW, what=HOSTILE))
+    await ledger.apply(record, DecidedRefused(at=NOW, actor=HOSTILE, reason=HOSTILE))
+    for change in (await ledger.history("order-1"))[-2:]:
+        assert all(len(value) == 500 for value in json.loads(change.detail or "").values())
+
+
+async def test_messages_survive(ledger: Ledger) -> None:
+    """Ordinary messages come back as they were."""
+    record = fresh()
+    await ledger.permit(record)
+    event = Refused(at=NOW, error_type="Validación", messages=("El monto no es válido", "Amount: no"))
+    await ledger.apply(record, event)
+    found = await ledger.get("order-1")
+    assert found is not None
+    assert found.messages == event.messages
+    assert found.error_type == "Validación"
+
+
+async def test_digest_key(ledger: Ledger) -> None:
+    """32 bytes that stay the same, and differ from another ledger's."""
+    assert len(ledger.digest_key) == 32
+    assert ledger.digest_key == ledger.digest_key
+    assert ledger.digest_key != MemoryLedger().digest_key
+
+
+async def test_closed(ledger: Ledger) -> None:
+    """A closed ledger says so; closing it twice is nothing."""
+    await ledger.aclose()
+    await ledger.aclose()
+    for use in (
+        lambda: ledger.permit(fresh()),
+        lambda: ledger.apply(fresh(), NotSent(at=NOW)),
+        lambda: ledger.get("a"),
+        lambda: ledger.get_many(["a"]),
+        lambda: ledger.history("a"),
+        lambda: ledger.changes(),
+    ):
+        with pytest.raises(UsageError):
+            await use()
+    with pytest.raises(UsageError):
+        ledger.unfinished()
+
+
+@pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])
+async def test_unknown_urls(url: str) -> None:
+    """What is no ledger is refused by name."""
+    with pytest.raises(ConfigurationError, match="memory: or sqlite:PATH"):
+        await open_ledger(url)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b"]),
+        st.integers(1, 3),
+        st.one_of(
+            st.none(),
+            st.sampled_from(
+                [EVENTS[kind] for kind in (Created, Refused, NotSent, Lost, Recovered, FoundPending)]
+                + [EVENTS[kind] for kind in (FoundAccepted, FoundCancelled, ProvenAbsent, Expired, Notified)]
+            ),
+        ),
+        st.booleans(),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS)
+def test_both_ledgers_agree(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, Event | None, bool]]
+) -> None:
+    """Whatever is asked of them, one by one or at once, SQLite answers what the dict answers."""
+
+    async def carried_out(url: str) -> list[object]:
+        ledger = await open_ledger(url)
+        tasks: list[asyncio.Task[object]] = []
+        for key, attempt, event, wait in steps:
+            record = fresh(key, attempt)
+            work = ledger.permit(record) if event is None else ledger.apply(record, event)
+            tasks.append(asyncio.ensure_future(work))
+            if wait:
+                await asyncio.gather(*tasks, return_exceptions=True)
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        seen: list[object] = [repr(answer) for answer in answers]
+        seen += [await ledger.history("a"), await ledger.history("b"), await ledger.changes()]
+        seen += [await ledger.get_many(["a", "b"]), [record async for record in ledger.unfinished()]]
+        await ledger.aclose()
+        return seen
+
+    path = tmp_path_factory.mktemp("agree") / "charges.db"
+    memory, sqlite = (asyncio.run(carried_out(url)) for url in ("memory:", f"sqlite:{path}"))
+    assert sqlite == memory

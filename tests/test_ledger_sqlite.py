@@ -1,0 +1,755 @@
+"""What only the SQLite ledger has: a file, a thread, a disk that can fill, and a database that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
+from payclient.ledger import files, schema
+from payclient.ledger.files import filesystem_of
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.lifecycle import (
+    TRANSITIONS,
+    Created,
+    Event,
+    Expired,
+    FoundAccepted,
+    FoundCancelled,
+    Lost,
+    Notified,
+    Record,
+    Refused,
+    State,
+)
+
+NOW = 1_700_000_000.0
+CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
+PATHS: dict[State, tuple[Event, ...]] = {
+    State.SENDING: (),
+    State.UNKNOWN: (Lost(at=NOW, expires_at=NOW + 330),),
+    State.PENDING: (CREATED,),
+    State.EXPIRED: (CREATED, Expired(at=NOW + 300)),
+    State.ACCEPTED: (CREATED, FoundAccepted(at=NOW)),
+    State.CANCELLED: (CREATED, FoundCancelled(at=NOW)),
+    State.REFUSED: (Refused(at=NOW, error_type="NotCreated"),),
+}
+LEGAL = {(before, target or before) for before, table in TRANSITIONS.items() for target in table.values()}
+
+
+def fresh(client_transaction_id: str = "order-1", attempt: int = 1) -> Record:
+    return Record(
+        client_transaction_id=client_transaction_id,
+        attempt=attempt,
+        digest=b"d" * 32,
+        lane=b"l" * 16,
+        amount=1150,
+        currency="USD",
+        created_at=NOW,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "charges.db"
+
+
+async def filled(path: Path, state: State = State.PENDING) -> None:
+    """A closed ledger with one attempt in the state."""
+    ledger = await SqliteLedger.open(str(path))
+    record = fresh()
+    await ledger.permit(record)
+    for event in PATHS[state]:
+        record = await ledger.apply(record, event)
+    await ledger.aclose()
+
+
+def raw(path: Path, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Somebody with the sqlite3 shell."""
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            return connection.execute(sql, parameters).fetchall()
+    finally:
+        connection.close()
+
+
+# The file
+
+
+async def test_it_survives(path: Path) -> None:
+    """What was written is there after it was closed and opened again, the digest key included."""
+    ledger = await SqliteLedger.open(str(path))
+    await ledger.permit(fresh())
+    record = await ledger.apply(fresh(), CREATED)
+    history, key = await ledger.history("order-1"), ledger.digest_key
+    await ledger.aclose()
+    assert not path.with_name("charges.db-wal").exists()
+    ledger = await SqliteLedger.open(str(path))
+    assert await ledger.get("order-1") == record
+    assert await ledger.history("order-1") == history
+    assert await ledger.permit(fresh()) is False
+    assert ledger.digest_key == key
+    await ledger.aclose()
+
+
+async def test_only_the_owner_may_read(path: Path) -> None:
+    """The file and its write-ahead log are made with mode 0600, whatever the umask."""
+    umask = os.umask(0)
+    try:
+        ledger = await SqliteLedger.open(str(path))
+        await ledger.permit(fresh())
+        modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+        await ledger.aclose()
+    finally:
+        os.umask(umask)
+    assert modes == {"charges.db": 0o600, "charges.db-wal": 0o600}
+
+
+async def test_a_readable_file_is_tightened(path: Path) -> None:
+    """What others could read they can no more."""
+    await filled(path)
+    os.chmod(path, 0o644)
+    ledger = await SqliteLedger.open(str(path))
+    await ledger.permit(fresh("order-2"))
+    assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}
+    await ledger.aclose()
+
+
+async def test_a_symbolic_link(path: Path) -> None:
+    """The file and its log are tightened where they are, by whatever name they are opened."""
+    await filled(path)
+    os.chmod(path, 0o644)
+    os.mkdir(f"{path}.d")
+    os.symlink(path, f"{path}.d/link")
+    ledger = await SqliteLedger.open(f"{path}.d/link")
+    with pytest.raises(LedgerInUseError):
+        await SqliteLedger.open(str(path))
+    modes = {
+        each.name: stat.S_IMODE(each.stat().st_mode) for each in os.scandir(path.parent) if each.is_file()
+    }
+    assert modes == {"charges.db": 0o600, "charges.db-wal": 0o600}
+    await ledger.aclose()
+
+
+async def test_no_personal_data(path: Path) -> None:
+    """Nothing is kept but what a record and a change hold."""
+    await filled(path)
+    columns = {name for (name,) in raw(path, "SELECT name FROM pragma_table_info('attempts')")}
+    beside = {"seq", "event", "event_evidence", "event_at", "event_detail"}
+    assert columns - beside == {field.name for field in attrs.fields(Record)}
+
+
+async def test_memory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be called `:memory:`; it is a file all the same."""
+    monkeypatch.chdir(tmp_path)
+    ledger = await SqliteLedger.open(":memory:")
+    await ledger.aclose()
+    assert os.listdir(tmp_path) == [":memory:"]
+
+
+def _foreign(path: Path) -> None:
+    raw(path, "CREATE TABLE users (name TEXT)")
+
+
+def _newer(path: Path) -> None:
+    asyncio.run(filled(path))
+    raw(path, "PRAGMA user_version = 2")
+
+
+def _stripped(path: Path) -> None:
+    asyncio.run(filled(path))
+    raw(path, "DROP TRIGGER attempts_move")
+
+
+def _keyless(path: Path) -> None:
+    asyncio.run(filled(path))
+    raw(path, "DELETE FROM meta")
+
+
+def _text(path: Path) -> None:
+    path.write_text("client_transaction_id,amount\n" * 100)
+
+
+def _linked(path: Path) -> None:
+    asyncio.run(filled(path))
+    path.with_name("second.db").hardlink_to(path)
+
+
+def _missing(path: Path) -> None:
+    path.parent.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_foreign, "another program's"),
+        (_newer, "version 2"),
+        (_stripped, "lacks"),
+        (_keyless, "no digest key"),
+        (_text, "not a SQLite database"),
+        (Path.mkdir, "not a regular file"),
+        (_linked, "hard link"),
+        (_missing, "directory does not exist"),
+    ],
+)
+def test_what_is_no_ledger(path: Path, make: Callable[[Path], None], words: str) -> None:
+    """A clear refusal, and the file stays as it was."""
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        asyncio.run(SqliteLedger.open(str(path)))
+    assert caught.value.__context__ is None
+    assert before is None or path.read_bytes() == before
+    assert str(path) not in str(caught.value)
+
+
+async def test_an_empty_file_becomes_a_ledger(path: Path) -> None:
+    """As `mktemp` and a crash before the first commit leave it."""
+    raw(path, "PRAGMA user_version")
+    await filled(path)
+    assert raw(path, "SELECT count(*) FROM attempts") == [(1,)]
+
+
+async def test_a_place_that_cannot_be_written(path: Path) -> None:
+    """Trouble of the disk's is `LedgerUnavailableError`."""
+
+    def refusing(path: str) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with pytest.raises(LedgerUnavailableError):
+        await SqliteLedger.open(str(path), connect=refusing)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/shop/x.db", "ext4"),
+        ("/mnt/nas/x.db", "nfs4"),
+        ("/mnt/nas/local/x.db", "xfs"),
+        ("/mnt/nasty/x.db", "ext4"),
+        ("/mnt/two words/x.db", "cifs"),
+        ("/over/x.db", "tmpfs"),
+    ],
+)
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    """The longest mount point that holds it, the latest of equals, blanks unescaped."""
+    mounts = textwrap.dedent(
+        """\
+        /dev/vda / ext4 rw 0 0
+        nas:/export /mnt/nas nfs4 rw 0 0
+        /dev/vdb /mnt/nas/local xfs rw 0 0
+        //srv/share /mnt/two\\040words cifs rw 0 0
+        nas:/over /over nfs rw 0 0
+        tmpfs /over tmpfs rw 0 0
+        short
+        """
+    )
+    assert filesystem_of(path, mounts) == kind
+
+
+async def test_network_file_systems_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is made there."""
+    monkeypatch.setattr(files, "filesystem_of", lambda path, mounts: "nfs4")
+    with pytest.raises(ConfigurationError, match="nfs4"):
+        await SqliteLedger.open(str(path))
+    assert os.listdir(path.parent) == []
+
+
+async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STRICT tables came with 3.37."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(ConfigurationError, match=r"3\.37"):
+        await SqliteLedger.open(str(path))
+
+
+# The owner
+
+
+async def test_one_owner_in_a_process(path: Path) -> None:
+    """The second who opens it is refused at once, and the first goes on owning it."""
+    ledger = await SqliteLedger.open(str(path))
+    for _ in range(2):
+        with pytest.raises(LedgerInUseError) as caught:
+            await SqliteLedger.open(str(path))
+        assert caught.value.__context__ is None
+    assert _opened_elsewhere(path) == "LedgerInUseError"
+    assert await ledger.permit(fresh())
+    await ledger.aclose()
+    assert _opened_elsewhere(path) == "opened"
+
+
+def _opened_elsewhere(path: Path) -> str:
+    program = """
+        import asyncio, sys
+        from payclient.ledger import open_ledger
+
+        async def main():
+            try:
+                await (await open_ledger("sqlite:" + sys.argv[1])).aclose()
+                print("opened")
+            except Exception as error:
+                print(type(error).__name__)
+
+        asyncio.run(main())
+    """
+    return _run(program, path).strip()
+
+
+def _run(program: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
+
+
+async def test_settings_are_read_back(path: Path) -> None:
+    """A SQLite that does not do as it is told is refused, whatever it is told."""
+
+    class Deaf(sqlite3.Connection):
+        setting = ""
+
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if sql.startswith(f"PRAGMA {self.setting} ="):
+                sql = f"PRAGMA {self.setting}"
+            return super().execute(sql, *args)
+
+    settings = ["locking_mode", "journal_mode", "synchronous", "foreign_keys", "recursive_triggers"]
+    for number, setting in enumerate(settings):
+        Deaf.setting = setting
+
+        def connect(path: str) -> sqlite3.Connection:
+            connection = sqlite3.connect(path, isolation_level=None, factory=Deaf)
+            # A build whose default is not ours.
+            sqlite3.Connection.execute(connection, "PRAGMA synchronous = NORMAL")
+            return connection
+
+        with pytest.raises(ConfigurationError, match=setting):
+            await SqliteLedger.open(f"{path}{number}", connect=connect)
+
+
+async def _collected(warned: Sized) -> None:
+    async with asyncio.timeout(30):
+        while not len(warned):  # the thread may still be at its last batch, or the loop at its answer
+            gc.collect()
+            await asyncio.sleep(0)
+
+
+async def test_forgotten(path: Path) -> None:
+    """A ledger that is dropped says so, carries out what it was given, and lets go of its file."""
+    ledger = await SqliteLedger.open(str(path))
+    task = asyncio.ensure_future(ledger.permit(fresh()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    del ledger, task
+    with pytest.warns(ResourceWarning, match="unclosed ledger") as warned:
+        await _collected(warned)
+    del warned  # it quotes the ledger
+    gc.collect()
+    ledger = await SqliteLedger.open(str(path))
+    assert await ledger.get("order-1") == fresh()
+    await ledger.aclose()
+
+
+def test_forgotten_at_exit(path: Path) -> None:
+    """A program that ends without closing still has on disk what it had queued."""
+    _run(
+        """
+        import asyncio, sys
+        from payclient.ledger import open_ledger
+        from payclient.lifecycle import Record
+
+        async def main():
+            global ledger
+            ledger = await open_ledger("sqlite:" + sys.argv[1])
+            for number in range(100):
+                asyncio.ensure_future(ledger.permit(Record(client_transaction_id=str(number))))
+            await asyncio.sleep(0)
+
+        asyncio.run(main())
+        """,
+        path,
+    )
+    assert raw(path, "SELECT count(*) FROM attempts") == [(100,)]
+
+
+def test_the_loop_closes_before_the_answer(path: Path) -> None:
+    """The thread survives it, and the file can be let go of from another loop."""
+    ledgers = []
+
+    async def leave() -> None:
+        ledgers.append(await SqliteLedger.open(str(path)))
+        task = asyncio.ensure_future(ledgers[0].permit(fresh()))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(leave())
+    with pytest.raises(UsageError, match="another event loop"):
+        asyncio.run(ledgers[0].get("order-1"))
+    asyncio.run(ledgers[0].aclose())
+    assert raw(path, "SELECT state FROM attempts") == [("sending",)]
+
+
+def test_after_a_fork(path: Path) -> None:
+    """The child may not use it, and its end takes nothing from the parent."""
+    said = _run(
+        """
+        import asyncio, os, selectors, sys
+        from payclient.errors import UsageError
+        from payclient.ledger import open_ledger
+        from payclient.lifecycle import Record
+
+        async def main():
+            ledger = await open_ledger("sqlite:" + sys.argv[1])
+            await ledger.permit(Record(client_transaction_id="a"))
+            child = os.fork()
+            if not child:
+                try:
+                    await ledger.permit(Record(client_transaction_id="b"))
+                except UsageError:
+                    print("refused", flush=True)
+                await ledger.aclose()
+                del ledger
+                sys.exit()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert os.path.exists(sys.argv[1] + "-wal")
+            await ledger.permit(Record(client_transaction_id="c"))
+            os._exit(0)
+
+        # Not epoll, of which parent and child would share one.
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+            runner.run(main())
+        """,
+        path,
+    )
+    assert said == "refused\n"
+    assert raw(path, "SELECT client_transaction_id FROM attempts ORDER BY seq") == [("a",), ("c",)]
+
+
+async def test_a_cancelled_open(path: Path) -> None:
+    """Whoever stops waiting for the file does not keep it."""
+    opening = asyncio.ensure_future(SqliteLedger.open(str(path)))
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    while True:
+        try:
+            ledger = await SqliteLedger.open(str(path))
+        except LedgerInUseError:
+            continue  # the thread is still at it
+        break
+    await ledger.aclose()
+
+
+# The database refuses
+
+
+def test_the_schema_has_a_version() -> None:
+    """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old files, and then changes this."""
+    digest = hashlib.sha256("\n".join(schema.SCHEMA).encode()).hexdigest()
+    assert (schema.VERSION, digest[:16]) == (1, "1b7be52ca5f208ee")
+
+
+@pytest.mark.parametrize("before", State)
+async def test_illegal_moves(path: Path, before: State) -> None:
+    """The database takes a move exactly where the lifecycle has one."""
+    await filled(path, before)
+    for after in State:
+        try:
+            connection = sqlite3.connect(path, isolation_level=None)
+            connection.execute("BEGIN")
+            connection.execute("UPDATE attempts SET state = ?, version = version + 1", (after.value,))
+            taken = True
+        except sqlite3.IntegrityError:
+            taken = False
+        finally:
+            connection.close()
+        assert taken is ((before, after) in LEGAL), after
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE attempts SET state = 'pending'",
+        "UPDATE attempts SET version = version + 2",
+        "UPDATE attempts SET client_transaction_id = 'other', version = version + 1",
+        "UPDATE attempts SET attempt = 2, version = version + 1",
+        "UPDATE attempts SET digest = x'00', version = version + 1",
+        "UPDATE attempts SET amount = 1, version = version + 1",
+        "UPDATE attempts SET state = 'paid', version = version + 1",
+        "UPDATE attempts SET transaction_id = 'seven', version = version + 1",
+        "DELETE FROM attempts",
+        "UPDATE changes SET after = 'accepted'",
+        "DELETE FROM changes",
+        "REPLACE INTO changes SELECT cursor, client_transaction_id, attempt, at, event, before, 'accepted',"
+        " evidence, detail FROM changes",
+    ],
+)
+async def test_what_is_written_stays(path: Path, sql: str) -> None:
+    """No statement can alter what an attempt is, or the history."""
+    await filled(path)
+    before = raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")
+    with pytest.raises(sqlite3.IntegrityError):
+        raw(path, sql)
+    assert (raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")) == before
+
+
+@pytest.mark.parametrize("verb", ["INSERT", "REPLACE"])
+@pytest.mark.parametrize(
+    ("state", "attempt", "inserted", "granted"),
+    [
+        (State.PENDING, 1, "sending", False),
+        (State.PENDING, 2, "sending", False),
+        (State.ACCEPTED, 1, "sending", False),
+        (State.REFUSED, 1, "sending", False),
+        (State.REFUSED, 3, "sending", False),
+        (State.REFUSED, 0, "sending", False),
+        (State.REFUSED, 2, "pending", False),
+        (State.REFUSED, 2, "sending", True),
+    ],
+)
+async def test_the_database_grants_permits(
+    path: Path, verb: str, state: State, attempt: int, inserted: str, granted: bool
+) -> None:
+    """The next attempt after a refused one, as SENDING, and no other."""
+    await filled(path, state)
+    columns = "client_transaction_id, kind, digest, lane, amount, currency, created_at, evidence, version"
+    sql = f"""
+        {verb} INTO attempts ({columns}, attempt, state, event, event_evidence, event_at)
+        SELECT client_transaction_id, kind, digest, lane, amount, currency, created_at, 'permit', 0, ?, ?,
+            'Permitted', 'permit', 1.0
+        FROM attempts"""  # noqa: S608
+    if granted:
+        raw(path, sql, attempt, inserted)
+    else:
+        with pytest.raises(sqlite3.IntegrityError):
+            raw(path, sql, attempt, inserted)
+    assert raw(path, "SELECT count(*) FROM attempts") == [(1 + granted,)]
+
+
+async def test_the_index_alone_refuses_a_second_open_attempt(path: Path) -> None:
+    """Without its trigger the database still has the unique index."""
+    await filled(path)
+    raw(path, "DROP TRIGGER attempts_insert")
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        raw(path, schema.insert_attempts(1), *schema.permit_row(fresh(attempt=2)))
+
+
+# The disk
+
+
+class Failing(sqlite3.Connection):
+    """Fails the operations whose numbers are in `failing`, as a full disk does."""
+
+    number = 0
+    failing: frozenset[int] = frozenset()
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        cls = type(self)
+        cls.number += 1
+        if cls.number in cls.failing:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(sql, *args)
+
+
+def failing_at(*numbers: int) -> tuple[type[Failing], Callable[[str], sqlite3.Connection]]:
+    class Own(Failing):
+        number = 0
+        failing = frozenset(numbers)
+
+    return Own, lambda path: sqlite3.connect(path, timeout=0, isolation_level=None, factory=Own)
+
+
+async def test_every_operation_can_fail(path: Path) -> None:
+    """Whichever one fails, what was acknowledged is there, what was not is whole or absent, and it goes on."""
+    for number in range(1, 500):
+        place = path.with_name(f"{number}.db")
+        connection, connect = failing_at(number)
+        try:
+            ledger = await SqliteLedger.open(str(place), connect=connect)
+        except LedgerUnavailableError:
+            ledger = await SqliteLedger.open(str(place))
+            assert await ledger.permit(fresh())
+            await ledger.aclose()
+            continue
+        acknowledged: dict[str, State] = {}
+        for batch in (["a"], ["b", "c", "d"], ["e", "e"]):
+            permits = await asyncio.gather(
+                *(ledger.permit(fresh(each)) for each in batch), return_exceptions=True
+            )
+            assert all(isinstance(each, (bool, LedgerUnavailableError)) for each in permits)
+            granted = [each for each, permit in zip(batch, permits, strict=True) if permit is True]
+            acknowledged |= dict.fromkeys(granted, State.SENDING)
+            records = await asyncio.gather(
+                *(ledger.apply(fresh(each), CREATED) for each in granted), return_exceptions=True
+            )
+            for record in records:
+                assert isinstance(record, (Record, LedgerUnavailableError))
+                if isinstance(record, Record):
+                    acknowledged[record.client_transaction_id] = record.state
+        missed = number > connection.number
+        connection.failing = frozenset()  # the disk has recovered: the ledger is as good as before
+        assert await ledger.permit(fresh("z"))
+        await ledger.aclose()
+        ledger = await SqliteLedger.open(str(place))
+        found = await ledger.get_many(["a", "b", "c", "d", "e"])
+        for each in found:
+            assert len(await ledger.history(each)) == found[each].version + 1
+        await ledger.aclose()
+        assert {each: record.state for each, record in found.items()} == acknowledged
+        if missed:
+            assert len(acknowledged) == 5
+            return
+    pytest.fail("it never ran without a fault")
+
+
+async def test_a_disk_that_is_full(path: Path) -> None:
+    """SQLite's own "full": nothing of the batch is kept, and the ledger goes on when there is room."""
+    opened: list[sqlite3.Connection] = []
+
+    def connect(path: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        opened.append(connection)
+        return connection
+
+    ledger = await SqliteLedger.open(str(path), connect=connect)
+    await ledger.permit(fresh("first"))
+    opened[0].execute("PRAGMA max_page_count = 1")
+    answers = await asyncio.gather(
+        *(ledger.permit(fresh(f"order-{number}")) for number in range(300)), return_exceptions=True
+    )
+    assert {type(answer) for answer in answers} == {LedgerUnavailableError}
+    assert all("SQLITE_FULL" in str(answer) for answer in answers)
+    assert isinstance(answers[3], LedgerUnavailableError)
+    assert answers[3].client_transaction_id == "order-3"
+    assert answers[3].__cause__ is answers[3].__context__ is None
+    assert await ledger.get_many([f"order-{number}" for number in range(300)]) == {}
+    opened[0].execute("PRAGMA max_page_count = 100000")
+    assert all(await asyncio.gather(*(ledger.permit(fresh(f"order-{number}")) for number in range(300))))
+    await ledger.aclose()
+
+
+async def test_a_rollback_that_fails(path: Path) -> None:
+    """A connection of which nobody knows what it holds is given up, and the file opened again."""
+    connection, connect = failing_at()
+    ledger = await SqliteLedger.open(str(path), connect=connect)
+    await ledger.permit(fresh("a"))
+    # BEGIN, INSERT, COMMIT, ROLLBACK.
+    connection.failing = frozenset({connection.number + 3, connection.number + 4})
+    permit, found = await asyncio.gather(ledger.permit(fresh("b")), ledger.get("a"), return_exceptions=True)
+    assert isinstance(permit, LedgerUnavailableError)
+    assert isinstance(found, LedgerUnavailableError)
+    assert await ledger.get("b") is None
+    assert await ledger.permit(fresh("b"))
+    await ledger.aclose()
+
+
+async def test_a_file_that_cannot_be_opened_again(path: Path) -> None:
+    """Every use fails until it can; a file that has taken its place is not written to."""
+    connection, connect = failing_at()
+    ledger = await SqliteLedger.open(str(path), connect=connect)
+    start = connection.number
+    connection.failing = frozenset({start + 2, start + 3, start + 4})
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.permit(fresh("a"))  # BEGIN, INSERT and ROLLBACK
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.get("a")
+    os.unlink(path)
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.permit(fresh("a"))
+    await ledger.aclose()
+    assert raw(path, "SELECT count(*) FROM attempts") == [(0,)]
+
+
+async def test_reads_that_fail(path: Path) -> None:
+    """A reader is told; the next one reads."""
+    connection, connect = failing_at()
+    ledger = await SqliteLedger.open(str(path), connect=connect)
+    connection.failing = frozenset({connection.number + 1})
+    with pytest.raises(LedgerUnavailableError, match="could not be read"):
+        await ledger.history("order-1")
+    assert await ledger.history("order-1") == []
+    await ledger.aclose()
+
+
+async def test_a_value_that_no_column_takes(path: Path) -> None:
+    """One caller's impossible value fails that caller, not those of its batch."""
+    ledger = await SqliteLedger.open(str(path))
+    answers = await asyncio.gather(
+        ledger.permit(fresh("a")),
+        ledger.permit(fresh("\ud800")),
+        ledger.permit(attrs.evolve(fresh("big"), amount=2**70)),
+        ledger.permit(fresh("b")),
+        return_exceptions=True,
+    )
+    assert [type(answer) for answer in answers] == [
+        bool,
+        LedgerUnavailableError,
+        LedgerUnavailableError,
+        bool,
+    ]
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.apply(fresh("a"), Notified(at=NOW, transaction_id=2**70))
+    assert (await ledger.get("a")) == fresh("a")
+    await ledger.aclose()
+
+
+def test_killed(path: Path) -> None:
+    """After SIGKILL every permit that was acknowledged is there, and whatever else is there is whole."""
+    program = """
+        import asyncio, sys
+        from payclient.ledger import open_ledger
+        from payclient.lifecycle import Created, Record
+
+        async def main():
+            ledger = await open_ledger("sqlite:" + sys.argv[1])
+
+            async def sales(lane):
+                for number in range(100_000):
+                    record = Record(client_transaction_id=f"{lane}-{number}")
+                    assert await ledger.permit(record)
+                    print("P", record.client_transaction_id, flush=True)
+                    await ledger.apply(record, Created(at=1.0, transaction_id=1, expires_at=2.0))
+                    print("C", record.client_transaction_id, flush=True)
+
+            await asyncio.gather(*(sales(lane) for lane in range(20)))
+
+        asyncio.run(main())
+    """
+    said: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if len(said) == 500:
+                process.send_signal(signal.SIGKILL)
+    states = dict(raw(path, "SELECT client_transaction_id, state FROM attempts"))
+    for line in said:
+        letter, _, key = line.rstrip("\n").partition(" ")
+        if not line.endswith("\n"):
+            continue
+        assert states[key] == "pending" if letter == "C" else key in states
+    assert raw(path, "PRAGMA integrity_check") == [("ok",)]
+
+    async def opened_again() -> int:
+        ledger = await SqliteLedger.open(str(path))
+        found = [record async for record in ledger.unfinished()]
+        await ledger.aclose()
+        return len(found)
+
+    assert asyncio.run(opened_again()) == len(states)

@@ -1,0 +1,1144 @@
+"""The session: settings, tokens, time-outs, repeats and the hook, over transports that are functions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import aiohttp
+import attrs
+import orjson
+import pytest
+
+from payclient.deadlines import Deadlines, Timeouts
+from payclient.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RefusedError,
+    UnauthorizedError,
+    UsageError,
+)
+from payclient.models import SaleRequest
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.session import RETRY_DELAYS, Exchange, PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
+from raw_server import RawServer, answer, hang, read, reset, turns, write
+
+TOKEN = "canary-token-5QdX"
+BASE = "https://pay.example"
+#: For what only a time-out ends.
+SHORT = Timeouts(connect=0.2, total=0.2)
+
+TRIES = 1 + len(RETRY_DELAYS)
+
+QUERIES = ServiceProfile(
+    name="shop",
+    not_found_codes=frozenset({20}),
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        state_field="state",
+    ),
+)
+
+SALE = SaleRequest(
+    phone_number="0987654321",
+    country_code="593",
+    currency="USD",
+    client_transaction_id="order-1",
+    amount_without_tax=100,
+)
+
+CREATED = HttpResponse(200, {}, b'{"transactionId": 12}')
+PENDING = HttpResponse(200, {}, b'{"transactionId": 12, "state": "Pendiente"}')
+FAILING = HttpResponse(503)
+WHO = HttpResponse(401, {}, b'{"message": "who?"}')
+
+Said = HttpResponse | BaseException
+
+
+class Fake:
+    """A transport that is a function: each answer is given or raised, before or after the `before_send`."""
+
+    def __init__(self, *said: Said, sends: bool = True) -> None:
+        self.said = list(said)
+        self.sends = sends
+        self.requests: list[HttpRequest] = []
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        self.requests.append(request)
+        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if self.sends and before_send is not None:
+            await before_send()
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    @property
+    def tokens(self) -> list[str]:
+        return [(request.headers or {})["Authorization"] for request in self.requests]
+
+
+async def endless(_request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+    """A transport that sends and hears nothing."""
+    assert before_send is not None
+    await before_send()
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+class Permit:
+    """A `before_send` that counts."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    async def __call__(self) -> None:
+        self.entered += 1
+
+
+class Tokens:
+    """A token callable that counts, and waits for `go` when it has one."""
+
+    def __init__(self, *tokens: object, go: asyncio.Event | None = None) -> None:
+        self.tokens = list(tokens)
+        self.asked = 0
+        self.go = go
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        if self.go is not None:
+            await self.go.wait()
+        token = self.tokens.pop(0) if len(self.tokens) > 1 else self.tokens[0]
+        if isinstance(token, BaseException):
+            raise token
+        return cast("str", token)
+
+
+@pytest.fixture(autouse=True)
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Repeat without waiting; the delays that were asked for."""
+    asked: list[float] = []
+
+    async def sleep(_: PaySession, seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    return asked
+
+
+def session_over(transport: Transport | None, token: Any = TOKEN, **options: Any) -> PaySession:
+    options.setdefault("profile", QUERIES)
+    return PaySession(BASE, token, transport=transport, **options)
+
+
+# --- Settings
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "",
+        None,
+        b"https://pay.example",
+        "pay.example",
+        "https://",
+        "https:///api",
+        "http://pay.example",
+        "http://192.168.0.1",
+        "http://localhost.evil.example",
+        "http://[::2]",
+        "ftp://pay.example",
+        "file:///etc/passwd",
+        "https://user:secret@pay.example",
+        "https://secret@pay.example",
+        "https://@pay.example",
+        "https://pay.example?secret=1",
+        "https://pay.example?",
+        "https://pay.example/#secret",
+        "https://pay.example#",
+        "https://pay.example/\r\nX: secret",
+        "https://pay.example/\x00",
+        "https://pay.example/ ",
+        " https://pay.example",
+        "https://pay.example\\secret",
+        "https://pagó.example",
+        "https://pay.example:port",
+        "https://pay.example:70000",
+        "https://[::1",
+    ],
+)
+def test_base_url_refused(base_url: Any) -> None:
+    """A base address that is not plain https is refused by name, and not repeated."""
+    with pytest.raises(ConfigurationError, match=r"^base_url: ") as caught:
+        PaySession(base_url, TOKEN)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://pay.example",
+        "https://pay.example:8443/v1/",
+        "HTTPS://pay.example",
+        "http://localhost:80",
+        "http://127.0.0.1:1",
+        "http://127.9.9.9",
+        "http://[::1]:8080",
+    ],
+)
+def test_base_url_accepted(base_url: str) -> None:
+    """https is accepted, http for loopback only; a final slash is left out."""
+    assert PaySession(base_url, TOKEN).base_url == base_url.rstrip("/")
+
+
+BAD_TOKENS = [
+    "",
+    None,
+    7,
+    b"secret",
+    "Bearer secret",
+    "bearer secret",
+    "secret\r\nX-Other: 1",
+    "secret\n",
+    "secret\x00",
+    "sec ret",
+    " secret",
+    "secret\t",
+    "secretó",
+    "<ACCESS_TOKEN>",
+    "<secret>",
+]
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS)
+def test_token_refused(token: Any) -> None:
+    """A token that cannot stand behind Bearer (§5) is refused by name, and not repeated."""
+    with pytest.raises(ConfigurationError, match=r"^token: ") as caught:
+        PaySession(BASE, token)
+    assert "secret" not in repr(caught.value)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), True, "10", None])
+@pytest.mark.parametrize("name", ["connect", "total"])
+def test_timeouts_refused(name: str, value: Any) -> None:
+    """A time-out that is no positive, finite number is refused by name."""
+    with pytest.raises(ConfigurationError, match=f"^time-out {name}: "):
+        Timeouts(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "proxy", ["", "proxy.example", "socks5://proxy.example", "http://", "http://[::1", "https:///x"]
+)
+def test_proxy_refused(proxy: str) -> None:
+    """A proxy that is no http address is refused by name."""
+    with pytest.raises(ConfigurationError, match=r"^proxy: "):
+        PaySession(BASE, TOKEN, proxy=proxy)
+
+
+def test_from_env() -> None:
+    """The environment gives the base address, the token and the profile; options pass through."""
+    environ = {"PAYCLIENT_BASE_URL": "https://pay.example/", "PAYCLIENT_TOKEN": TOKEN}
+    session = PaySession.from_env(environ, timeouts=SHORT)
+    assert (session.base_url, session.profile, session.timeouts) == (BASE, DOCUMENT, SHORT)
+    assert PaySession.from_env({**environ, "PAYCLIENT_PROFILE": "document"}).profile is DOCUMENT
+    assert PaySession.from_env({**environ, "PAYCLIENT_PROFILE": "x"}, profile=QUERIES).profile is QUERIES
+
+
+@pytest.mark.parametrize("name", ["PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_from_env_without(name: str, empty: bool) -> None:
+    """A missing or empty variable is named, and no other's value is shown."""
+    environ = {"PAYCLIENT_BASE_URL": BASE, "PAYCLIENT_TOKEN": TOKEN}
+    if empty:
+        environ[name] = ""
+    else:
+        del environ[name]
+    with pytest.raises(ConfigurationError, match=f"^{name} is not set$"):
+        PaySession.from_env(environ)
+
+
+def test_from_env_bad_profile() -> None:
+    """A profile that cannot be read is a setting that cannot be."""
+    environ = {
+        "PAYCLIENT_BASE_URL": BASE,
+        "PAYCLIENT_TOKEN": TOKEN,
+        "PAYCLIENT_PROFILE": "/no/such/file.toml",
+    }
+    with pytest.raises(ConfigurationError, match=r"/no/such/file\.toml"):
+        PaySession.from_env(environ)
+
+
+async def test_nothing_shows_the_token() -> None:
+    """Neither `repr` nor pickling nor a sent request's `repr` shows the token or the phone."""
+    fake = Fake(CREATED)
+    session = session_over(fake)
+    await session.sale(SALE)
+    shown = f"{session!r} {session!s} {fake.requests!r} {CREATED!r}"
+    assert TOKEN not in shown
+    assert "0987654321" not in shown
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="does not pickle"):
+            way(session)
+
+
+# --- Where it may be used
+
+
+async def test_closed() -> None:
+    """A closed session says so, and may be closed again."""
+    fake = Fake(CREATED)
+    async with session_over(fake) as session:
+        await session.sale(SALE)
+    await session.aclose()
+    with pytest.raises(UsageError, match="closed"):
+        await session.sale(SALE)
+    with pytest.raises(UsageError, match="closed"):
+        await session.status(transaction_id=12)
+    with pytest.raises(UsageError, match="closed"):
+        await session.__aenter__()
+    assert len(fake.requests) == 1
+
+
+def test_another_event_loop() -> None:
+    """A session that was used in one event loop says so in another."""
+    session = session_over(Fake(CREATED))
+    asyncio.run(cast("Any", session.sale(SALE)))
+    with pytest.raises(UsageError, match="another event loop"):
+        asyncio.run(cast("Any", session.sale(SALE)))
+
+
+FORKED = """
+import asyncio, os, sys
+from payclient.errors import UsageError
+from payclient.models import SaleRequest
+from payclient.session import PaySession
+from payclient.wire import HttpResponse
+
+async def transport(request, before_send):
+    await before_send()
+    return HttpResponse(200, {}, b'{"transactionId": 12}')
+
+sale = SaleRequest(phone_number="0987654321", country_code="593", currency="USD", client_transaction_id="a", tip=1)
+session = PaySession("https://pay.example", "token", transport=transport)
+how = sys.argv[1]
+
+async def child():
+    try:
+        await session.sale(sale)
+    except UsageError as error:
+        await session.aclose()
+        return 7 if "fork" in str(error) else 8
+    return 9
+
+async def main():
+    if how != "fresh":
+        await session.sale(sale)
+    if how == "running" and os.fork() == 0:
+        os._exit(await child())
+    if how == "running":
+        return os.waitstatus_to_exitcode(os.wait()[1])
+
+code = asyncio.run(main())
+if how != "running":
+    if os.fork() == 0:
+        os._exit(asyncio.run(child()))
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "fresh",
+        "used",
+        "running",
+    ],
+)
+def test_forked(how: str) -> None:
+    """In a forked child a session says so: unused, used, and forked from within the running loop."""
+    done = subprocess.run([sys.executable, "-c", FORKED, how], check=False, timeout=30, capture_output=True)
+    assert (done.returncode, done.stderr) == (7, b"")
+
+
+async def test_borrowed_connector_stays_open() -> None:
+    """A borrowed connector is used and not closed."""
+    async with RawServer((read, write(answer({"transactionId": 12})))) as server:
+        connector = aiohttp.TCPConnector()
+        async with PaySession(server.url, TOKEN, connector=connector) as session:
+            await session.sale(SALE)
+        assert not connector.closed
+        await connector.close()
+
+
+async def test_own_connections_are_closed() -> None:
+    """The session's own connections end with it, and a call that still runs ends as if cut."""
+    async with RawServer((read, hang)) as server:
+        session = PaySession(server.url, TOKEN)
+        call = asyncio.create_task(cast("Any", session.sale(SALE)))
+        await server.charged()
+        await session.aclose()
+        with pytest.raises(OutcomeUnknownError):
+            await call
+        await server.settle()
+
+
+async def test_close_ends_calls_over_a_borrowed_connector() -> None:
+    """Calls that still run over a borrowed connector end as if cut, or at the latest with their time-out."""
+    async with RawServer((read, hang)) as server:
+        connector = aiohttp.TCPConnector()
+        session = PaySession(server.url, TOKEN, connector=connector, timeouts=SHORT)
+        call = asyncio.create_task(cast("Any", session.sale(SALE)))
+        try:
+            await server.charged()
+            await session.aclose()
+            done, _ = await asyncio.wait([call], timeout=0.5)
+            assert done
+            assert type(call.exception()) is OutcomeUnknownError
+        finally:
+            call.cancel()
+            await asyncio.wait([call])
+            await connector.close()
+
+
+# --- What was sent decides
+
+RAISED: list[Callable[[], BaseException]] = [
+    lambda: RuntimeError(TOKEN),
+    lambda: OSError(104, TOKEN),
+    lambda: ConnectionRefusedError(111, TOKEN),
+    lambda: TimeoutError(TOKEN),
+    lambda: aiohttp.ClientError(TOKEN),
+    lambda: ValueError(TOKEN),
+    lambda: AssertionError(TOKEN),
+    lambda: OutcomeUnknownError(TOKEN),
+    lambda: RefusedError(TOKEN),
+    lambda: RecursionError(TOKEN),
+    lambda: MemoryError(TOKEN),
+]
+
+
+@pytest.mark.parametrize("make", RAISED, ids=lambda make: type(make()).__name__)
+@pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("permitted", [False, True], ids=["plain", "permit"])
+async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool, permitted: bool) -> None:
+    """Whatever a transport raises, it is not sent before `before_send` and unknown after it, and says no secret."""
+    fake, permit = Fake(make(), sends=sends), Permit()
+    with pytest.raises(PayError) as caught:
+        await session_over(fake).sale(SALE, before_send=permit if permitted else None)
+    error = caught.value
+    assert type(error) is (OutcomeUnknownError if sends else NotSentError)
+    assert len(fake.requests) == (1 if sends else TRIES)
+    assert permit.entered == int(sends and permitted)
+    assert error.client_transaction_id == "order-1"
+    assert error.__cause__ is error.__context__ is None
+    assert TOKEN not in repr(error)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
+def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:
+    """What ends a program or a task comes through unchanged and is not repeated."""
+    error = kind("mine")
+    fake = Fake(error, sends=sends)
+    call = session_over(fake)._exchange("sale", HttpRequest("POST", "/"), lambda *_: object(), None, None)
+
+    async def main() -> object:
+        # Looked at within the loop, which would let the first two through its tasks.
+        try:
+            return await call
+        except BaseException as raised:
+            return raised
+
+    assert asyncio.run(main()) is error
+    assert len(fake.requests) == 1
+
+
+async def test_repeats_what_was_not_sent(delays: list[float]) -> None:
+    """What was not sent is sent again, at most twice, after growing jittered delays."""
+    fake, permit = Fake(NotSentError(), OSError(111, "refused"), CREATED), Permit()
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        fake.sends = len(fake.requests) == 2
+        return await fake(request, before_send)
+
+    result = await session_over(transport).sale(SALE, before_send=permit)
+    assert result.transaction_id == 12
+    assert permit.entered == 1
+    assert len({request.body for request in fake.requests}) == 1
+    assert [0.5 <= delay / base <= 1.5 for delay, base in zip(delays, RETRY_DELAYS, strict=True)] == [
+        True,
+        True,
+    ]
+
+
+async def test_gives_up_what_is_never_sent(delays: list[float]) -> None:
+    """After three tries what was not sent is said to be so."""
+    fake = Fake(OSError(111, "refused"), sends=False)
+    with pytest.raises(NotSentError, match=r"^ConnectionRefusedError \(ECONNREFUSED\)$"):
+        await session_over(fake).sale(SALE)
+    assert len(fake.requests) == TRIES
+    assert len(delays) == TRIES - 1
+
+
+@pytest.mark.parametrize(("permitted", "tries"), [(True, 1), (False, TRIES)])
+async def test_a_spent_permit_is_not_used_again(permitted: bool, tries: int) -> None:
+    """Seen dead after `before_send` is not sent, and repeated only where no permit was spent."""
+    fake, permit = Fake(NotSentError("seen dead")), Permit()
+    with pytest.raises(NotSentError, match="seen dead"):
+        await session_over(fake).sale(SALE, before_send=permit if permitted else None)
+    assert len(fake.requests) == tries
+    assert permit.entered == int(permitted)
+
+
+@pytest.mark.parametrize(
+    "said", [FAILING, HttpResponse(307), HttpResponse(200), TimeoutError(), OSError(104, "reset")]
+)
+async def test_the_unknown_is_not_repeated(said: Said) -> None:
+    """A Sale whose outcome is unknown is never sent again."""
+    fake = Fake(said, CREATED)
+    with pytest.raises(OutcomeUnknownError):
+        await session_over(fake).sale(SALE)
+    assert len(fake.requests) == 1
+
+
+async def test_refused_before_any_bytes() -> None:
+    """What the profile forbids is refused before the transport is called."""
+    fake = Fake(CREATED)
+    profile = ServiceProfile(max_lengths={"client_transaction_id": 3})
+    with pytest.raises(InvalidRequestError, match="clientTransactionId"):
+        await session_over(fake, profile=profile).sale(SALE)
+    assert fake.requests == []
+
+
+async def test_the_two_halves() -> None:
+    """`encode_sale` and `send_sale` are `sale`."""
+    fake = Fake(CREATED)
+    session = session_over(fake)
+    whole = await session.sale(SALE)
+    halves = await session.send_sale(session.encode_sale(SALE))
+    assert whole == halves
+    assert fake.requests[0] == fake.requests[1]
+    assert (fake.requests[0].method, fake.requests[0].path) == ("POST", "/api/Sale")
+    assert orjson.loads(fake.requests[0].body)["clientTransactionId"] == "order-1"
+
+
+# --- Time-outs
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["session", "call"])
+async def test_total_timeout(own: bool) -> None:
+    """The total time-out ends a call, the session's or the call's own, and says which it was."""
+    session = session_over(endless, timeouts=Timeouts() if own else SHORT)
+    with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.2 s"):
+        await session.sale(SALE, timeouts=SHORT if own else None)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_longer_time_for_one_call() -> None:
+    """A call's own time-out may be longer than the session's."""
+    go = asyncio.Event()
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        await go.wait()
+        return CREATED
+
+    session = session_over(transport, timeouts=Timeouts(total=0.01))
+    call = asyncio.create_task(cast("Any", session.sale(SALE, timeouts=Timeouts(total=5))))
+    with pytest.raises(NotSentError):
+        await session.sale(SALE)
+    go.set()
+    assert (await call).transaction_id == 12
+
+
+async def test_outer_timeout() -> None:
+    """An `asyncio.timeout` around a call works as around any other."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await session_over(endless).sale(SALE)
+
+
+async def test_timeout_while_waiting_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The total time-out covers the delays too, and what was not sent stays not sent."""
+
+    async def sleep(_: PaySession, seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    with pytest.raises(NotSentError):
+        await session_over(Fake(OSError(), sends=False), timeouts=Timeouts(total=0.01)).sale(SALE)
+
+
+async def test_the_delay_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tries the session sleeps."""
+    monkeypatch.undo()
+    assert PaySession._sleep is not None
+    await session_over(Fake(CREATED))._sleep(0)
+
+
+# --- The token
+
+
+async def test_token_callable_is_asked_once() -> None:
+    """However many calls wait for the token, the callable is asked once, and not again while it is good."""
+    go = asyncio.Event()
+    tokens, fake = Tokens("first", go=go), Fake(CREATED)
+    session = session_over(fake, tokens)
+    calls = [asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(5)]
+    await turns()
+    assert fake.requests == []
+    go.set()
+    await asyncio.gather(*calls)
+    await session.sale(SALE)
+    assert tokens.asked == 1
+    assert fake.tokens == ["Bearer first"] * 6
+
+
+async def test_a_cancelled_caller_leaves_the_token_to_others() -> None:
+    """A caller that is cancelled while the token is asked for removes only itself."""
+    go = asyncio.Event()
+    tokens, fake = Tokens("first", go=go), Fake(CREATED)
+    session = session_over(fake, tokens)
+    first, second = (asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(2))
+    await turns()
+    first.cancel()
+    go.set()
+    assert (await second).transaction_id == 12
+    assert first.cancelled()
+    assert tokens.asked == 1
+
+
+async def test_status_asks_for_a_token_after_401() -> None:
+    """A status query is repeated once with a fresh token after a 401."""
+    tokens, fake = Tokens("old", "new"), Fake(WHO, PENDING)
+    report = await session_over(fake, tokens).status(transaction_id=12)
+    assert report is not None
+    assert report.state == "Pendiente"
+    assert fake.tokens == ["Bearer old", "Bearer new"]
+
+
+async def test_status_after_two_401() -> None:
+    """A second 401 is the answer."""
+    tokens, fake = Tokens("old", "new", "newer"), Fake(WHO)
+    with pytest.raises(UnauthorizedError):
+        await session_over(fake, tokens).status(transaction_id=12)
+    assert len(fake.requests) == tokens.asked == 2
+
+
+async def test_status_with_a_fixed_token_after_401() -> None:
+    """A fixed token is not tried again."""
+    fake = Fake(WHO)
+    with pytest.raises(UnauthorizedError):
+        await session_over(fake).status(transaction_id=12)
+    assert len(fake.requests) == 1
+
+
+async def test_sale_is_not_repeated_after_401() -> None:
+    """A Sale is never repeated after a 401, but the next call asks for a fresh token."""
+    tokens, fake = Tokens("old", "new"), Fake(WHO, CREATED)
+    session = session_over(fake, tokens)
+    with pytest.raises(UnauthorizedError):
+        await session.sale(SALE)
+    assert fake.tokens == ["Bearer old"]
+    await session.sale(SALE)
+    assert fake.tokens == ["Bearer old", "Bearer new"]
+
+
+async def test_a_late_401_keeps_a_fresh_token() -> None:
+    """A 401 to a request with an older token does not throw away the newer one."""
+    go = asyncio.Event()
+    tokens, seen = Tokens("old", "new", "never"), list[str]()
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        seen.append((request.headers or {})["Authorization"])
+        if len(seen) == 1:
+            await go.wait()
+            return WHO
+        return WHO if seen[-1] == "Bearer old" else CREATED
+
+    session = session_over(transport, tokens)
+    late = asyncio.create_task(cast("Any", session.sale(SALE)))
+    await turns()
+    with pytest.raises(UnauthorizedError):
+        await session.sale(SALE)
+    await session.sale(SALE)
+    go.set()
+    with pytest.raises(UnauthorizedError):
+        await late
+    await session.sale(SALE)
+    assert tokens.asked == 2
+
+
+@pytest.mark.parametrize("token", BAD_TOKENS)
+async def test_bad_token_of_a_callable(token: object) -> None:
+    """A token that cannot be, given by the callable, is refused by name and nothing is sent."""
+    fake, permit = Fake(CREATED), Permit()
+    with pytest.raises(ConfigurationError, match=r"^token: ") as caught:
+        await session_over(fake, Tokens(token)).sale(SALE, before_send=permit)
+    assert "secret" not in repr(caught.value)
+    assert fake.requests == []
+    assert permit.entered == 0
+
+
+async def test_raising_token_callable() -> None:
+    """What the token callable raises reaches all who wait, nothing is sent, and the next call asks again."""
+    go = asyncio.Event()
+    tokens, fake = Tokens(LookupError("no token"), TOKEN, go=go), Fake(CREATED)
+    session = session_over(fake, tokens)
+    calls = [asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(2)]
+    await turns()
+    go.set()
+    for call in calls:
+        with pytest.raises(LookupError, match="no token"):
+            await call
+    assert fake.requests == []
+    assert (await session.sale(SALE)).transaction_id == 12
+    assert tokens.asked == 2
+
+
+async def test_hanging_token_callable() -> None:
+    """A token callable without end is not sent, and the next call asks again."""
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Fake(CREATED)
+    async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
+        for _ in range(2):
+            with pytest.raises(NotSentError):
+                await session.sale(SALE)
+            task = session._refresh
+            if task is not None:
+                await asyncio.wait([task])
+    assert fake.requests == []
+    assert tokens.asked == 2
+
+
+async def test_hanging_token_callable_and_a_longer_call() -> None:
+    """A token callable without end is not sent for a call with a longer time-out too."""
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Fake(CREATED)
+    async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
+        with pytest.raises(NotSentError):
+            await session.sale(SALE, timeouts=Timeouts(total=5))
+    assert fake.requests == []
+
+
+async def test_close_ends_the_asking_for_a_token() -> None:
+    """Closing leaves no task behind."""
+    session = session_over(Fake(CREATED), Tokens(TOKEN, go=asyncio.Event()))
+    before = asyncio.all_tasks()
+    with pytest.raises(NotSentError):
+        await session.sale(SALE, timeouts=Timeouts(total=0.01))
+    await session.aclose()
+    await turns()
+    left = asyncio.all_tasks() - before
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert left == set()
+
+
+# --- Status
+
+
+async def test_status_by_each_id() -> None:
+    """A status query asks where the profile says, with the id quoted."""
+    fake = Fake(PENDING)
+    session = session_over(fake)
+    await session.status(transaction_id=12)
+    await session.status(client_transaction_id="a/b ?ñ")
+    assert [(request.method, request.path, request.body) for request in fake.requests] == [
+        ("GET", "/api/Sale/12", b""),
+        ("GET", "/api/Sale/client/a%2Fb%20%3F%C3%B1", b""),
+    ]
+
+
+async def test_quoted_ids_reach_the_wire_as_they_are() -> None:
+    """A quoted id is neither decoded nor quoted twice on its way."""
+    async with RawServer((read, write(answer({"state": "Pendiente"})))) as server:
+        async with PaySession(server.url, TOKEN, profile=QUERIES) as session:
+            await session.status(client_transaction_id="a/b ../%2e?ñ")
+        assert server.data.startswith(b"GET /api/Sale/client/a%2Fb%20..%2F%252e%3F%C3%B1 HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"transaction_id": 12}, {"client_transaction_id": "a"}])
+async def test_status_without_a_profile(arguments: dict[str, Any]) -> None:
+    """A query that the profile does not know is refused, naming the setting."""
+    with pytest.raises(ConfigurationError, match=r"status\.by_"):
+        await session_over(Fake(PENDING), profile=DOCUMENT).status(**arguments)
+
+
+async def test_status_with_both_ids() -> None:
+    """A query takes one id."""
+    with pytest.raises(TypeError):
+        await session_over(Fake(PENDING)).status(transaction_id=12, client_transaction_id="a")
+
+
+@pytest.mark.parametrize(
+    "said", [FAILING, HttpResponse(500, {}, b"<html>"), OSError(104, "reset"), TimeoutError()]
+)
+async def test_status_is_repeated(said: Said, delays: list[float]) -> None:
+    """A status query is repeated on 5xx and on whatever cut it."""
+    fake = Fake(said, said, PENDING)
+    report = await session_over(fake).status(transaction_id=12)
+    assert report is not None
+    assert report.state == "Pendiente"
+    assert len(delays) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "tries"), [(FAILING, TRIES), (HttpResponse(404), 1), (HttpResponse(200), 1)]
+)
+async def test_status_gives_up(said: Said, tries: int) -> None:
+    """A status query gives up after three tries, and at once where the answer is no failure of the moment."""
+    fake = Fake(said)
+    with pytest.raises(OutcomeUnknownError):
+        await session_over(fake).status(transaction_id=12)
+    assert len(fake.requests) == tries
+
+
+async def test_status_not_found() -> None:
+    """A code that the profile maps to "not found" is None."""
+    fake = Fake(HttpResponse(404, {}, b'{"message": "", "errorCode": 20}'))
+    assert await session_over(fake).status(client_transaction_id="order-1") is None
+
+
+async def test_status_over_a_reset_connection() -> None:
+    """A status query is repeated over real connections too."""
+    second = (read, write(answer(b"", 502)), read, write(answer({"state": "Aceptado"})))
+    async with RawServer((read, reset), second) as server:
+        async with PaySession(server.url, TOKEN, profile=QUERIES) as session:
+            report = await session.status(transaction_id=12)
+        assert report is not None
+        assert report.state == "Aceptado"
+
+
+# --- `on_exchange`
+
+
+@attrs.define
+class Case:
+    """One call and what the hook is told of it."""
+
+    said: Said
+    told: dict[str, object]
+    sends: bool = True
+
+
+CASES = {
+    "created": Case(CREATED, {"http_status": 200, "sent": True, "error": None, "transaction_id": 12}),
+    "unknown": Case(FAILING, {"http_status": 503, "sent": True, "error": "OutcomeUnknownError"}),
+    "refused": Case(WHO, {"http_status": 401, "sent": True, "error": "UnauthorizedError"}),
+    "cut": Case(OSError(104, ""), {"http_status": None, "sent": True, "error": "OutcomeUnknownError"}),
+    "not sent": Case(
+        OSError(111, ""), {"http_status": None, "sent": False, "error": "NotSentError"}, sends=False
+    ),
+    "seen dead": Case(NotSentError(""), {"http_status": None, "sent": False, "error": "NotSentError"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("raising", [False, True], ids=["told", "raising"])
+async def test_on_exchange(case: Case, raising: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The hook is told once of each call; that it raises changes nothing and is logged without its words."""
+    told: list[Exchange] = []
+
+    def hook(exchange: Exchange) -> None:
+        told.append(exchange)
+        if raising:
+            raise LookupError(TOKEN)
+
+    outcomes: list[object] = []
+    for option in (hook, None):
+        try:
+            outcomes.append(
+                await session_over(Fake(case.said, sends=case.sends), on_exchange=option).sale(SALE)
+            )
+        except PayError as error:
+            outcomes.append((type(error), str(error)))
+    assert outcomes[0] == outcomes[1]
+    (exchange,) = told
+    assert {name: getattr(exchange, name) for name in case.told} == case.told
+    assert (exchange.operation, exchange.client_transaction_id) == ("sale", "order-1")
+    assert 0 <= exchange.seconds < 5
+    assert TOKEN not in repr(exchange) + caplog.text
+    assert ("LookupError" in caplog.text) == raising
+
+
+async def test_on_exchange_of_a_query() -> None:
+    """The hook is told of status queries by their operation and the id found."""
+    told: list[Exchange] = []
+    await session_over(Fake(PENDING), on_exchange=told.append).status(transaction_id=12)
+    assert [(one.operation, one.transaction_id, one.error) for one in told] == [("status", 12, None)]
+
+
+async def test_on_exchange_of_a_cancelled_call() -> None:
+    """The hook is told that a cancelled call was sent."""
+    told: list[Exchange] = []
+    call = asyncio.create_task(cast("Any", session_over(endless, on_exchange=told.append).sale(SALE)))
+    await turns()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert [(one.sent, one.error) for one in told] == [(True, "CancelledError")]
+
+
+async def test_on_exchange_of_a_timeout() -> None:
+    """The hook is told of the error that the caller gets."""
+    told: list[Exchange] = []
+    with pytest.raises(OutcomeUnknownError):
+        await session_over(endless, on_exchange=told.append, timeouts=Timeouts(total=0.01)).sale(SALE)
+    assert [(one.sent, one.error) for one in told] == [(True, "OutcomeUnknownError")]
+
+
+async def test_on_exchange_of_a_query_sent_before_its_last_try() -> None:
+    """A query of which an earlier try was sent is not said to be unsent."""
+    told: list[Exchange] = []
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if fake.requests:
+            fake.sends = False
+        return await fake(request, before_send)
+
+    fake = Fake(FAILING, OSError(111, "refused"))
+    with pytest.raises(NotSentError):
+        await session_over(transport, on_exchange=told.append).status(transaction_id=12)
+    assert [one.sent for one in told] == [True]
+
+
+# --- Deadlines
+
+
+class Timer:
+    """A timer of the fake loop."""
+
+    def __init__(self, when: float, ring: Callable[[], None]) -> None:
+        self.when, self.ring = when, ring
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeLoop:
+    """A clock moved by hand, for the two methods that deadlines use."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, ring: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, ring))
+        return self.timers[-1]
+
+    def move(self, now: float) -> None:
+        """Move on to this time and ring what is due."""
+        self.now = now
+        due = [timer for timer in self.timers if timer.when <= now]
+        self.timers = [timer for timer in self.timers if timer.when > now]
+        for timer in due:
+            if not timer.cancelled:
+                timer.ring()
+
+
+def deadlines_over(loop: FakeLoop, seconds: float = 10.0) -> Deadlines:
+    return Deadlines(cast("asyncio.AbstractEventLoop", loop), seconds)
+
+
+async def overrun(deadlines: Deadlines, seconds: float | None = None) -> bool:
+    """Wait without end, and say whether the deadline ended it."""
+    deadline = deadlines.start(seconds)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return deadline.overran()
+    finally:
+        deadline.end()
+    raise AssertionError
+
+
+async def start(call: Awaitable[Any]) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(call)
+    await turns(2)
+    return task
+
+
+async def test_one_timer_for_many_calls() -> None:
+    """Calls of one length share one timer, and each ends at its own time."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    calls = []
+    for second in range(5):
+        loop.move(second)
+        calls.append(await start(overrun(deadlines)))
+    assert len(loop.timers) == 1
+    for number, call in enumerate(calls):
+        loop.move(9.5 + number)
+        await turns(2)
+        assert not call.done()
+        loop.move(10 + number)
+        await turns(2)
+        assert call.done()
+        assert await call is True
+        assert len(loop.timers) == int(number < 4)
+
+
+async def test_calls_that_ended_are_left_out() -> None:
+    """A call that ended is not cancelled later, and what it left is cleared away."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    for _ in range(1000):
+        deadlines.start().end()
+    assert len(deadlines._queue) == 1
+    loop.move(5)
+    call = await start(overrun(deadlines))
+    loop.move(10)
+    await turns(2)
+    assert not call.done()
+    loop.move(15)
+    assert await call is True
+
+
+async def test_a_call_of_another_length() -> None:
+    """A call of its own length has a timer of its own, which ends with it."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    long, short = await start(overrun(deadlines)), await start(overrun(deadlines, 3))
+    assert len(loop.timers) == 2
+    loop.move(3)
+    assert await short is True
+    assert not long.done()
+    other = deadlines.start(4)
+    other.end()
+    assert other.timer is not None
+    assert cast("Timer", other.timer).cancelled
+    loop.move(10)
+    assert await long is True
+
+
+async def test_the_length_of_the_session_needs_no_timer() -> None:
+    """A call's own length that is the session's shares its timer."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    deadlines.start(10.0)
+    deadlines.start()
+    assert len(loop.timers) == 1
+
+
+async def test_cancelled_by_somebody_else() -> None:
+    """A cancellation from outside is not the deadline's, alone or together with it."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    alone, together = await start(overrun(deadlines)), await start(overrun(deadlines))
+    alone.cancel()
+    assert await alone is False
+    together.cancel()
+    loop.move(10)
+    assert await together is False
+    assert together.cancelling() == 1
+
+
+async def test_a_deadline_in_a_task_that_is_being_cancelled() -> None:
+    """An earlier cancellation that the task outlived is not mistaken for a new one."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+
+    async def main() -> bool:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await overrun(deadlines)
+        raise AssertionError
+
+    call = await start(main())
+    call.cancel()
+    await turns(2)
+    loop.move(10)
+    assert await call is True
+    assert call.cancelling() == 1
+
+
+async def test_a_deadline_needs_a_task() -> None:
+    """Outside a task there is nothing to cancel, and that is said."""
+    found: list[BaseException] = []
+
+    def outside() -> None:
+        try:
+            deadlines_over(FakeLoop()).start()
+        except RuntimeError as error:
+            found.append(error)
+
+    asyncio.get_running_loop().call_soon(outside)
+    await turns(2)
+    assert "task" in str(found[0])
+
+
+async def test_closing_the_deadlines() -> None:
+    """Closing takes the timer back."""
+    loop = FakeLoop()
+    deadlines = deadlines_over(loop)
+    deadlines.close()
+    deadlines.start().end()
+    (timer,) = loop.timers
+    deadlines.close()
+    assert timer.cancelled
+
+
+async def test_timeout_and_cancellation_together() -> None:
+    """Cancelled in the very turn in which the time-out fires, a call is cancelled."""
+    session = session_over(endless, timeouts=Timeouts(total=0.01))
+    call = asyncio.create_task(cast("Any", session.sale(SALE)))
+    await turns()
+    assert session._deadlines is not None
+    session._deadlines._queue[0].fire()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert call.cancelling() == 1
+
+
+async def test_a_deadline_leaves_no_cancellation_behind() -> None:
+    """A `before_send` that turns the time-out's cancellation into its own error leaves the task as it was."""
+
+    async def ledger() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise LookupError from None
+
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        with pytest.raises(LookupError):
+            await session_over(Fake(CREATED), timeouts=Timeouts(total=0.01)).sale(SALE, before_send=ledger)
+        assert task.cancelling() == 0
+    finally:
+        while task.cancelling():
+            task.uncancel()
+
+
+async def test_no_cycle_keeps_a_call_alive() -> None:
+    """A call that ended leaves no task, timer or future behind but the session's one timer."""
+    session = session_over(Fake(CREATED))
+    before = asyncio.all_tasks()
+    for _ in range(100):
+        await session.sale(SALE)
+    gc.collect()
+    assert asyncio.all_tasks() == before
+    assert session._deadlines is not None
+    assert len(session._deadlines._queue) == 1
+    await session.aclose()

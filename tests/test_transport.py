@@ -1,0 +1,944 @@
+"""The network, against raw sockets: whatever a server does, no outcome is a lie and no charge is made twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import pickle
+import socket
+import ssl
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from functools import cache
+from typing import Any
+
+import aiohttp
+import attrs
+import pytest
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from payclient.deadlines import Timeouts
+from payclient.errors import (
+    CustomerBusyError,
+    NotCreatedError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+    ValidationFailedError,
+)
+from payclient.models import SaleRequest, SaleResult
+from payclient.session import RETRY_DELAYS, PaySession
+from raw_server import (
+    ConnectProxy,
+    CuttingProxy,
+    RawServer,
+    Step,
+    answer,
+    client_context,
+    drip,
+    fin,
+    flood,
+    hang,
+    next_turns,
+    read,
+    requests_in,
+    reset,
+    server_context,
+    turns,
+    write,
+)
+
+#: Private values that no error may hold.
+TOKEN, PHONE, PERSON = "canary-token-5QdX", "0987654321", "Canary Person"
+CANARIES = (TOKEN, PHONE, PERSON)
+
+#: Long enough never to be reached, and short enough to end a test that hangs.
+LONG = Timeouts(connect=5, total=5)
+#: For what only the total time-out ends.
+SHORT = Timeouts(connect=0.2, total=0.2)
+
+TRIES = 1 + len(RETRY_DELAYS)
+
+Outcome = SaleResult | BaseException
+
+
+def sale_request(identifier: str = "order-1") -> SaleRequest:
+    return SaleRequest(
+        phone_number=PHONE,
+        country_code="593",
+        currency="USD",
+        client_transaction_id=identifier,
+        amount_without_tax=100,
+        reference=PERSON,
+    )
+
+
+class Permit:
+    """A `before_send` that counts, and does what it is told on the way."""
+
+    def __init__(self, action: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.entered = self.completed = 0
+        self.action = action
+
+    async def __call__(self) -> None:
+        self.entered += 1
+        if self.action is not None:
+            await self.action()
+        self.completed += 1
+
+
+@pytest.fixture(autouse=True)
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Repeat without waiting; the delays that were asked for."""
+    asked: list[float] = []
+
+    async def sleep(_: PaySession, seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    return asked
+
+
+trusting = cache(client_context)
+serving = cache(server_context)
+
+
+@pytest.fixture(params=["http", "tls"])
+def context(request: pytest.FixtureRequest) -> ssl.SSLContext | None:
+    """The server's TLS context, or None for http."""
+    return serving() if request.param == "tls" else None
+
+
+@contextlib.asynccontextmanager
+async def session_to(
+    url: str,
+    timeouts: Timeouts = LONG,
+    connector: aiohttp.BaseConnector | None = None,
+    proxy: str | None = None,
+) -> AsyncIterator[PaySession]:
+    """A session that trusts the test certificate; its connections are closed at the end."""
+    if connector is None and url.startswith("https"):
+        connector = aiohttp.TCPConnector(limit=0, ssl=trusting())
+    session = PaySession(url, TOKEN, timeouts=timeouts, connector=connector, proxy=proxy)
+    try:
+        yield session
+    finally:
+        await session.aclose()
+        if connector is not None:
+            # aiohttp 3.14 stumbles over a TLS connection whose answer it could not parse.
+            with contextlib.suppress(AttributeError):
+                await connector.close()
+
+
+async def outcome_of(call: Coroutine[Any, Any, SaleResult]) -> Outcome:
+    try:
+        return await call
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+
+
+def leaks(error: BaseException) -> list[str]:
+    """What an error holds and must not: an object of aiohttp, the token, personal data."""
+    found: list[str] = []
+    todo: list[object] = [error]
+    seen: set[int] = set()
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if type(thing).__module__.partition(".")[0] in ("aiohttp", "yarl", "multidict", "ssl"):
+            found.append(f"an object of {type(thing).__qualname__}")
+        found += [f"{name} in {type(thing).__name__}" for name in CANARIES if name in f"{thing!r} {thing!s}"]
+        if isinstance(thing, BaseException):
+            todo += [*thing.args, thing.__cause__, thing.__context__, *vars(thing).values()]
+        elif isinstance(thing, (tuple, list)):
+            todo += thing
+        elif isinstance(thing, dict):
+            todo += thing.values()
+    if isinstance(error, PayError):
+        pickled = pickle.dumps(error)
+        found += [f"{name} in the pickle" for name in CANARIES if name.encode() in pickled]
+    return found
+
+
+def check_no_lie(outcome: Outcome, data: bytes, *, refused: bool = False) -> None:
+    """The invariant of every row: what the outcome says is true of the bytes that a server read."""
+    complete = sum(1 for _ in requests_in(data))
+    assert complete <= 1, "one call, one charge"
+    assert isinstance(outcome, (SaleResult, PayError)), repr(outcome)
+    if isinstance(outcome, SaleResult):
+        assert complete == 1
+        return
+    if isinstance(outcome, NotSentError):
+        assert not data
+    if isinstance(outcome, RefusedError):
+        assert refused, "only the service's own word is a refusal"
+    assert leaks(outcome) == []
+    assert outcome.client_transaction_id == "order-1"
+
+
+# --- One table of everything a server may do
+
+
+@attrs.frozen
+class Row:
+    """What a server does with a Sale, and what the call comes to."""
+
+    name: str
+    steps: tuple[Step, ...]
+    #: A transaction id, or the exact class of the error; several where the kernel decides.
+    expected: object
+    candidate: int | None = None
+    timeouts: Timeouts = LONG
+
+    @property
+    def allowed(self) -> tuple[object, ...]:
+        return self.expected if isinstance(self.expected, tuple) else (self.expected,)
+
+
+def answers(
+    name: str, body: object, expected: object, status: int = 200, *extra: str, candidate: int | None = None
+) -> Row:
+    """A row whose server reads the request and answers in order."""
+    return Row(name, (read, write(answer(body, status, *extra))), expected, candidate)
+
+
+def sends(name: str, data: bytes, expected: object, *steps: Step, timeouts: Timeouts = LONG) -> Row:
+    """A row whose server reads the request, writes these bytes and does the steps."""
+    return Row(name, (read, write(data), *steps), expected, timeouts=timeouts)
+
+
+UNKNOWN = OutcomeUnknownError
+CREATED = answer({"transactionId": 12})
+HTML = b"<html><body>It works!</body></html>"
+HALF = CREATED[: CREATED.index(b"\r\n\r\n") + 10]
+DEEP = b'{"transactionId": 12, "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def error_object(code: object, *entries: object, **more: object) -> dict[str, object]:
+    """The service's error object (§7)."""
+    return {"message": "no", "errorCode": code, "errors": list(entries), **more}
+
+
+BUSY = error_object(22, {"message": "pending", "errorCode": 2061})
+
+ROWS = [
+    # The connection.
+    Row("reset before reading", (reset,), (NotSentError, UNKNOWN)),
+    Row("closed before reading", (fin,), (NotSentError, UNKNOWN)),
+    Row("reset after reading", (read, reset), UNKNOWN),
+    Row("closed without an answer", (read, fin), UNKNOWN),
+    sends("reset in the head", CREATED[:20], UNKNOWN, next_turns, reset),
+    sends("closed in the head", CREATED[:20], UNKNOWN, fin),
+    sends("reset in the body", HALF, UNKNOWN, next_turns, reset),
+    sends("closed in the body", HALF, UNKNOWN, fin),
+    Row("stalled before the answer", (read, hang), UNKNOWN, timeouts=SHORT),
+    sends("stalled in the head", CREATED[:20], UNKNOWN, timeouts=SHORT),
+    sends("stalled in the body", HALF, UNKNOWN, timeouts=SHORT),
+    Row("one byte after the other", (read, drip(CREATED * 9, pause=0.01)), UNKNOWN, timeouts=SHORT),
+    Row("100 without end", (read, flood(b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001)), UNKNOWN, timeouts=SHORT),
+    Row("102 without end", (read, flood(b"HTTP/1.1 102 Wait\r\n\r\n", pause=0.001)), UNKNOWN, timeouts=SHORT),
+    sends("100, then the answer", b"HTTP/1.1 100 Continue\r\n\r\n" + CREATED, 12),
+    sends("103, then the answer", b"HTTP/1.1 103 Hints\r\nLink: </a>\r\n\r\n" + CREATED, 12),
+    sends("101", b"HTTP/1.1 101 Go\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + CREATED, UNKNOWN, fin),
+    # The framing.
+    sends("created", CREATED, 12),
+    sends("created, then reset", CREATED, (12, UNKNOWN), next_turns, reset),
+    sends("created, ended by the close", b'HTTP/1.0 200 OK\r\n\r\n{"transactionId": 12}', 12, fin),
+    sends("cut, ended by the close", b'HTTP/1.0 200 OK\r\n\r\n{"transactionId": 12', UNKNOWN, fin),
+    sends("length too large, closed", answer({"transactionId": 12}, length=99), UNKNOWN, fin),
+    sends("length too large, stalled", answer({"transactionId": 12}, length=99), UNKNOWN, timeouts=SHORT),
+    sends("length too small", answer({"transactionId": 12}, length=8), UNKNOWN),
+    sends("length before the last digit", answer(b'{"transactionId": 12}', length=20), UNKNOWN),
+    sends("length no number", b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n{}", UNKNOWN, fin),
+    sends("two lengths", CREATED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n"), UNKNOWN, fin),
+    sends("garbage", b"\x00\xff\x16\x03 no http\r\n\r\n" * 9, UNKNOWN, fin),
+    sends("another protocol", b"SSH-2.0-OpenSSH_9.6\r\n", UNKNOWN, fin),
+    sends("no status line", b'{"transactionId": 12}', UNKNOWN, fin),
+    sends("chunked", CHUNKED + b'15\r\n{"transactionId": 12}\r\n0\r\n\r\n', 12),
+    sends("wrong chunk size", CHUNKED + b'zz\r\n{"transactionId": 12}\r\n0\r\n\r\n', UNKNOWN, fin),
+    sends("chunk too short", CHUNKED + b'5\r\n{"transactionId": 12}\r\n0\r\n\r\n', UNKNOWN, fin),
+    sends("no last chunk, closed", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN, fin),
+    sends("no last chunk, stalled", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN, timeouts=SHORT),
+    Row("headers without end", (read, write(b"HTTP/1.1 200 OK\r\n"), flood(b"X-A: b\r\n" * 500)), UNKNOWN),
+    sends("a header of 1 MB", b"HTTP/1.1 200 OK\r\nX-A: " + b"b" * (1 << 20) + b"\r\n\r\n", UNKNOWN, fin),
+    # Other statuses, other bodies.
+    answers("HTML 200", HTML, UNKNOWN, 200),
+    answers("empty 200", b"", UNKNOWN, 200),
+    sends("204", b"HTTP/1.1 204 No Content\r\n\r\n", UNKNOWN),
+    *(answers(f"empty {status}", b"", UNKNOWN, status) for status in (500, 502, 503, 504)),
+    *(
+        answers(f"HTML {status}", HTML, UNKNOWN, status)
+        for status in (400, 401, 403, 404, 408, 409, 500, 502, 503, 504)
+    ),
+    *(answers(f"body {body!r}", body, UNKNOWN) for body in (b"{}", b"null", b"[]", b'"ok"', b"12", b"\xff\xfe", b"{")),
+    # The id (§2.5).
+    *(
+        answers(f"transactionId {value!r}", {"transactionId": value}, UNKNOWN)
+        for value in ("12", 12.0, True, 0, -1, 2**63, 2**64, None, [12], {"id": 12})
+    ),
+    answers("the largest id", {"transactionId": 2**63 - 1}, 2**63 - 1),
+    answers("a number of 5,000 digits", b'{"transactionId": ' + b"1" * 5000 + b"}", UNKNOWN),
+    answers("deep nesting", DEEP, UNKNOWN),
+    answers("NaN", b'{"transactionId": 12, "amount": NaN}', UNKNOWN),
+    answers("id named twice", b'{"transactionId": 11, "transactionId": 12}', UNKNOWN, candidate=12),
+    answers("id and error", {"transactionId": 12, **BUSY}, UNKNOWN, candidate=12),
+    *(
+        answers(f"id on {status}", {"transactionId": 12}, UNKNOWN, status, candidate=12)
+        for status in (302, 400, 409, 500, 503)
+    ),
+    answers("wrong charset", {"transactionId": 12}, 12, 201, "Content-Type: application/json; charset=utf-16"),
+    answers("BOM", b'\xef\xbb\xbf{"transactionId": 12}', 12),
+    answers("said to be text", {"transactionId": 12}, 12, 200, "Content-Type: text/plain"),
+    answers("gzip", gzip.compress(b'{"transactionId": 12}'), UNKNOWN, 200, "Content-Encoding: gzip"),
+    # The error object (§7).
+    answers("22 on 200", error_object(22), NotCreatedError),
+    answers("22 on 400", error_object(22), NotCreatedError, 400),
+    answers("22 on 500", error_object(22), NotCreatedError, 500),
+    answers("2061 on 200", BUSY, CustomerBusyError),
+    answers("2061 on 503", BUSY, CustomerBusyError, 503),
+    answers("800 on 422", error_object(800, {"message": "Amount", "errorCode": 0}), ValidationFailedError, 422),
+    answers("800 on 500", error_object(800), ValidationFailedError, 500),
+    answers("another code on 400", error_object(23), RefusedError, 400),
+    answers("another code on 500", error_object(23), UNKNOWN, 500),
+    answers("code as a text", error_object("22"), UNKNOWN, 400),
+    answers("code true", error_object(True), UNKNOWN, 400),
+    answers("errors no list", error_object(22, errors={"message": "x"}), NotCreatedError),
+    answers("errors of all kinds", error_object(22, None, 3, "x", {"errorDescriptions": 5}), NotCreatedError),
+    answers("no descriptions", error_object(22, {"message": "x"}), NotCreatedError),
+    answers("error on a redirect", error_object(22), UNKNOWN, 302),
+    answers("401 with a message", {"message": "who?"}, UnauthorizedError, 401),
+    answers("403 with a message", {"message": "no"}, UnauthorizedError, 403),
+    answers("404 with a message", {"message": "no"}, UNKNOWN, 404),
+    answers("429 with the object", error_object(5), RateLimitedError, 429, "Retry-After: 7"),
+    answers("429 without", b"", UNKNOWN, 429, "Retry-After: 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+async def test_any_server(row: Row, context: ssl.SSLContext | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a server does, the outcome is the right one, nothing was sent twice and no error holds a secret."""
+    permit = Permit()
+    async with RawServer(row.steps, context=context) as server:
+        async with session_to(server.url, row.timeouts) as session:
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        await server.settle()
+        refuses = any(isinstance(kind, type) and issubclass(kind, RefusedError) for kind in row.allowed)
+        check_no_lie(outcome, server.data, refused=refuses)
+    said = outcome.transaction_id if isinstance(outcome, SaleResult) else type(outcome)
+    assert said in row.allowed, repr(outcome)
+    assert permit.entered == permit.completed
+    if not isinstance(outcome, NotSentError):
+        assert permit.completed == 1
+    if isinstance(outcome, OutcomeUnknownError):
+        assert outcome.candidate_id == row.candidate
+    if isinstance(outcome, RateLimitedError):
+        assert outcome.retry_after == 7
+    assert not any(canary in caplog.text for canary in CANARIES)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("body", [b"", json.dumps(BUSY).encode()], ids=["empty", "error object"])
+async def test_redirects_are_not_followed(status: int, body: bytes, context: ssl.SSLContext | None) -> None:
+    """A redirect is an unknown outcome, and where it points to sees neither the token nor the charge."""
+    async with RawServer((read, write(CREATED)), context=context) as other:
+        script = (read, write(answer(body, status, f"Location: {other.url}/api/Sale")))
+        async with RawServer(script, context=context) as server:
+            async with session_to(server.url) as session:
+                outcome = await outcome_of(session.sale(sale_request()))
+            await server.settle()
+            check_no_lie(outcome, server.data)
+        assert type(outcome) is OutcomeUnknownError
+        assert outcome.http_status == status
+        assert other.connections == []
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity"])
+async def test_a_huge_answer_is_bounded(coding: str) -> None:
+    """A gzip bomb and a body of 20 MB are unknown outcomes, and cost the client little memory."""
+    bomb = gzip.compress(b'{"transactionId": 12, "a": "' + b"0" * (1 << 25) + b'"}')
+    steps = {
+        "gzip": (read, write(answer(bomb, 200, "Content-Encoding: gzip"))),
+        "identity": (read, write(answer(b"", length=20_000_000)), flood(b"0" * (1 << 16))),
+    }
+    async with RawServer(steps[coding]) as server, session_to(server.url) as session:
+        tracemalloc.start()
+        try:
+            outcome = await outcome_of(session.sale(sale_request()))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        check_no_lie(outcome, server.data)
+        assert type(outcome) is OutcomeUnknownError
+        assert peak < 8_000_000
+
+
+# --- Never connected
+
+
+class NoNames(AbstractResolver):
+    """A resolver that knows no host."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such host")
+
+    async def close(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """A port where no connection is ever completed: its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+async def check_never_connected(url: str, timeouts: Timeouts = LONG, **options: Any) -> NotSentError:
+    """One call with a permit, one without: both were not sent, no permit was spent, and it was tried again."""
+    permit = Permit()
+    for before_send in (permit, None):
+        async with session_to(url, timeouts, **options) as session:
+            outcome = await outcome_of(session.sale(sale_request(), before_send=before_send))
+        check_no_lie(outcome, b"")
+        assert type(outcome) is NotSentError
+    assert permit.entered == 0
+    assert isinstance(outcome, NotSentError)
+    return outcome
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_connection_refused(scheme: str, delays: list[float]) -> None:
+    """A closed port is not sent, after three tries."""
+    error = await check_never_connected(f"{scheme}://127.0.0.1:{unused_port()}")
+    assert "ECONNREFUSED" in str(error)
+    assert len(delays) == 2 * (TRIES - 1)
+
+
+async def test_no_such_host(delays: list[float]) -> None:
+    """A name that nothing answers to is not sent."""
+    permit = Permit()
+    connector = aiohttp.TCPConnector(resolver=NoNames())
+    async with session_to("https://does-not-exist.invalid", connector=connector) as session:
+        outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+    check_no_lie(outcome, b"")
+    assert type(outcome) is NotSentError
+    assert permit.entered == 0
+    assert len(delays) == TRIES - 1
+
+
+@pytest.mark.parametrize(
+    "timeouts", [Timeouts(connect=5, total=0.2), Timeouts(connect=0.1, total=5)], ids=["total", "connect"]
+)
+async def test_black_hole(timeouts: Timeouts) -> None:
+    """A connection that never stands is not sent, whichever time-out ends it."""
+    with black_hole() as url:
+        async with asyncio.timeout(2):
+            await check_never_connected(url, timeouts)
+
+
+@pytest.mark.parametrize(
+    "timeouts", [Timeouts(connect=5, total=0.2), Timeouts(connect=0.1, total=5)], ids=["total", "connect"]
+)
+async def test_tls_handshake_without_end(timeouts: Timeouts) -> None:
+    """The time-out for connecting covers the TLS handshake too."""
+    async with RawServer((hang,)) as server, asyncio.timeout(2):
+        await check_never_connected(server.url.replace("http", "https"), timeouts)
+
+
+async def test_tls_to_a_plain_port() -> None:
+    """A TLS handshake with a server that speaks plain http is not sent, and shows it no request."""
+    async with RawServer((next_turns, write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fin)) as server:
+        await check_never_connected(server.url.replace("http", "https"))
+        await server.settle()
+        assert TOKEN.encode() not in server.data
+
+
+async def test_plain_to_a_tls_port() -> None:
+    """Plain http to a TLS port is written, so it is unknown, though the server understood none of it."""
+    async with RawServer((read, write(CREATED)), context=serving()) as server:
+        async with session_to(server.url.replace("https", "http")) as session:
+            outcome = await outcome_of(session.sale(sale_request()))
+        assert isinstance(outcome, (OutcomeUnknownError, NotSentError))
+        assert leaks(outcome) == []
+        assert server.complete == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_certificate_not_trusted(host: str) -> None:
+    """A certificate that is not trusted gets no byte of the request."""
+    async with RawServer((read, write(CREATED)), context=serving()) as server:
+        url = server.url.replace("127.0.0.1", host)
+        permit = Permit()
+        connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(), family=socket.AF_INET)
+        async with session_to(url, connector=connector) as session:
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        check_no_lie(outcome, server.data)
+        assert type(outcome) is NotSentError
+        assert permit.entered == 0
+        assert server.data == b""
+
+
+async def test_cancelled_while_connecting() -> None:
+    """A cancellation before the connection stands comes through, and no permit is spent."""
+    permit = Permit()
+    with black_hole() as url:
+        async with session_to(url) as session:
+            call = asyncio.create_task(session.sale(sale_request(), before_send=permit))
+            await turns()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+    assert permit.entered == 0
+
+
+async def test_cancelled_in_the_tls_handshake() -> None:
+    """A cancellation in the TLS handshake comes through, and the server sees no request."""
+    permit = Permit()
+    async with RawServer((hang,)) as server:
+        async with session_to(server.url.replace("http", "https")) as session:
+            call = asyncio.create_task(session.sale(sale_request(), before_send=permit))
+            await server.accepted.wait()
+            await turns()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        await server.settle()
+        assert TOKEN.encode() not in server.data
+    assert permit.entered == 0
+
+
+async def test_cancelled_after_the_send(context: ssl.SSLContext | None) -> None:
+    """A cancellation after the send comes through: the caller knows that it must look."""
+    async with RawServer((read, hang), context=context) as server:
+        async with session_to(server.url) as session:
+            call = asyncio.create_task(session.sale(sale_request()))
+            await server.charged()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        await server.settle()
+        assert server.complete == 1
+
+
+# --- `before_send`
+
+RAISED = [
+    RuntimeError("mine"),
+    asyncio.CancelledError("mine"),
+    TimeoutError("mine"),
+    OSError(104, "mine"),
+    ConnectionResetError(104, "mine"),
+    aiohttp.ClientError("mine"),
+    NotSentError("mine"),
+    OutcomeUnknownError("mine"),
+    RefusedError("mine"),
+]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+async def test_raising_in_before_send(
+    error: BaseException, kept: bool, context: ssl.SSLContext | None
+) -> None:
+    """What `before_send` raises is what the caller gets, the very object, and nothing was written."""
+
+    async def refuse() -> None:
+        raise error
+
+    permit = Permit(refuse)
+    async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
+        async with session_to(server.url) as session:
+            if kept:
+                await session.sale(sale_request("order-0"))
+            read_before = len(server.data)
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        await server.settle()
+        assert outcome is error
+        assert permit.entered == 1
+        assert len(server.connections) == 1
+        assert len(server.data) == read_before
+    error.__traceback__ = None
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+async def test_before_send_without_end(kept: bool, context: ssl.SSLContext | None) -> None:
+    """A `before_send` that the total time-out ends is not sent."""
+    permit = Permit(asyncio.Event().wait)  # type: ignore[arg-type]  # its result is not looked at
+    async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
+        async with session_to(server.url) as session:
+            if kept:
+                await session.sale(sale_request("order-0"))
+            read_before = len(server.data)
+            call = session.sale(sale_request(), before_send=permit, timeouts=SHORT)
+            outcome = await outcome_of(call)
+        await server.settle()
+        assert type(outcome) is NotSentError
+        assert leaks(outcome) == []
+        assert permit.entered == 1
+        assert len(server.data) == read_before
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_before_send_precedes_the_first_byte(loop: str, context: ssl.SSLContext | None) -> None:
+    """`before_send` runs after the connection stands and before its first byte, on a new and on a kept one."""
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    if loop == "uvloop":
+        factory = pytest.importorskip("uvloop", reason="uvloop is not installed").new_event_loop
+
+    async def main() -> None:
+        async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
+
+            async def look() -> None:
+                await server.accepted.wait()
+                before = len(server.data)
+                await turns(50)
+                assert server.complete == permit.completed
+                assert len(server.data) == before
+
+            permit = Permit(look)
+            async with session_to(server.url) as session:
+                for number in (1, 2):
+                    await session.sale(sale_request(f"order-{number}"), before_send=permit)
+                    assert permit.completed == server.complete == number
+            assert len(server.connections) == 1
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+# --- A kept connection
+
+#: An answer that nobody asked for.
+BOGUS = answer({"transactionId": 9})
+
+KEPT = (read, write(CREATED), read, write(CREATED))
+
+Unasked = Callable[[RawServer], None]
+
+
+def close_idle(how: str) -> Unasked:
+    return lambda server: server.connections[0].close(how)
+
+
+def write_idle(data: bytes) -> Unasked:
+    return lambda server: server.connections[0].writer.write(data)
+
+
+def write_and_close(server: RawServer) -> None:
+    write_idle(BOGUS)(server)
+    close_idle("fin")(server)
+
+
+UNASKED: dict[str, Unasked] = {
+    "closed": close_idle("fin"),
+    "reset": close_idle("reset"),
+    "an answer": write_idle(BOGUS),
+    "an answer's head": write_idle(BOGUS[: BOGUS.index(b"{")]),
+    "garbage": write_idle(b"\x00garbage\r\n\r\n"),
+    "an answer and the close": write_and_close,
+}
+unasked = pytest.mark.parametrize("event", list(UNASKED.values()), ids=list(UNASKED))
+
+
+@unasked
+@pytest.mark.parametrize("permitted", [False, True], ids=["plain", "permit"])
+async def test_idle_connection_seen_dead(
+    event: Unasked, permitted: bool, context: ssl.SSLContext | None
+) -> None:
+    """A kept connection that is seen closed, or has bytes that came unasked, is left for a new one."""
+    permit = Permit()
+    async with RawServer(KEPT, (read, write(answer({"transactionId": 13}))), context=context) as server:
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            event(server)
+            await turns()
+            result = await session.sale(sale_request(), before_send=permit if permitted else None)
+        await server.settle()
+        assert result.transaction_id == 13
+        assert [connection.complete for connection in server.connections] == [1, 1]
+        assert permit.entered == permit.completed == int(permitted)
+
+
+@unasked
+async def test_idle_connection_dies_in_before_send(event: Unasked, context: ssl.SSLContext | None) -> None:
+    """A kept connection that dies while `before_send` runs is not sent, and the spent permit is not used again."""
+    async with RawServer(KEPT, context=context) as server:
+
+        async def action() -> None:
+            event(server)
+            await turns()
+
+        permit = Permit(action)
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        await server.settle()
+        assert type(outcome) is NotSentError
+        assert leaks(outcome) == []
+        assert server.complete == 1
+        assert permit.entered == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [pytest.param(event, id=name) for name, event in UNASKED.items()],
+)
+async def test_idle_connection_dies_unseen(event: Unasked, context: ssl.SSLContext | None) -> None:
+    """What happened to a kept connection that the loop has not seen yet makes no lie."""
+    async with RawServer(KEPT, (read, write(answer({"transactionId": 13}))), context=context) as server:
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            event(server)
+            outcome = await outcome_of(session.sale(sale_request()))
+        await server.settle()
+        charged = sum(b"order-1" in body for body in server.bodies())
+        assert charged <= 1
+        if isinstance(outcome, SaleResult):
+            assert charged == 1
+            assert outcome.transaction_id != 9
+        elif type(outcome) is NotSentError:
+            assert charged == 0
+        else:
+            assert type(outcome) is OutcomeUnknownError
+
+
+async def test_half_a_head_on_an_idle_connection(context: ssl.SSLContext | None) -> None:
+    """The beginning of an answer that nobody asked for does not become part of the next one."""
+    refusal = answer(error_object(23), 500)  # unknown, but a refusal with the status of the other's head
+    script = (read, write(CREATED), read, write(refusal))
+    async with RawServer(script, context=context) as server:
+        async with session_to(server.url) as session:
+            await session.sale(sale_request("order-0"))
+            write_idle(b"HTTP/1.1 400 Bad Request\r\nX-A: ")(server)
+            await turns()
+            outcome = await outcome_of(session.sale(sale_request()))
+        await server.settle()
+        assert (
+            type(outcome) is OutcomeUnknownError or sum(b"order-1" in body for body in server.bodies()) == 0
+        )
+
+
+async def test_close_after_an_answer_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing raises nothing, though a TLS connection had bytes that could not be parsed."""
+    monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trusting())
+    async with RawServer(KEPT, context=serving()) as server:
+        session = PaySession(server.url, TOKEN, timeouts=LONG)
+        await session.sale(sale_request("order-0"))
+        write_idle(BOGUS[: BOGUS.index(b"{")])(server)
+        outcome = await outcome_of(session.sale(sale_request()))
+        assert isinstance(outcome, (SaleResult, OutcomeUnknownError))
+        await session.aclose()
+
+
+@pytest.mark.parametrize("excess", [b"xx", b"\r\n", BOGUS], ids=["garbage", "line", "answer"])
+async def test_excess_after_an_answer(excess: bytes, context: ssl.SSLContext | None) -> None:
+    """Bytes after an answer's end are no part of it, and none of the next one's."""
+    script = (read, write(CREATED + excess), read, write(answer({"transactionId": 13})))
+    async with RawServer(script, (read, write(answer({"transactionId": 13}))), context=context) as server:
+        async with session_to(server.url) as session:
+            first = await outcome_of(session.sale(sale_request()))
+            second = await outcome_of(session.sale(sale_request("order-2")))
+        for outcome, true in ((first, 12), (second, 13)):
+            assert type(outcome) is OutcomeUnknownError or (
+                isinstance(outcome, SaleResult) and outcome.transaction_id == true
+            )
+        assert server.complete <= 2
+
+
+# --- Cut at every byte
+
+
+async def cut(server: RawServer, identifier: str, how: str, limits: dict[str, int]) -> tuple[Outcome, bytes]:
+    async with CuttingProxy(server.port, how=how, **limits) as proxy:
+        async with session_to(proxy.url) as session:
+            outcome = await outcome_of(session.sale(sale_request(identifier)))
+        await proxy.settle()
+        return outcome, bytes(proxy.forwarded)
+
+
+@pytest.mark.parametrize("how", ["reset", "fin"])
+@pytest.mark.parametrize("side", ["request", "answer"])
+async def test_cut_at_every_byte(side: str, how: str) -> None:
+    """Cut after any number of bytes of the request or of the answer, no outcome is a lie and nothing is sent twice."""
+    async with RawServer(KEPT) as server:
+        outcome, request = await cut(server, "order-whole", how, {})
+        assert isinstance(outcome, SaleResult)
+        size = len(request) if side == "request" else len(CREATED)
+
+        async def one(offset: int) -> tuple[int, Outcome, bytes]:
+            return offset, *await cut(server, f"order-{offset:05}", how, {side: offset})
+
+        outcomes: list[tuple[int, Outcome, bytes]] = []
+        for first in range(0, size + 1, 40):
+            outcomes += await asyncio.gather(*map(one, range(first, min(first + 40, size + 1))))
+        await server.settle()
+        charged = [json.loads(body)["clientTransactionId"] for body in server.bodies()]
+    assert len(outcomes) == size + 1
+    assert len(set(charged)) == len(charged), "one call, one charge"
+    for offset, outcome, forwarded in outcomes:
+        if isinstance(outcome, SaleResult):
+            assert side == "answer"
+            assert offset == size
+            assert outcome.transaction_id == 12
+            continue
+        assert type(outcome) in (OutcomeUnknownError, NotSentError)
+        if type(outcome) is NotSentError:
+            assert forwarded == b""
+            assert f"order-{offset:05}" not in charged
+        assert leaks(outcome) == []
+
+
+# --- Cancelled at every step
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+async def test_cancelled_at_every_step(kept: bool, context: ssl.SSLContext | None) -> None:
+    """Cancelled after any number of turns of the loop: while the permit is not given, the server reads nothing."""
+    refused = completed = 0
+    for count in range(2000):
+        permit = Permit(turns_of_a_ledger)
+        async with RawServer(KEPT, context=context) as server:
+            async with session_to(server.url) as session:
+                if kept:
+                    await session.sale(sale_request("order-0"))
+                read_before = len(server.data)
+                call = asyncio.create_task(session.sale(sale_request(), before_send=permit))
+                await turns(count)
+                cancelled = call.cancel()
+                outcome = await outcome_of(wait(call))
+            await server.settle()
+            read_after = len(server.data) - read_before
+        if permit.completed == 0:
+            assert read_after == 0
+            refused += 1
+        if cancelled:
+            assert isinstance(outcome, asyncio.CancelledError)
+        else:
+            assert isinstance(outcome, SaleResult)
+            completed += 1
+            break
+    assert refused > 3
+    assert completed == 1
+
+
+async def turns_of_a_ledger() -> None:
+    await turns(3)
+
+
+async def wait(call: asyncio.Task[SaleResult]) -> SaleResult:
+    return await call
+
+
+# --- Through a proxy
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n",
+        answer({"transactionId": 9}, 502),
+        answer(BUSY, 400),
+        b"HTTP/1.1 407 Who\r\nProxy-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+    ids=["502", "502 with an id", "400 with an error object", "407", "garbage", "closed"],
+)
+async def test_proxy_refuses(refusal: bytes, delays: list[float]) -> None:
+    """What goes wrong at the proxy is not sent: no permit is spent, and it is tried again."""
+    async with RawServer((read, write(CREATED)), context=serving()) as server, ConnectProxy(refusal) as proxy:
+        permit = Permit()
+        async with session_to(server.url, proxy=proxy.url) as session:
+            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        check_no_lie(outcome, server.data)
+        assert type(outcome) is NotSentError
+        assert permit.entered == 0
+        assert len(delays) == TRIES - 1
+        assert [head.split()[0] for head in proxy.heads] == [b"CONNECT"] * TRIES
+        assert server.connections == []
+
+
+async def test_proxy_unreachable() -> None:
+    """A proxy that is not there is not sent."""
+    await check_never_connected("https://pay.example", proxy=f"http://127.0.0.1:{unused_port()}")
+
+
+async def test_proxy_without_an_answer() -> None:
+    """A proxy that never answers the CONNECT is not sent, ended by the total time-out."""
+    async with RawServer((hang,)) as proxy:
+        await check_never_connected("https://pay.example", SHORT, proxy=proxy.url)
+
+
+async def test_proxy_works() -> None:
+    """Through a tunnel, the permit is asked for once, behind the tunnel's own handshake, and for each request."""
+    async with RawServer(KEPT, context=serving()) as server, ConnectProxy() as proxy:
+
+        async def look() -> None:
+            before = len(server.data)
+            await turns(50)
+            assert len(proxy.heads) == 1
+            assert len(server.data) == before
+
+        permit = Permit(look)
+        async with session_to(server.url, proxy=proxy.url) as session:
+            for number in (1, 2):
+                result = await session.sale(sale_request(f"order-{number}"), before_send=permit)
+                assert result.transaction_id == 12
+                assert permit.completed == server.complete == number
+        assert len(proxy.connections) == 1
+
+
+@pytest.mark.parametrize("refusal", [None, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"], ids=["works", "502"])
+async def test_proxy_never_sees_the_token(refusal: bytes | None) -> None:
+    """The CONNECT, which crosses the network in plain text, carries neither the token nor personal data."""
+    async with RawServer(KEPT, context=serving()) as server, ConnectProxy(refusal) as proxy:
+        async with session_to(server.url, proxy=proxy.url) as session:
+            await outcome_of(session.sale(sale_request()))
+        assert server.complete == int(refusal is None)
+        assert proxy.connections
+        for connection in proxy.connections:
+            assert not any(canary.encode() in connection.data for canary in CANARIES)
+
+
+# --- What is written
+
+
+async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
+    """One POST to /api/Sale with the two headers of the document (§4, §5), and no cookie of an earlier answer."""
+    script = (read, write(answer({"transactionId": 12}, 200, "Set-Cookie: a=b")), read, write(CREATED))
+    async with RawServer(script, context=context) as server:
+        # A name, since aiohttp's own cookie jar keeps nothing of an address.
+        async with session_to(f"{server.url}/".replace("127.0.0.1", "localhost")) as session:
+            await session.sale(sale_request("order-1"))
+            await session.sale(sale_request("order-2"))
+        await server.settle()
+        lines = [
+            first for connection in server.connections for first, _ in requests_in(bytes(connection.data))
+        ]
+        assert lines == ["POST /api/Sale HTTP/1.1"] * 2
+        data = server.data.lower()
+        assert data.count(b"\r\nauthorization: bearer " + TOKEN.lower().encode() + b"\r\n") == 2
+        assert data.count(b"\r\ncontent-type: application/json\r\n") == 2
+        assert b"cookie" not in data
+        assert b"expect" not in data
+        assert len(server.connections) == 1
+        assert json.loads(server.bodies()[0])["phoneNumber"] == PHONE

@@ -21,6 +21,7 @@ from payclient.errors import (
     CustomerBusyError,
     NotSentError,
     RateLimitedError,
+    RefusedError,
     StillPendingError,
     UnauthorizedError,
 )
@@ -66,10 +67,11 @@ class ChargeResult:
 
     @property
     def paid(self) -> bool | None:
-        """True, False, or None: nobody knows, or it was never sent."""
+        """True, False, or None: nobody knows."""
         if self.outcome is not None:
             return self.outcome.paid
-        return None if isinstance(self.error, NotSentError) else False
+        # An error of another kind says nothing of what the client transaction id may stand for already.
+        return False if isinstance(self.error, RefusedError) else None
 
 
 class Charges(AsyncIterator[ChargeResult]):
@@ -245,7 +247,9 @@ class Charges(AsyncIterator[ChargeResult]):
                 except Exception as error:
                     return ChargeResult(request_key=key, error=error)
                 else:
-                    self._count_unknown(pending)
+                    if known is None or known.state is State.REFUSED:
+                        # What a crash left unknown says nothing of how the service is now.
+                        self._count_unknown(pending)
                     return pending
                 finally:
                     self._sends.discard(task)

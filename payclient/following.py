@@ -99,7 +99,7 @@ class Following:
         schedule: Schedule,
         proves_absence: bool,
         sale_window: float,
-        total_timeout: float,
+        longest_life: float,
         absent_after: float,
         queries_per_minute: float | None,
     ) -> None:
@@ -110,7 +110,7 @@ class Following:
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self._proves_absence = proves_absence
         self._window = sale_window
-        self._longest_life = sale_window + total_timeout
+        self._longest_life = longest_life
         self._scale = sale_window / NORMAL_WINDOW
         self._absent_after = absent_after
         self._query_gap = 60.0 / queries_per_minute if queries_per_minute else 0.0
@@ -424,20 +424,17 @@ class Following:
         known = record.transaction_id if record.transaction_id is not None else record.candidate_id
         if record.notified_at is not None and known == transaction_id:
             return Receipt.DUPLICATE
-        now = self._clock.monotonic()
-        if record.transaction_id not in (None, transaction_id) or record.state is State.REFUSED:
-            # Written once a second at most: anybody can send these.
-            if now >= self._noted_until:
+        now, at = self._clock.monotonic(), self._clock.time()
+        if known not in (None, transaction_id) or record.state is State.REFUSED:
+            # Written once a second at most, since anybody can send these, and not over a candidate to be asked for.
+            if now >= self._noted_until and (
+                record.transaction_id is not None or record.candidate_id is None
+            ):
                 self._noted_until = now + 1.0
                 what = f"a notification names transaction {transaction_id}"
-                await self._note(entry, record, Conflicted(at=self._clock.time(), what=what))
+                await self._note(entry, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
-        if record.transaction_id is None and record.notified_at is not None and now < self._noted_until:
-            return Receipt.CONFLICT
-        self._noted_until = now + 1.0
-        record = await self._note(
-            entry, record, Notified(at=self._clock.time(), transaction_id=transaction_id)
-        )
+        record = await self._note(entry, record, Notified(at=at, transaction_id=transaction_id))
         if record.state is State.SENDING:
             return Receipt.EARLY
         if record.state.decided:

@@ -14,8 +14,7 @@ import attrs
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
-    LedgerUnavailableError,
-    OutcomeUnknownError,
+    NotSentError,
     RefusedError,
 )
 from payclient.lifecycle import Event, Lost, NotSent, Prepared, Record, State
@@ -121,12 +120,12 @@ class Forms:
             raise _used(identifier) from None
         except RefusedError as refused:
             event, error = self._permits.refused(refused), refused
-        except (OutcomeUnknownError, asyncio.CancelledError) as unknown:
+        except NotSentError as not_sent:
+            event, error = NotSent(at=self._clock.time()), not_sent
+        except (Exception, asyncio.CancelledError) as unknown:
             # A form whose links nobody has charges nobody: the caller may prepare another.
             event = self._lost(attempt.record) if attempt.granted else NotSent(at=self._clock.time())
             error = unknown
-        except Exception as not_sent:
-            event, error = NotSent(at=self._clock.time()), not_sent
         else:
             now = self._clock.time()
             # A link may be loaded as late as it is handed out, and then lives once more.
@@ -177,7 +176,7 @@ class Forms:
             self._live[key] = task.result()
 
 
-def _used(identifier: str) -> DifferentRequestError | LedgerUnavailableError:
+def _used(identifier: str) -> DifferentRequestError:
     return DifferentRequestError(
         "this client transaction id was used already; a form has one of its own",
         client_transaction_id=identifier,

@@ -340,11 +340,10 @@ def advance(record: Record, event: Event) -> Record:
                 changes["transaction_id"] = event.transaction_id
         case Notified(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
-            # A candidate of our own broken answer is worth more than one that anybody may send.
-            if record.transaction_id is None and (
-                record.candidate_id is None or record.notified_at is not None
-            ):
+            if record.transaction_id is None and record.candidate_id is None:
                 changes["candidate_id"] = transaction_id
+        case Conflicted() if record.transaction_id is None:
+            changes["candidate_id"] = None  # it was asked for, and is not ours: room for another
     if target is not None:
         changes |= {"state": target, "evidence": event.evidence}
         if target in _DECIDED:

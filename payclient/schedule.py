@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Protocol
 
 import attrs
@@ -38,7 +39,4 @@ class Fixed:
 
 def phase(client_transaction_id: str) -> float:
     """A part of one, from 0 to 1, by the id alone: it spreads queries, and repeats after a restart."""
-    number = 0
-    for character in client_transaction_id:
-        number = (number * 31 + ord(character)) & 0xFFFF
-    return number / 0x10000
+    return zlib.crc32(client_transaction_id.encode("utf-8", "surrogatepass")) / 2**32

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
-from payclient.errors import LedgerUnavailableError, OutcomeUnknownError, RefusedError
+from payclient.errors import LedgerUnavailableError, NotSentError, OutcomeUnknownError, RefusedError
 from payclient.lifecycle import Created, Event, Evidence, Lost, NotSent, Record, State
 from payclient.models import SaleRequest
 from payclient.permits import Permits, TakenError, same_request
@@ -12,6 +13,8 @@ from payclient.session import PaySession
 from payclient.wire import HttpRequest
 
 __all__: list[str] = []
+
+logger = logging.getLogger("payclient.sending")
 
 
 class Sender:
@@ -81,6 +84,10 @@ class Sender:
             # `NotSentError`, or the ledger failed in the permit: no byte has left.
             if not attempt.asked:
                 raise
+            if attempt.granted and not isinstance(not_sent, NotSentError):
+                # A fault of ours after the permit proves nothing.
+                logger.error("%s: the send failed: %s", identifier, type(not_sent).__name__)
+                return await self._permits.write(attempt.record, self._lost(attempt.record, None))
             event, error = NotSent(at=self._clock.time()), not_sent
         else:
             now = self._clock.time()

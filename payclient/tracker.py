@@ -63,7 +63,7 @@ class Tracker:
             and profile.status is not None
             and profile.status.by_client_transaction_id is not None,
             sale_window=profile.sale_window,
-            total_timeout=session.timeouts.total,
+            longest_life=max(profile.sale_window, 2 * profile.form_window) + session.timeouts.total,
             absent_after=profile.absent_after,
             queries_per_minute=profile.queries_per_minute,
         )

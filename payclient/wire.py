@@ -100,6 +100,11 @@ class Encoder:
             profile.nick_name_flag, profile.language_field, profile.response_url_field
         )
         self._checks = bool(profile.max_lengths or profile.ranges)
+        known = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
+        for setting, names in (("max_lengths", profile.max_lengths), ("ranges", profile.ranges)):
+            for name in names:
+                if name not in known:
+                    raise ConfigurationError(f"profile setting {setting}: no request has a field {name}")
 
     def sale(self, request: SaleRequest) -> bytes:
         """The body of a Sale (§2.2). `InvalidRequestError`, `ConfigurationError`: what the profile knows."""

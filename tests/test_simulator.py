@@ -628,6 +628,7 @@ async def test_another_process_reads_and_decides(service: Simulator) -> None:
     assert counts == {
         "requests": 2,
         "created": 2,
+        "prepared": 0,
         "refused": 0,
         "queries": 0,
         "approved": 1,
@@ -636,6 +637,9 @@ async def test_another_process_reads_and_decides(service: Simulator) -> None:
         "pending": 0,
         "notifications_sent": 0,
         "notifications_failed": 0,
+        "forms_paid": 0,
+        "forms_declined": 0,
+        "forms_cancelled": 0,
         "duplicates": {"order-1": 2},
     }
 

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from urllib.parse import urlencode
 
 import aiohttp
 
+from .addresses import with_query
 from .service import Sale
 
 __all__ = ["Notifier", "notification_url"]
@@ -17,9 +17,7 @@ _AT_ONCE = 100
 def notification_url(response_url: str, transaction_id: int, client_transaction_id: str) -> str:
     """The address with `id` and `clientTransactionID` added to whatever query it has."""
     address, _, _ = response_url.partition("#")  # a fragment never leaves the client
-    separator = "" if address.endswith(("?", "&")) else "&" if "?" in address else "?"
-    parameters = urlencode({"id": transaction_id, "clientTransactionID": client_transaction_id})
-    return f"{address}{separator}{parameters}"
+    return with_query(address, {"id": transaction_id, "clientTransactionID": client_transaction_id})
 
 
 class Notifier:

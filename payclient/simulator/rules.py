@@ -1,14 +1,24 @@
-"""What the service refuses: the field rules of a Sale (§2.1, §2.2, §2.4) and the error object (§7).
+"""What the service refuses: the field rules of both operations (§2.1 to §2.4) and the error object (§7).
 
 Only what the document states is checked. Lengths, formats and bounds are not shown, and unknown fields pass.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from attrs import frozen
 
-__all__ = ["Fault", "Refusal", "failing_fields", "validation_refusal"]
+from .addresses import is_address
+
+__all__ = [
+    "Fault",
+    "Refusal",
+    "failing_fields",
+    "failing_prepare_fields",
+    "redirect_field",
+    "validation_refusal",
+]
 
 _REQUIRED: Final[dict[str, type]] = {
     "phoneNumber": str,
@@ -33,6 +43,27 @@ _OPTIONAL: Final[dict[str, type]] = {
     "nickName": str,
     "order": dict,
 }
+_PREPARE_REQUIRED: Final[dict[str, type]] = {
+    "amount": int,
+    "currency": str,
+    "clientTransactionId": str,
+    "storeId": str,
+}
+_PREPARE_OPTIONAL: Final[dict[str, type]] = {
+    **dict.fromkeys(_COMPONENTS, int),
+    "reference": str,
+    "phoneNumber": str,
+    "email": str,
+    "documentId": str,
+    "cancellationUrl": str,
+    "optionalParameter": str,
+    "order": dict,
+    "timeZone": int,
+    "lat": str,
+    "lng": str,
+}
+_REDIRECT_FIELDS: Final = ("responseUrl", "ResponseUrl")  # §2.3: samples have both
+_FULL_PHONE: Final = re.compile(r"\+[1-9][0-9]+")
 _ORDER: Final[dict[str, type]] = {"billTo": dict, "lineItems": list}
 _BILL_TO: Final[dict[str, type]] = {
     "billToId": int,
@@ -119,6 +150,37 @@ def failing_fields(
                 del required["phoneNumber"]
                 optional = {**optional, "phoneNumber": str}
 
+    return _faults(body, required, {k: v for k, v in optional.items() if k not in required})
+
+
+def failing_prepare_fields(body: Mapping[str, object], *, language_field: str | None = None) -> list[Fault]:
+    """The faults of a Button/Prepare's body (§2.3); none means that it is valid."""
+    redirect = redirect_field(body)
+    optional = _PREPARE_OPTIONAL if language_field is None else {**_PREPARE_OPTIONAL, language_field: str}
+    faults = _faults(body, {**_PREPARE_REQUIRED, redirect: str}, optional)
+    failing = {fault.field for fault in faults}
+    for name in (redirect, "cancellationUrl"):
+        value = body.get(name)
+        if name not in failing and type(value) is str and not is_address(value):
+            faults.append(Fault(name, f"El campo {name} debe ser una URL"))
+    phone = body.get("phoneNumber")
+    if type(phone) is str and not _FULL_PHONE.fullmatch(phone):
+        faults.append(Fault("phoneNumber", "El campo phoneNumber debe ser +, código de país y número"))
+    if language_field is not None:
+        language = body.get(language_field)
+        if type(language) is str and language not in {"en", "es"}:
+            faults.append(Fault(language_field, f"El campo {language_field} debe ser en o es"))
+    return faults
+
+
+def redirect_field(body: Mapping[str, object]) -> str:
+    """The spelling in which a Button/Prepare's body has its redirect field, or the first if it has none."""
+    return next((name for name in _REDIRECT_FIELDS if body.get(name) is not None), _REDIRECT_FIELDS[0])
+
+
+def _faults(
+    body: Mapping[str, object], required: Mapping[str, type], optional: Mapping[str, type]
+) -> list[Fault]:
     faults: list[Fault] = []
     for field, kind in required.items():
         value = body.get(field)
@@ -126,7 +188,7 @@ def failing_fields(
             faults.append(Fault(field, f"El campo {field} es obligatorio"))
         elif type(value) is not kind:
             faults.append(_wrong_kind(field, kind))
-    _check_kinds(body, {k: v for k, v in optional.items() if k not in required}, "", faults)
+    _check_kinds(body, optional, "", faults)
     _check_sum(body, faults)
     order = body.get("order")
     if type(order) is dict:

@@ -1,31 +1,28 @@
-"""The service over HTTP, and the `Simulator` that a program opens."""
+"""The `Simulator` that a program opens: the service, its routes and its notifications."""
 
 import ipaddress
-import re
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
-import attrs
-import orjson
 from aiohttp import web
 
 from .answers import Answers
+from .api import Api
 from .clock import Clock, SystemClock
+from .control import Control
+from .forms import METHODS, Form, Forms, Method
 from .notify import Notifier
-from .rules import Fault, Refusal, validation_refusal
 from .service import Counts, Sale, Service
-from .settings import ACCEPTED, CANCELLED, PENDING, Settings
+from .settings import Settings
+from .site import Site
 
 __all__ = ["Simulator"]
 
-_STATUS_CODES = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
-_TRANSACTION_ID = re.compile(r"[1-9][0-9]{0,18}")
-
 
 class Simulator:
-    """The simulated service, at `url` while its `async with` lasts; its sales stay readable afterwards.
+    """The simulated service, at `url` while its `async with` lasts; sales and forms stay readable afterwards.
 
     Without a `token` any bearer token is taken, but there must be one. Unless `control` says otherwise, the
     JSON routes below /_simulator exist on a loopback host only, because they ask for no token.
@@ -49,6 +46,7 @@ class Simulator:
         self._token = token
         self._control = _is_loopback(host) if control is None else control
         self._service = Service(self.settings, self.clock, answers, self._on_answered)
+        self._forms = Forms(self.settings, self.clock, self._service.transactions, self._service.tally)
         self._notifier = Notifier(self.settings.notification_method, self._service.tally)
         self._runner: web.AppRunner | None = None
         self._url: str | None = None
@@ -64,9 +62,9 @@ class Simulator:
         except BaseException:
             await runner.cleanup()
             raise
-        await self._notifier.open()
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._url = f"http://{host}:{runner.addresses[0][1]}"
+        self._url = f"http://{host}:{runner.addresses[0][1]}"  # at once: the answer to a Prepare has it
+        await self._notifier.open()
         return self
 
     async def __aexit__(
@@ -88,6 +86,11 @@ class Simulator:
     def sales(self) -> Mapping[int, Sale]:
         """Every created sale by its transaction id, oldest first."""
         return MappingProxyType(self._service.sales)
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """Every prepared payment by its payment id, oldest first."""
+        return MappingProxyType(self._forms.forms)
 
     @property
     def counts(self) -> Counts:
@@ -114,9 +117,33 @@ class Simulator:
         """The customer will not answer, so the sale expires; raises like `approve`."""
         self._service.ignore(transaction_id)
 
+    async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
+        """A customer opens the link and pays, with all that the form asks for, or with a card that is declined.
+
+        Returns the address to which the browser is sent. LookupError if there is no such payment, ValueError
+        if it is paid, declined or cancelled already, or the link has expired.
+        """
+        return self._forms.pay(self._opened(payment_id, method), method, declined=declined)
+
+    async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
+        """A customer opens the link and closes it by its X; otherwise like `pay`.
+
+        None if the merchant gave no address for it.
+        """
+        return self._forms.cancel(self._opened(payment_id, method), method)
+
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
         await self._notifier.delivered()
+
+    def _opened(self, payment_id: str, method: Method) -> Form:
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+        form = self._forms.forms.get(payment_id)
+        if form is None:
+            raise LookupError("no prepared payment has this payment id")
+        self._forms.load(form, method)
+        return form
 
     async def _answer(self, transaction_id: int, how: Literal["approved", "rejected"]) -> None:
         self._service.answer(transaction_id, how)
@@ -127,131 +154,11 @@ class Simulator:
 
     def _application(self) -> web.Application:
         application = web.Application()
-        router = application.router
-        router.add_post("/api/Sale", self._post_sale)
-        if (template := self.settings.status_by_client_transaction_id) is not None:
-            # By default aiohttp keeps braces out of a path's variables; a merchant's id may have them.
-            path = template.replace("{client_transaction_id}", "{client_transaction_id:[^/]+}")
-            router.add_get(path, self._get_status_by_client_id)
-        if self.settings.status_by_transaction_id is not None:
-            router.add_get(self.settings.status_by_transaction_id, self._get_status)
+        Api(self._service, self._forms, self._token, lambda: self.url).add_routes(application.router)
+        Site(self.settings, self._forms).add_routes(application.router)
         if self._control:
-            router.add_get("/_simulator/counts", self._get_counts)
-            router.add_get("/_simulator/sales", self._get_sales)
-            router.add_post("/_simulator/sales/{transaction_id}/{verb:approve|reject}", self._post_answer)
+            Control(self._service, self._forms, self._answer).add_routes(application.router)
         return application
-
-    async def _post_sale(self, request: web.Request) -> web.Response:
-        raw = await request.read()
-        tally = self._service.tally
-        tally["requests"] += 1
-        if not self._is_authorized(request):
-            tally["refused"] += 1
-            return self._unauthorized()
-        body = _parse_body(request.content_type, raw)
-        result = body if isinstance(body, Refusal) else self._service.create(body)
-        if isinstance(result, Refusal):
-            tally["refused"] += 1
-            return _json(result.as_json(), self.settings.error_status)
-        return _json({"transactionId": result.transaction_id})
-
-    async def _get_status(self, request: web.Request) -> web.Response:
-        if not self._count_query(request):
-            return self._unauthorized()
-        sale = self._sale_in_path(request)
-        if sale is None or self._service.is_forgotten(sale):
-            return self._not_found()
-        return _json(self._status(sale))
-
-    async def _get_status_by_client_id(self, request: web.Request) -> web.Response:
-        if not self._count_query(request):
-            return self._unauthorized()
-        found = self._service.find_by_client_id(request.match_info["client_transaction_id"])
-        sales = [sale for sale in found if not self._service.is_forgotten(sale)]
-        if not sales:
-            return self._not_found()
-        if self.settings.client_status_as_array:
-            return _json([self._status(sale) for sale in sales])
-        return _json(self._status(sales[0]))
-
-    async def _get_counts(self, _: web.Request) -> web.Response:
-        created = self._service.created_per_client_id
-        duplicates = {one: times for one, times in created.items() if times > 1}
-        return _json({**attrs.asdict(self._service.counts), "duplicates": duplicates})
-
-    async def _get_sales(self, _: web.Request) -> web.Response:
-        return _json([_summary(sale) for sale in self._service.sales.values()])
-
-    async def _post_answer(self, request: web.Request) -> web.Response:
-        sale = self._sale_in_path(request)
-        if sale is None:
-            return _json({"message": "no sale has this transaction id"}, 404)
-        try:
-            await self._answer(
-                sale.transaction_id, "approved" if request.match_info["verb"] == "approve" else "rejected"
-            )
-        except ValueError as error:
-            return _json({"message": str(error)}, 409)
-        return _json(_summary(sale))
-
-    def _sale_in_path(self, request: web.Request) -> Sale | None:
-        text = request.match_info["transaction_id"]
-        return self._service.find(int(text)) if _TRANSACTION_ID.fullmatch(text) else None
-
-    def _count_query(self, request: web.Request) -> bool:
-        self._service.tally["requests"] += 1
-        self._service.tally["queries"] += 1
-        return self._is_authorized(request)
-
-    def _is_authorized(self, request: web.Request) -> bool:
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")  # §5.1
-        return scheme == "Bearer" and (bool(token.strip()) if self._token is None else token == self._token)
-
-    def _unauthorized(self) -> web.Response:
-        return _json(
-            {"message": "Authorization has been denied for this request."}, self.settings.unauthorized_status
-        )
-
-    def _not_found(self) -> web.Response:
-        http_status, error_code = self.settings.not_found
-        return _json(Refusal(error_code, "La transacción no existe").as_json(), http_status)
-
-    def _status(self, sale: Sale) -> dict[str, object]:
-        return {
-            "transactionId": sale.transaction_id,
-            "clientTransactionId": sale.client_transaction_id,
-            "amount": sale.amount,
-            "currency": sale.currency,
-            self.settings.state_field: self.settings.state_words.get(sale.state, sale.state),
-            "statusCode": _STATUS_CODES[sale.state],
-        }
-
-
-def _parse_body(content_type: str, raw: bytes) -> dict[str, object] | Refusal:
-    if content_type != "application/json":  # §5.2
-        return validation_refusal([Fault("Content-Type", "Debe ser application/json")])
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return validation_refusal([Fault("body", "El cuerpo no es JSON")])
-    if not isinstance(body, dict):
-        return validation_refusal([Fault("body", "El cuerpo debe ser un objeto")])
-    return body
-
-
-def _summary(sale: Sale) -> dict[str, object]:
-    return {
-        "transaction_id": sale.transaction_id,
-        "client_transaction_id": sale.client_transaction_id,
-        "state": sale.state,
-        "how": sale.how,
-        "amount": sale.amount,
-        "currency": sale.currency,
-    }
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,13 +11,12 @@ from .answers import Answers
 from .clock import Clock, TimerHandle
 from .rules import Refusal, failing_fields, validation_refusal
 from .settings import CANCELLED, PENDING, Settings
+from .transactions import Transaction, Transactions
 
 __all__ = ["Counts", "How", "Sale", "Service"]
 
 How = Literal["approved", "rejected", "expired"]
 
-# Not 1, so that a position in a list is not taken for an id by luck.
-_FIRST_TRANSACTION_ID = 1001
 _NOT_CREATED = "La transacción no pudo ser creada por favor inténtelo de nuevo"
 _CUSTOMER_PENDING = "El cliente tiene transacciones pendientes con su local"
 
@@ -45,10 +44,11 @@ class Sale:
 
 @frozen(kw_only=True)
 class Counts:
-    """What the service really executed. `requests` is `created` + `refused` + `queries`."""
+    """What the service really executed. `requests` is `created` + `prepared` + `refused` + `queries`."""
 
     requests: int
     created: int
+    prepared: int
     refused: int
     queries: int
     approved: int
@@ -57,6 +57,9 @@ class Counts:
     pending: int
     notifications_sent: int
     notifications_failed: int
+    forms_paid: int
+    forms_declined: int
+    forms_cancelled: int
 
 
 class Service:
@@ -67,12 +70,12 @@ class Service:
     ) -> None:
         self.settings = settings
         self.sales: dict[int, Sale] = {}
+        self.transactions = Transactions()
         self.created_per_client_id: Counter[str] = Counter()
         self.tally: Counter[str] = Counter()
         self._clock = clock
         self._answers = answers
         self._on_answered = on_answered
-        self._by_client_id: dict[str, list[Sale]] = {}
         self._pending: set[tuple[str | None, str]] = set()
         # (monotonic time, transaction id, what happens): one heap and one timer, however many are pending.
         self._agenda: list[tuple[float, int, How]] = []
@@ -98,8 +101,9 @@ class Service:
         sale = self._read(body)
         if body.get("phoneNumber") in settings.refuse_phones:
             return Refusal(22, _NOT_CREATED)  # §7.2
-        if settings.duplicate_code is not None and sale.client_transaction_id in self.created_per_client_id:
-            return Refusal(settings.duplicate_code, "Ya existe una transacción con este clientTransactionId")
+        code = settings.duplicate_code
+        if code is not None and self.transactions.find_by_client_id(sale.client_transaction_id):
+            return Refusal(code, "Ya existe una transacción con este clientTransactionId")
         if (sale.store_id, sale.customer) in self._pending:
             return Refusal(22, _NOT_CREATED, ({"message": _CUSTOMER_PENDING, "errorCode": 2061},))  # §7.3
         self._add(sale)
@@ -121,14 +125,17 @@ class Service:
         self._run_due()
         return self.sales.get(transaction_id)
 
-    def find_by_client_id(self, client_transaction_id: str) -> list[Sale]:
-        """All sales with this id, newest first."""
+    def query(self, transaction_id: int) -> Transaction | None:
+        """The transaction that a status query finds."""
         self._run_due()
-        return self._by_client_id.get(client_transaction_id, [])[::-1]
+        found = self.transactions.find(transaction_id)
+        return None if found is None or self._is_forgotten(found) else found
 
-    def is_forgotten(self, sale: Sale) -> bool:
-        """Whether a status query no longer finds this sale."""
-        return self.settings.forgets_expired and sale.how == "expired"
+    def query_by_client_id(self, client_transaction_id: str) -> list[Transaction]:
+        """All transactions with this id that a status query finds, newest first."""
+        self._run_due()
+        found = self.transactions.find_by_client_id(client_transaction_id)
+        return [one for one in found if not self._is_forgotten(one)]
 
     def close(self) -> None:
         """Stop the timer: nothing more is decided by time."""
@@ -146,7 +153,7 @@ class Service:
         else:
             customer = f"{str(body['countryCode']).removeprefix('+')} {body['phoneNumber']}"
         return Sale(
-            transaction_id=_FIRST_TRANSACTION_ID + len(self.sales),
+            transaction_id=self.transactions.next_id,
             client_transaction_id=str(body["clientTransactionId"]),
             customer=customer,
             store_id=None if store_id is None else str(store_id),
@@ -158,7 +165,7 @@ class Service:
 
     def _add(self, sale: Sale) -> None:
         self.sales[sale.transaction_id] = sale
-        self._by_client_id.setdefault(sale.client_transaction_id, []).append(sale)
+        self.transactions.add(sale.transaction_id, sale)
         self.created_per_client_id[sale.client_transaction_id] += 1
         self._pending.add((sale.store_id, sale.customer))
         self.tally["created"] += 1
@@ -170,6 +177,9 @@ class Service:
             if answer != "ignored" and delay < self.settings.sale_window:
                 heapq.heappush(self._agenda, (now + delay, sale.transaction_id, answer))
         self._arm()
+
+    def _is_forgotten(self, transaction: Transaction) -> bool:
+        return self.settings.forgets_expired and transaction.how == "expired"
 
     def _require_pending(self, transaction_id: int) -> Sale:
         sale = self.find(transaction_id)

@@ -1,0 +1,7 @@
+"""`python -m payclient` is the command `payclient`."""
+
+import sys
+
+from payclient.cli import main
+
+sys.exit(main())

@@ -1,0 +1,23 @@
+"""The command `payclient`. Read `app`, `charge`, `running`, in this order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__: list[str] = []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code."""
+    try:
+        import cyclopts  # noqa: F401 - only whether they are there
+        import rich  # noqa: F401
+    except ModuleNotFoundError:
+        print(
+            "payclient: the command line needs more packages: pip install 'payclient[cli]'", file=sys.stderr
+        )
+        return 2
+    from payclient.cli.app import run
+
+    return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,0 +1,177 @@
+"""`payclient demo`: 200 charges against the simulator, from the file to the outcome, in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import random
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+from cyclopts import Parameter
+
+from payclient.amounts import split_tax
+from payclient.cli import terminal
+from payclient.cli.charge import charge_file, check
+from payclient.cli.lines import Tally
+from payclient.cli.report import Report
+from payclient.cli.running import Limits
+from payclient.cli.settings import Service
+from payclient.cli.simulate import settings_of
+from payclient.cli.tables import comparison_table
+from payclient.errors import ConfigurationError
+from payclient.lifecycle import State
+from payclient.profile import ServiceProfile
+from payclient.rows import KEY
+from payclient.simulator import Answers, Simulator
+
+__all__: list[str] = []
+
+ROWS = 200
+CROWD = "approve=0.72,reject=0.12,ignore=0.16"
+DELAY, SPREAD = 0.7, 0.5
+TOKEN = "demo"  # noqa: S105 - the simulator takes any
+
+#: The simulator's answers and windows, in the words of a profile.
+PROFILE = """\
+# What the service's document leaves open, as the simulator fills it in.
+name = "demo"
+not_found_codes = [20]
+sale_window = 3                # seconds; the real one is 300
+queries_per_minute = 18000     # the sale window is a hundredth of the real one, so the queries are as dense
+
+[status]
+by_transaction_id = "/api/Sale/{transaction_id}"
+by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
+state_field = "transactionStatus"
+"""
+
+
+def demo(
+    *,
+    directory: Annotated[
+        Path | None, Parameter(name="--dir", help="Where to write the files; else a new temporary directory.")
+    ] = None,
+) -> int:
+    """Charge 200 made-up customers of the simulator, and compare what is reported with what it did. No settings."""
+    files = Files(Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory)
+    try:
+        refused = files.write()
+    except OSError as error:
+        raise ConfigurationError(f"--dir: cannot be written: {error.strerror}") from None
+    return asyncio.run(_run(files, refused))
+
+
+async def _run(files: Files, refused: frozenset[str]) -> int:
+    profile = ServiceProfile.load(files.profile)
+    settings = attrs.evolve(settings_of(profile), refuse_phones=refused, forgets_expired=True)
+    answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
+    async with Simulator(settings=settings, answers=answers) as simulator:
+        terminal.say(
+            f"{ROWS} charges in {files.charges}, sent to a simulator of the service: no real money moves"
+        )
+        checked = check(files.charges, KEY, profile)
+        assert checked is not None  # noqa: S101 - we wrote it
+        service = Service(
+            base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{files.ledger}"
+        )
+        code, run = await charge_file(files.charges, KEY, checked, service, Limits(), Report(files.report))
+    if code == 130:
+        return code
+    equal = _compare(run.tally, simulator)
+    files.say_what_next()
+    return 0 if equal else 4
+
+
+def _compare(tally: Tally, simulator: Simulator) -> bool:
+    """Print what was reported beside what the service did; True where they are the same."""
+    did = simulator.counts
+    pairs = [
+        (State.ACCEPTED, "approved", did.approved),
+        (State.CANCELLED, "rejected", did.rejected),
+        (State.EXPIRED, "expired", did.expired),
+        (State.REFUSED, "refused", did.refused),
+    ]
+    rows = [(label, tally.counts[label], word, count) for label, word, count in pairs]
+    twice = sum(times > 1 for times in simulator.created_per_client_id.values())
+    terminal.out().print(comparison_table(rows))
+    equal = all(said == count for _, said, _, count in rows) and twice == 0
+    terminal.out().print(
+        f"Every count is what the service did, and nobody was charged twice: {did.created} sales "
+        f"for {len(simulator.created_per_client_id)} customers. Expired ones stay unknown, because the service was "
+        "made to forget them: payclient never calls a clock a proof."
+        if equal
+        else f"The counts differ from what the service did, or somebody was charged twice ({twice})."
+    )
+    return equal
+
+
+@attrs.frozen
+class Files:
+    """The files of one demo, in one directory."""
+
+    directory: Path
+
+    @property
+    def charges(self) -> Path:
+        return self.directory / "charges.csv"
+
+    @property
+    def profile(self) -> Path:
+        return self.directory / "profile.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.directory / "demo.db"
+
+    @property
+    def report(self) -> Path:
+        return self.directory / "report.csv"
+
+    def write(self) -> frozenset[str]:
+        """Write the charges and the profile, and give the phones that the service will refuse."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in (self.charges, self.profile, self.ledger, self.report):
+            if path.exists():
+                raise ConfigurationError(f"--dir: {path} is there already")
+        self.profile.write_text(PROFILE, encoding="utf-8")
+        chance = random.Random(7)  # noqa: S311 - the same charges in every demo
+        phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]
+        with self.charges.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(
+                (
+                    "client_transaction_id",
+                    "phone_number",
+                    "country_code",
+                    "currency",
+                    "amount_with_tax",
+                    "tax",
+                )
+            )
+            for number, phone in enumerate(phones, 1):
+                price = split_tax(chance.randrange(300, 9000, 5), 15)
+                rows.writerow((f"demo-{number:03}", phone, "593", "USD", price.amount_with_tax, price.tax))
+        return frozenset(phones[12::25])
+
+    def say_what_next(self) -> None:
+        """The command lines to try next."""
+        simulate = [
+            "payclient", "simulate", "--port", "8700", "--profile", str(self.profile),
+            "--answers", CROWD, "--delay", str(DELAY),
+        ]  # fmt: skip
+        charge = [
+            "payclient", "charge", str(self.charges), "--base-url", "http://127.0.0.1:8700",
+            "--profile", str(self.profile), "--ledger", f"sqlite:{self.directory / 'charges.db'}",
+            "--report", str(self.directory / "again.csv"),
+        ]  # fmt: skip
+        terminal.out().print(
+            "\nTry next, in two terminals:\n"
+            f"  {shlex.join(simulate)}\n"
+            f"  PAYCLIENT_TOKEN=any {shlex.join(charge)}\n"
+            "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice.",
+            markup=False,
+        )

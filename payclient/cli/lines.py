@@ -1,0 +1,114 @@
+"""What became of one row, and the sums over all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import attrs
+
+from payclient.batch import ChargeResult
+from payclient.errors import PayError, RefusedError
+from payclient.lifecycle import State
+from payclient.models import SaleRequest
+from payclient.outcomes import Outcome
+from payclient.pending import PendingSale
+
+__all__: list[str] = []
+
+NEVER_SENT = "never sent"
+
+#: The order of tables.
+LABELS = (
+    *(State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED),
+    State.UNKNOWN,
+    State.PENDING,
+    State.SENDING,
+    NEVER_SENT,
+)
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """One row of the report. `amount` is cents; `state` is empty where nothing was sent."""
+
+    client_transaction_id: str
+    transaction_id: int | None = None
+    state: str = ""
+    paid: bool | None = None
+    error_code: int | None = None
+    message: str = ""
+    amount: int
+    currency: str
+    evidence: str = ""
+
+    @property
+    def label(self) -> str:
+        """The state, or that it was never sent."""
+        return self.state or NEVER_SENT
+
+
+def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
+    """The line of a request whose outcome is known, or whose error says that this run created nothing."""
+    line = Line(
+        client_transaction_id=request.client_transaction_id, amount=request.amount, currency=request.currency
+    )
+    if outcome is not None:
+        error = outcome.error
+        line = attrs.evolve(
+            line,
+            transaction_id=outcome.transaction_id,
+            state=str(outcome.state),
+            paid=outcome.paid,
+            evidence=str(outcome.evidence),
+        )
+    elif isinstance(error, RefusedError):
+        line = attrs.evolve(line, state=str(State.REFUSED), paid=False, evidence="answer")
+    # Any other error: this run sent nothing, which says nothing of what an earlier one did. `paid` stays open.
+    if isinstance(error, RefusedError):
+        return attrs.evolve(line, error_code=error.error_code, message="; ".join(error.user_messages))
+    if error is not None:
+        return attrs.evolve(line, message=str(error) if isinstance(error, PayError) else type(error).__name__)
+    return line
+
+
+def line_of_result(request: SaleRequest, result: ChargeResult) -> Line:
+    """The line of what `charge_all` gave."""
+    return line_of(request, result.outcome, result.error)
+
+
+def line_of_open(request: SaleRequest, pending: PendingSale | None) -> Line:
+    """The line of a row that this run did not finish."""
+    return line_of(request, None if pending is None else pending.outcome)
+
+
+class Tally:
+    """How many rows came to what, and how much money that is."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        #: Cents by (state, currency).
+        self.money: Counter[tuple[str, str]] = Counter()
+        #: Rows by what they mean: True, False, None.
+        self.paid: Counter[bool | None] = Counter()
+
+    def add(self, line: Line) -> None:
+        self.counts[line.label] += 1
+        self.money[line.label, line.currency] += line.amount
+        self.paid[line.paid] += 1
+
+    @property
+    def done(self) -> int:
+        """Rows counted so far."""
+        return self.counts.total()
+
+    def totals(self, label: str) -> Mapping[str, int]:
+        """Cents by currency."""
+        return {currency: cents for (state, currency), cents in sorted(self.money.items()) if state == label}
+
+    @property
+    def exit_code(self) -> int:
+        """0: all accepted; 4: some `paid` is not known; 3: some refused or cancelled."""
+        if self.paid[None]:
+            return 4
+        return 3 if self.paid[False] else 0

@@ -1,0 +1,133 @@
+"""The report of a run: a CSV or JSONL file that is true after every row.
+
+A run appends to what an earlier run left, so that the file never holds less than it did; one that ends, or is
+interrupted, puts a file with its own rows alone in its place. After a crash the last row of a key counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from payclient.cli.lines import Line
+from payclient.errors import ConfigurationError
+
+__all__: list[str] = []
+
+COLUMNS = tuple(field.name for field in attrs.fields(Line))
+
+#: With these a spreadsheet would take a cell for a formula, or for more than one cell.
+_DANGEROUS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def defuse(cell: str) -> str:
+    """A cell that no spreadsheet calculates."""
+    return f"'{cell}" if cell.startswith(_DANGEROUS) else cell
+
+
+class Report:
+    """Open by `with`; `write` each line; `finish` at the end of a run that was not killed."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises `ConfigurationError` where this is no place for a report; nothing is written yet."""
+        self.path = Path(path)
+        encode = {".csv": _csv, ".jsonl": _jsonl}.get(self.path.suffix.lower())
+        if encode is None:
+            raise ConfigurationError(f"--report {self.path.name}: ends in .csv or .jsonl")
+        self._encode = encode
+        self._header = _csv_text(COLUMNS) if encode is _csv else b""
+        self._begin = 0
+        try:
+            with self.path.open("rb") as file:
+                if not self._is_ours(file.readline()):
+                    raise ConfigurationError(f"--report {self.path.name}: is there already and is no report")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(f"--report {self.path.name}: cannot be written: {error.strerror}")
+
+    def _is_ours(self, first: bytes) -> bool:
+        if not first:
+            return True
+        if self._encode is _csv:
+            return first == self._header
+        try:
+            return {"client_transaction_id", "state", "paid"} <= set(json.loads(first))
+        except (ValueError, TypeError):
+            return False
+
+    def __enter__(self) -> Report:
+        try:
+            self._file = self.path.open("a+b")
+        except OSError as error:
+            raise self._unwritable(error) from None
+        # A row that a crash cut is dropped; every row is one line.
+        self._file.seek(0)
+        whole = last = 0
+        for raw in self._file:
+            last += len(raw)
+            whole = last if raw.endswith(b"\n") else whole
+        self._file.truncate(whole)
+        if whole == 0 and self._header:
+            self._file.write(self._header)
+            self._file.flush()
+            whole = len(self._header)
+        self._begin = whole
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, line: Line) -> None:
+        """Add one line; it is with the operating system when this returns."""
+        self._file.write(self._encode(line))
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Leave only the lines of this run, in one step, on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._begin == len(self._header):
+            return
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with beside.open("xb") as file:
+                file.write(self._header)
+                self._file.seek(self._begin)
+                shutil.copyfileobj(self._file, file)
+                file.flush()
+                os.fsync(file.fileno())
+            shutil.copymode(self.path, beside)
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _csv(line: Line) -> bytes:
+    return _csv_text([defuse(_cell(value)) for value in attrs.astuple(line)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _csv_text(cells: Any) -> bytes:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)
+    return text.getvalue().encode()
+
+
+def _jsonl(line: Line) -> bytes:
+    return json.dumps(attrs.asdict(line), ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,223 @@
+"""One run over rows: `charge_all`, with its report, its progress and its signals.
+
+Ctrl-C once: nothing more is sent, and what is pending is waited for. Twice: the waiting ends too; the same command
+goes on later. Thrice: now. SIGTERM is once, and after 30 s twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import attrs
+
+from payclient.batch import Charges, charge_all
+from payclient.cli import terminal
+from payclient.cli.lines import Line, Tally, line_of_open, line_of_result
+from payclient.cli.progress import Progress
+from payclient.cli.report import Report
+from payclient.cli.settings import Service
+from payclient.errors import PayError
+from payclient.models import SaleRequest
+from payclient.tracker import Tracker
+
+__all__: list[str] = []
+
+#: Seconds from SIGTERM until the waiting ends as well.
+TERM_GRACE = 30.0
+
+#: Seconds after which an interrupted run knows whom it waits for: what was in flight has its answer.
+IN_FLIGHT = 0.5
+
+#: Rows that the ledger is asked for at once.
+CHUNK = 500
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How a run is paced; see `charge_all`."""
+
+    max_in_flight: int = 50
+    max_pending: int = 1000
+    rate: float | None = None
+    wait: float | None = None
+    retry: tuple[str, ...] = ()
+
+
+class Run:
+    """Charges the rows that `requests()` gives, in one pass, and lists what is left open in another."""
+
+    def __init__(
+        self,
+        requests: Callable[[], Iterable[SaleRequest]],
+        total: int,
+        *,
+        limits: Limits,
+        report: Report | None = None,
+        on_line: Callable[[Line], object] | None = None,
+    ) -> None:
+        self._requests = requests
+        self._limits = limits
+        self._report = report
+        self._on_line = on_line
+        self.tally = Tally()
+        #: Rows that `charge_all` has read and not given back: a window's worth.
+        self._under_way: dict[str, SaleRequest] = {}
+        self._progress = Progress(self.tally, total, self._under_way)
+        self._told: set[str] = set()
+        self._tracker: Tracker | None = None
+        self._results: Charges | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._signals = 0
+        self._failed = False
+
+    async def charge(self, service: Service) -> int:
+        """Charge them all and give the exit code. Raises a `PayError` only where nothing was sent."""
+        with _handled(self._interrupt, self._terminate):
+            async with service.tracker() as tracker:
+                # Opened by the owner of the ledger, so that no second run spoils the report.
+                with self._report or nullcontext():
+                    await self._send_and_list(tracker)
+                    return self._exit_code()
+
+    async def _send_and_list(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        async with self._progress:
+            reading = self._reading = asyncio.create_task(self._read(tracker))
+            try:
+                await asyncio.wait([reading])
+            finally:
+                if not reading.done():
+                    reading.cancel()
+                    await asyncio.wait([reading])
+            if reading.cancelled() or self._failed:
+                await self._list_open(tracker)
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read(self, tracker: Tracker) -> None:
+        limits = self._limits
+        try:
+            async with charge_all(
+                tracker,
+                self._note(self._requests()),
+                max_in_flight=limits.max_in_flight,
+                max_pending=limits.max_pending,
+                rate=limits.rate,
+                wait=limits.wait,
+                retry=limits.retry,
+            ) as results:
+                self._results = self._progress.results = results
+                if self._signals:
+                    results.stop("interrupted")
+                async for result in results:
+                    request = self._under_way.pop(result.request_key)
+                    self._tell(line_of_result(request, result))
+        except PayError as error:
+            self._fail(str(error))
+
+    def _note(self, requests: Iterable[SaleRequest]) -> Iterator[SaleRequest]:
+        for request in requests:
+            self._under_way[request.client_transaction_id] = request
+            yield request
+
+    async def _list_open(self, tracker: Tracker) -> None:
+        """Tell of the rows that have no result: what the ledger knows of them, or that they were never sent."""
+        try:
+            left = (each for each in self._requests() if each.client_transaction_id not in self._told)
+            while chunk := list(itertools.islice(left, CHUNK)):
+                known = await tracker.find_many([request.client_transaction_id for request in chunk])
+                for request in chunk:
+                    self._tell(line_of_open(request, known.get(request.client_transaction_id)))
+        except PayError as error:
+            self._fail(f"the open rows cannot be listed: {error}")
+
+    def _tell(self, line: Line) -> None:
+        self._told.add(line.client_transaction_id)
+        self.tally.add(line)
+        if self._on_line is not None:
+            self._on_line(line)
+        if self._report is not None:
+            try:
+                self._report.write(line)
+            except OSError as error:
+                self._report = None
+                self._fail(f"the report cannot be written: {error.strerror}")
+
+    def _fail(self, why: str) -> None:
+        self._failed = True
+        terminal.complain(why)
+        if self._results is not None:
+            self._results.stop(why)
+
+    def _exit_code(self) -> int:
+        if self._report is not None:
+            try:
+                self._report.finish()
+            except OSError as error:
+                self._fail(f"the report cannot be written: {error.strerror}")
+        if self._signals and self.tally.paid[None]:
+            return 130
+        return 4 if self._failed else self.tally.exit_code
+
+    # --- Signals
+
+    def _interrupt(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            if self._results is not None:
+                self._results.stop("interrupted")
+            terminal.say(
+                "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting"
+            )
+            asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
+        elif self._signals == 2:
+            terminal.say("stopped waiting; what is in flight is recorded")
+            if self._reading is not None:
+                self._reading.cancel()
+        else:
+            # The ledger and the report hold all that is known.
+            os._exit(130)
+
+    def _terminate(self) -> None:
+        if self._signals == 0:
+            self._interrupt()
+        asyncio.get_running_loop().call_later(TERM_GRACE, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._signals == 1:
+            self._interrupt()
+
+    def _say_until_when(self) -> None:
+        if self._tracker is None or not self._progress.pending:
+            return
+        ends = [
+            sale.expires_at
+            for sale in self._tracker.open_sales()
+            if sale.client_transaction_id in self._under_way and sale.expires_at is not None
+        ]
+        if ends:
+            left = terminal.duration(max(ends) - self._tracker.clock.time())
+            until = f" until {terminal.at(max(ends))} (in {left})"
+            terminal.say(f"waiting for {self._progress.pending:,} customers{until}")
+
+
+@contextmanager
+def _handled(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        loop.add_signal_handler(signal.SIGTERM, terminate)
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Not the main thread, or Windows: Ctrl-C ends the process as ever, and the ledger goes on later.
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,87 @@
+"""`payclient sale`: one charge."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.markup import escape
+from rich.table import Table
+
+from payclient.cli import terminal
+from payclient.cli.lines import Line
+from payclient.cli.running import Limits, Run
+from payclient.cli.settings import BaseUrl, Cents, Flag, LedgerUrl, Profile, Wait, service_of
+from payclient.models import SaleRequest
+from payclient.wire import Encoder
+
+__all__: list[str] = []
+
+
+def sale(
+    *,
+    country_code: Annotated[str, Parameter(help="Country calling code, such as 593.")],
+    currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
+    client_transaction_id: Annotated[str, Parameter(help="Your own unique id of what is to be paid.")],
+    phone_number: Annotated[str | None, Parameter(help="The number registered in the wallet app.")] = None,
+    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None,
+    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None,
+    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None,
+    tax: Annotated[Cents, Parameter(help="Cents.")] = None,
+    service: Annotated[Cents, Parameter(help="Cents.")] = None,
+    tip: Annotated[Cents, Parameter(help="Cents.")] = None,
+    store_id: str | None = None,
+    reference: str | None = None,
+    response_url: Annotated[str | None, Parameter(help="Where the service notifies you.")] = None,
+    nick_name: Annotated[str | None, Parameter(help="Charge this user name, with --by-nick-name.")] = None,
+    by_nick_name: Annotated[bool, Flag] = False,
+    ledger: LedgerUrl = None,
+    base_url: BaseUrl = None,
+    profile: Profile = None,
+    wait: Wait = None,
+) -> int:
+    """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
+
+    Run again, the same command sends nothing: it goes on waiting.
+    """
+    request = SaleRequest(
+        phone_number=phone_number,
+        country_code=country_code,
+        currency=currency,
+        client_transaction_id=client_transaction_id,
+        amount=amount,  # type: ignore[arg-type]  # None is left out
+        amount_without_tax=amount_without_tax,
+        amount_with_tax=amount_with_tax,
+        tax=tax,
+        service=service,
+        tip=tip,
+        store_id=store_id,
+        reference=reference,
+        response_url=response_url,
+        nick_name=nick_name,
+        by_nick_name=by_nick_name,
+    )
+    where = service_of(base_url, profile, ledger)
+    Encoder(where.profile).sale(request)  # what the profile forbids is bad input
+    lines: list[Line] = []
+    run = Run(lambda: [request], 1, limits=Limits(wait=wait), on_line=lines.append)
+    code = asyncio.run(run.charge(where))
+    for line in lines:
+        _show(line)
+    if code == 130:
+        terminal.say("interrupted; the same command goes on waiting, and sends nothing again")
+    return code
+
+
+def _show(line: Line) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("state", line.label)
+    table.add_row("paid", {True: "yes", False: "no", None: "unknown"}[line.paid])
+    table.add_row("amount", terminal.money(line.amount, line.currency))
+    table.add_row("client transaction id", escape(line.client_transaction_id))
+    if line.transaction_id is not None:
+        table.add_row("transaction id", str(line.transaction_id))
+    if line.message:
+        table.add_row("message", escape(line.message))
+    terminal.out().print(table)

@@ -1,0 +1,102 @@
+"""Options that several commands share, and the environment that stands for them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import attrs
+from cyclopts import Parameter, Token
+
+from payclient.errors import ConfigurationError
+from payclient.profile import DOCUMENT, ServiceProfile, find_profile
+from payclient.session import check_base_url, check_token
+from payclient.tracker import Tracker, open_tracker
+from payclient.wire import is_loopback
+
+__all__: list[str] = []
+
+BaseUrl = Annotated[
+    str | None,
+    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address, such as https://pay.example."),
+]
+Profile = Annotated[
+    str | None, Parameter(env_var="PAYCLIENT_PROFILE", help="TOML file with what the service leaves open.")
+]
+LedgerUrl = Annotated[
+    str | None,
+    Parameter(env_var="PAYCLIENT_LEDGER", help="The durable record of what was sent: sqlite:charges.db."),
+]
+
+
+def _whole(_: object, tokens: Sequence[Token]) -> int:
+    # The library's own reading of an int rounds "10.50" to 10.
+    text = tokens[0].value
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise ValueError("must be a whole number; amounts are cents, 1050 for 10.50")
+    return int(text)
+
+
+def _seconds(_: object, tokens: Sequence[Token]) -> float:
+    text = tokens[0].value
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        raise ValueError("must be a number, 0 or more")
+    return float(text)
+
+
+Whole = Parameter(converter=_whole)
+Number = Parameter(converter=_seconds)
+Cents = Annotated[int | None, Whole]
+Wait = Annotated[
+    float | None,
+    Number,
+    Parameter(
+        help="Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."
+    ),
+]
+Flag = Parameter(negative=())
+
+
+@attrs.frozen(kw_only=True)
+class Service:
+    """Where to send, and as whom."""
+
+    base_url: str
+    token: str = attrs.field(repr=False)
+    profile: ServiceProfile
+    ledger: str
+
+    def tracker(self) -> AbstractAsyncContextManager[Tracker]:
+        """Open the tracker of this service."""
+        return open_tracker(self.base_url, self.token, ledger=self.ledger, profile=self.profile)
+
+
+def profile_of(profile: str | None) -> ServiceProfile:
+    """The profile of a path, or the document's."""
+    return DOCUMENT if not profile else find_profile(profile)
+
+
+def session_settings(base_url: str | None) -> tuple[str, str]:
+    """The checked address and token. Raises `ConfigurationError` for one that is missing or cannot be."""
+    if not base_url:
+        raise ConfigurationError("give --base-url, or set PAYCLIENT_BASE_URL")
+    token = os.environ.get("PAYCLIENT_TOKEN")
+    if not token:
+        raise ConfigurationError("set PAYCLIENT_TOKEN; the token is never an argument")
+    return check_base_url(base_url), check_token(token)
+
+
+def service_of(base_url: str | None, profile: str | None, ledger: str | None) -> Service:
+    """All that a charge needs, checked. Raises `ConfigurationError`."""
+    address, token = session_settings(base_url)
+    if not ledger:
+        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
+    if ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
+        raise ConfigurationError(
+            "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
+        )
+    return Service(base_url=address, token=token, profile=profile_of(profile), ledger=ledger)

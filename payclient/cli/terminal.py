@@ -1,0 +1,71 @@
+"""What goes to the terminal: results to stdout, everything else to stderr, one line at a time."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from contextvars import ContextVar
+
+from rich.console import Console
+from rich.markup import escape
+
+__all__: list[str] = []
+
+
+def out() -> Console:
+    """Where results go."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+#: Where progress, questions and warnings go.
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+#: The arguments of this run, to say how it goes on.
+command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
+
+
+def again() -> str:
+    """This run's own command line."""
+    return shlex.join(("payclient", *command_line.get()))
+
+
+def say(text: str) -> None:
+    """One line to stderr, above the progress where there is one."""
+    err.print(escape(text))
+
+
+def complain(text: str) -> None:
+    """An error in one line."""
+    text = " ".join(text.split())
+    err.print(f"[bold red]payclient:[/] {escape(text)}")
+
+
+def money(cents: int, currency: str) -> str:
+    """`USD 1,234.50`: cents as decimal units (§1: the value is multiplied by 100)."""
+    return f"{currency} {cents // 100:,}.{cents % 100:02}"
+
+
+def duration(seconds: float) -> str:
+    """`3 min 20 s`, rounded up."""
+    whole = max(int(-(-seconds // 1)), 0)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+def at(when: float) -> str:
+    """A moment on this machine's clock."""
+    return time.strftime("%H:%M:%S", time.localtime(when))
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"[yellow]{record.levelname.lower()}:[/] {escape(record.getMessage())}")
+
+
+def show_warnings() -> None:
+    """What the package warns about, as lines that do not break the progress. They hold ids only."""
+    logger = logging.getLogger("payclient")
+    if not any(isinstance(handler, _Lines) for handler in logger.handlers):
+        logger.addHandler(_Lines(logging.WARNING))
+        logger.propagate = False

@@ -1,0 +1,149 @@
+"""Prepared payments and their form links without HTTP: how long a link lives and what decides a payment."""
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from attrs import define, field
+
+from .addresses import with_query
+from .clock import Clock
+from .rules import Refusal, failing_prepare_fields, redirect_field, validation_refusal
+from .settings import CANCELLED, PENDING, Settings
+from .transactions import Transactions
+
+__all__ = ["METHODS", "Form", "FormOutcome", "Forms", "Language", "Method"]
+
+Method = Literal["wallet", "card"]
+Language = Literal["es", "en"]
+FormOutcome = Literal["paid", "declined", "cancelled"]
+
+METHODS: Final[tuple[Method, ...]] = ("wallet", "card")
+
+
+@define(eq=False, kw_only=True)
+class Form:
+    """One prepared payment with its two links; amounts in cents, `*_at` in UTC seconds since the epoch."""
+
+    payment_id: str = field(repr=False)  # who knows it has the links
+    client_transaction_id: str
+    store_id: str
+    amount: int
+    currency: str
+    reference: str | None = field(repr=False)
+    language: Language
+    response_url: str = field(repr=False)
+    cancellation_url: str | None = field(repr=False)
+    #: The cardholder's, as prepared or as typed into the form (§2.3).
+    phone_number: str | None = field(repr=False)
+    email: str | None = field(repr=False)
+    document_id: str | None = field(repr=False)
+    prepared_at: float
+    state: str = PENDING
+    how: FormOutcome | None = None
+    decided_at: float | None = None
+    #: The link by which it was decided.
+    method: Method | None = None
+    #: Only a payment that was paid or declined is a transaction.
+    transaction_id: int | None = None
+    #: For each link that was loaded, the monotonic time at which its life ends.
+    deadlines: dict[Method, float] = field(factory=dict)
+
+
+class Forms:
+    """Prepares payments, and lets their links live, be paid and be cancelled."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, transactions: Transactions, tally: Counter[str]
+    ) -> None:
+        self.forms: dict[str, Form] = {}
+        self._settings = settings
+        self._clock = clock
+        self._transactions = transactions
+        self._tally = tally
+
+    def prepare(self, body: Mapping[str, object]) -> Form | Refusal:
+        """A new payment that waits to be paid, or the reason why there is none."""
+        faults = failing_prepare_fields(body, language_field=self._settings.language_field)
+        if faults:
+            return validation_refusal(faults)
+        form = self._read(body)
+        code = self._settings.duplicate_code
+        if code is not None and self._transactions.find_by_client_id(form.client_transaction_id):
+            return Refusal(code, "Ya existe una transacción con este clientTransactionId")
+        self.forms[form.payment_id] = form
+        self._tally["prepared"] += 1
+        return form
+
+    def load(self, form: Form, method: Method) -> None:
+        """A link is opened; its first load starts its ten minutes (§8)."""
+        form.deadlines.setdefault(method, self._clock.monotonic() + self._settings.form_window)
+
+    def is_expired(self, form: Form, method: Method) -> bool:
+        return method in form.deadlines and self._clock.monotonic() >= form.deadlines[method]
+
+    def pay(self, form: Form, method: Method, *, declined: bool = False) -> str:
+        """The payment is made or declined; the address to which the customer is sent (§6)."""
+        self._require_open(form, method)
+        settings = self._settings
+        form.transaction_id = self._transactions.next_id
+        self._transactions.add(form.transaction_id, form)
+        if declined:
+            self._decide(form, method, "declined", settings.state_after_reject)
+        else:
+            self._decide(form, method, "paid", settings.state_after_approve)
+        return with_query(form.response_url, self._parameters(form.transaction_id, form))
+
+    def cancel(self, form: Form, method: Method) -> str | None:
+        """The customer closes the form by its X; the address to which it leads, if there is one (§2.3)."""
+        self._require_open(form, method)
+        self._decide(form, method, "cancelled", CANCELLED)
+        if form.cancellation_url is None:
+            return None
+        number = self._settings.cancelled_redirect_id
+        parameters = {} if number is None else self._parameters(number, form)
+        return with_query(form.cancellation_url, parameters)
+
+    def _read(self, body: Mapping[str, object]) -> Form:
+        # The types hold: `failing_prepare_fields` passed.
+        amount, language_field = body["amount"], self._settings.language_field
+        assert isinstance(amount, int)  # noqa: S101  (for mypy)
+        return Form(
+            payment_id=secrets.token_urlsafe(24),
+            client_transaction_id=str(body["clientTransactionId"]),
+            store_id=str(body["storeId"]),
+            amount=amount,
+            currency=str(body["currency"]),
+            reference=_text(body, "reference"),
+            language="en" if language_field is not None and body.get(language_field) == "en" else "es",
+            response_url=str(body[redirect_field(body)]),
+            cancellation_url=_text(body, "cancellationUrl"),
+            phone_number=_text(body, "phoneNumber"),
+            email=_text(body, "email"),
+            document_id=_text(body, "documentId"),
+            prepared_at=self._clock.time(),
+        )
+
+    def _require_open(self, form: Form, method: Method) -> None:
+        if form.how is not None:
+            raise ValueError(f"the payment {form.client_transaction_id!r} was already {form.how}")
+        if self.is_expired(form, method):
+            raise ValueError(f"the {method} link of the payment {form.client_transaction_id!r} has expired")
+
+    def _decide(self, form: Form, method: Method, how: FormOutcome, state: str) -> None:
+        form.how, form.state, form.method = how, state, method
+        form.decided_at = self._clock.time()
+        self._tally[f"forms_{how}"] += 1
+
+    def _parameters(self, number: int, form: Form) -> dict[str, str | int]:
+        settings = self._settings
+        return {
+            settings.redirect_id_field: number,
+            settings.redirect_client_id_field: form.client_transaction_id,
+        }
+
+
+def _text(body: Mapping[str, object], name: str) -> str | None:
+    value = body.get(name)
+    return str(value) if isinstance(value, str) and value.strip() else None

@@ -1,0 +1,206 @@
+"""Cents: conversion, tax and the sum rule never lose one."""
+
+import time
+from contextlib import suppress
+from decimal import ROUND_HALF_UP, Context, Decimal, Inexact, InvalidOperation, getcontext, localcontext
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from payclient.amounts import COMPONENTS, MAX_CENTS, TaxSplit, split_tax, sum_fault, to_cents
+
+CENTS = st.integers(0, MAX_CENTS)
+RATES = st.decimals(0, 1000, allow_nan=False, allow_infinity=False, places=6)
+
+JUNK = [
+    "", " ", "abc", "1,50", "1.250,50", "$5", "1_000", "１０", "٣", "10 50", "NaN", "sNaN", "Infinity", "-Infinity",
+    "inf", "nan", "0x10", "1e", "--1", "1e400", "1e-400", "1e999999999", "1e-999999999", "1e-1000022",
+    "0e999999999", "1" * 101, "0." + "0" * 200 + "1", Decimal("NaN"), Decimal("sNaN"), Decimal("Infinity"),
+    Decimal("-Infinity"), Decimal("1e999999"), Decimal("1e-999999"), Decimal("9" * 5000),
+]  # fmt: skip
+
+NOT_MONEY: list[Any] = [1.0, 0.1, float("nan"), float("inf"), True, False, None, b"1", [1], 1j]
+
+
+@pytest.mark.parametrize(
+    ("units", "cents"),
+    [
+        ("10.50", 1050), ("10.5", 1050), ("10", 1000), (10, 1000), (Decimal("10.50"), 1050), ("0.01", 1), ("0", 0),
+        ("-0", 0), ("1.2300000", 123), ("1e2", 10_000), ("+5", 500), (" 5 ", 500), ("1e16", 10**18),
+        (Decimal("0.29"), 29), ("1.15", 115), ("1000000000000.99", 100_000_000_000_099),
+    ],
+)  # fmt: skip
+def test_units_become_cents(units: Any, cents: int) -> None:
+    """§1: the value in currency units is multiplied by 100."""
+    assert to_cents(units) == cents
+    assert type(to_cents(units)) is int
+
+
+@given(CENTS)
+def test_cents_come_back(cents: int) -> None:
+    """Whatever amount is written with two decimals is read back to the cent."""
+    assert to_cents(f"{cents // 100}.{cents % 100:02}") == cents
+    assert to_cents(Decimal(cents).scaleb(-2, Context(prec=40))) == cents
+
+
+@given(
+    st.decimals(allow_nan=False, allow_infinity=False)
+    | st.from_regex(r"[0-9]{1,20}(\.[0-9]{0,6})?", fullmatch=True)
+)
+@example(Decimal("1e-1000022"))
+@example(Decimal("90000000000000000"))
+@example("10000000000000000.01")
+def test_exact_or_refused(units: Decimal | str) -> None:
+    """The cents are exactly a hundred times the units, or it raises."""
+    exact = Decimal(units)
+    try:
+        cents = to_cents(units)
+    except ValueError:
+        with localcontext(Context(prec=200, Emax=999999999999, Emin=-999999999999)):
+            hundredfold = exact * 100
+            assert hundredfold < 0 or hundredfold > MAX_CENTS or hundredfold % 1 != 0
+    else:
+        assert 0 <= cents <= MAX_CENTS
+        assert Decimal(cents) == exact.scaleb(2, Context(prec=200))
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text raises anything but ValueError."""
+    with suppress(ValueError):
+        assert type(to_cents(text)) is int
+
+
+@pytest.mark.parametrize("value", ["0.005", "1.001", "1e-3", Decimal("0.001"), "10.505"])
+def test_a_fraction_of_a_cent_is_refused(value: Any) -> None:
+    """Nothing is rounded."""
+    with pytest.raises(ValueError, match=r"^an amount has no fraction of a cent$"):
+        to_cents(value)
+
+
+@pytest.mark.parametrize("value", ["-0.01", -1, Decimal(-5), "10000000000000000.01", 10**17, 10**400])
+def test_out_of_range_is_refused(value: Any) -> None:
+    """Negative, or more cents than any service takes."""
+    with pytest.raises(ValueError, match=rf"^an amount is 0 to {MAX_CENTS} cents$"):
+        to_cents(value)
+
+
+@pytest.mark.parametrize("value", JUNK)
+def test_junk_is_refused_at_once(value: Any) -> None:
+    """No notation, however huge its exponent, is counted with for long."""
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"^an amount is|^an amount has"):
+        to_cents(value)
+    with pytest.raises(ValueError, match=r"^a rate "):
+        split_tax(100, value)
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("value", NOT_MONEY)
+def test_other_types_are_refused(value: Any) -> None:
+    """A float is no money, nor is a bool."""
+    with pytest.raises(TypeError, match=r"^an amount is a Decimal, a text or an int, not "):
+        to_cents(value)
+    with pytest.raises(TypeError, match=r"^a rate is a Decimal, a text or an int, not "):
+        split_tax(100, value)
+
+
+def test_a_huge_int_is_refused_at_once() -> None:
+    """Nor is a number of a million digits."""
+    number = 1 << 3_000_000
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"^an amount is 0 to"):
+        to_cents(number)
+    with pytest.raises(ValueError, match=r"^a rate is 0 to 1000 percent$"):
+        split_tax(100, number)
+    assert time.process_time() - began < 0.5
+
+
+@given(CENTS, CENTS)
+def test_the_callers_decimal_context_changes_nothing(cents: int, total: int) -> None:
+    """Neither its precision nor its traps."""
+    text = f"{cents // 100}.{cents % 100:02}"
+    expected = split_tax(total, "15.5")
+    with localcontext(Context(prec=2, traps=[Inexact])):
+        assert to_cents(text) == cents
+        assert split_tax(total, Decimal("15.5")) == expected
+        getcontext().traps[InvalidOperation] = False
+        with pytest.raises(ValueError, match=r"is not finite"):
+            to_cents("abc")
+
+
+@pytest.mark.parametrize(
+    ("total", "rate", "expected"),
+    [
+        (1150, "15", (1000, 150)), (1120, 12, (1000, 120)), (0, "15", (0, 0)), (1, "15", (1, 0)), (4, "15", (3, 1)),
+        (100, "0", (100, 0)), (3, 100, (1, 2)), (1, 100, (0, 1)), (1100, 1000, (100, 1000)),
+        (1050, Decimal("5"), (1000, 50)),
+    ],
+)  # fmt: skip
+def test_tax_is_split_off(total: int, rate: Any, expected: tuple[int, int]) -> None:
+    """Half a cent of tax rounds up: 3 cents with 100 percent hold 1.5 cents of tax, which are 2."""
+    split = split_tax(total, rate)
+    assert split == TaxSplit(*expected)
+    assert (split.amount_with_tax, split.tax) == expected
+
+
+@given(CENTS, RATES)
+def test_the_split_adds_up_and_rounds_half_up(total: int, rate: Decimal) -> None:
+    """The parts are the total, and the tax is what Decimal says with all its digits."""
+    split = split_tax(total, rate)
+    assert split.amount_with_tax + split.tax == total
+    assert 0 <= split.tax <= total
+    with localcontext(Context(prec=100)):
+        exact = Decimal(total) * rate / (100 + rate)
+        assert Decimal(split.tax) == exact.quantize(Decimal(1), ROUND_HALF_UP)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000))
+def test_a_split_of_base_plus_tax_gives_the_base_back(base: int, rate: int) -> None:
+    """Tax added half up is the tax split off again, to within the cent that rounding costs."""
+    tax = (2 * base * rate + 100) // 200
+    assert abs(split_tax(base + tax, rate).amount_with_tax - base) <= 1
+
+
+@pytest.mark.parametrize("total", [-1, MAX_CENTS + 1])
+def test_a_total_out_of_range_is_refused(total: int) -> None:
+    """Totals have the range of amounts."""
+    with pytest.raises(ValueError, match=r"^a total is 0 to"):
+        split_tax(total, "15")
+
+
+@pytest.mark.parametrize("total", [True, 1.0, "100", Decimal(100), None])
+def test_a_total_is_an_int(total: Any) -> None:
+    """Cents are int, and nothing that resembles one."""
+    with pytest.raises(TypeError, match=r"^a total is an int of cents, not "):
+        split_tax(total, "15")
+
+
+@pytest.mark.parametrize("rate", ["-1", -1, "1000.01", 1001])
+def test_a_rate_out_of_range_is_refused(rate: Any) -> None:
+    """0 to 1,000 percent."""
+    with pytest.raises(ValueError, match=r"^a rate is 0 to 1000 percent$"):
+        split_tax(100, rate)
+
+
+@given(st.lists(st.none() | CENTS, min_size=5, max_size=5), st.none() | CENTS)
+def test_the_sum_rule(parts: list[int | None], amount: int | None) -> None:
+    """§2.1.1 and §2.1.2: at least one part, and `amount` is the sum of those given."""
+    fault = sum_fault(amount, parts)
+    given_parts = [part for part in parts if part is not None]
+    if not given_parts:
+        assert fault is not None
+        assert fault.startswith("give at least one of")
+    elif amount is None or amount == sum(given_parts):
+        assert fault is None
+    else:
+        assert fault is not None
+        assert str(abs(amount - sum(given_parts))) in fault
+        assert ("more" in fault) == (amount > sum(given_parts))
+
+
+def test_five_parts() -> None:
+    """§2.1.1 names five."""
+    assert COMPONENTS == ("amount_without_tax", "amount_with_tax", "tax", "service", "tip")

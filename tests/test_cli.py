@@ -1,0 +1,674 @@
+"""The command line, against the simulated service in another process."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from payclient.cli import main
+from payclient.cli.lines import Line
+from payclient.cli.report import Report, defuse
+from payclient.errors import ConfigurationError
+
+TOKEN = "token-never-shown"
+PYTHON = [sys.executable, "-m", "payclient"]
+ROOT = Path(__file__).parents[1]
+COLUMNS = (
+    "client_transaction_id",
+    "phone_number",
+    "country_code",
+    "currency",
+    "amount_with_tax",
+    "tax",
+    "store_id",
+)
+
+PROFILE = """\
+name = "tests"
+not_found_codes = [20]
+sale_window = {window}
+queries_per_minute = 30000
+[status]
+by_transaction_id = "/v1/sales/{{transaction_id}}"
+by_client_transaction_id = "/v1/sales/of/{{client_transaction_id}}"
+state_field = "status"
+[status.states]
+Pending = "Pendiente"
+Approved = "Aceptado"
+Canceled = "Cancelado"
+"""
+
+
+class Service:
+    """A running `payclient simulate`."""
+
+    def __init__(self, url: str, profile: Path) -> None:
+        self.url = url
+        self.profile = profile
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/_simulator/{path}", timeout=5) as answer:  # noqa: S310 - our own
+            return json.load(answer)
+
+    def counts(self) -> dict[str, Any]:
+        counts: dict[str, Any] = self._get("counts")
+        return counts
+
+    def truth(self, prefix: str) -> dict[str, str]:
+        """What the service did with each client transaction id."""
+        sales = [sale for sale in self._get("sales") if sale["client_transaction_id"].startswith(prefix)]
+        assert len({sale["client_transaction_id"] for sale in sales}) == len(sales)
+        return {sale["client_transaction_id"]: sale["how"] for sale in sales}
+
+
+@contextmanager
+def simulated(directory: Path, *arguments: str, window: float) -> Iterator[Service]:
+    profile = directory / "profile.toml"
+    profile.write_text(PROFILE.format(window=window))
+    command = [*PYTHON, "simulate", "--port", "0", "--profile", str(profile), "--token", TOKEN, *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("listening on http://127.0.0.1:"), line
+            yield Service(line.split()[-1], profile)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "no real money moves" in said
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    crowd = "approve=0.7,reject=0.2,ignore=0.1"
+    with simulated(
+        tmp_path_factory.mktemp("quick"), "--answers", crowd, "--delay", "0.2", window=1.5
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Everybody approves at once."""
+    with simulated(
+        tmp_path_factory.mktemp("willing"), "--answers", "approve=1", "--delay", "0.01", window=2
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Nobody answers."""
+    with simulated(tmp_path_factory.mktemp("silent"), "--answers", "ignore=1", window=3) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BASE_URL", "PROFILE", "LEDGER"):
+        monkeypatch.delenv(f"PAYCLIENT_{name}", raising=False)
+    monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
+
+
+def rows_of(prefix: str, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "client_transaction_id": f"{prefix}-{number}",
+            "phone_number": f"0977{number:06}",
+            "country_code": "593",
+            "currency": "USD" if number % 4 else "EUR",
+            "amount_with_tax": 1000 + number,
+            "tax": 150,
+            "store_id": "S1",
+        }
+        for number in range(count)
+    ]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def charge_arguments(service: Service, file: Path, *more: str) -> list[str]:
+    return [
+        "charge", str(file), "--base-url", service.url, "--profile", str(service.profile),
+        "--ledger", f"sqlite:{file.parent / 'ledger.db'}", "--yes", *more,
+    ]  # fmt: skip
+
+
+def read_report(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    report = {row["client_transaction_id"]: row for row in rows}
+    assert len(report) == len(rows)
+    return report
+
+
+def check_truth(report: Mapping[str, Mapping[str, Any]], truth: Mapping[str, str]) -> None:
+    """Every line of a report says what the service did."""
+    for key, line in report.items():
+        how = truth.get(key)
+        assert (line["state"], how) in {
+            ("accepted", "approved"),
+            ("cancelled", "rejected"),
+            ("cancelled", "expired"),
+            ("refused", None),
+        }, key
+        assert line["paid"] in (("true", True) if how == "approved" else ("false", False)), key
+
+
+def start(arguments: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*PYTHON, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+# --- Whole files
+
+
+def test_a_csv_of_1000_rows_finishes_and_a_second_run_sends_nothing(
+    service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every outcome is the service's, the report has them all, and the same command again asks for nothing."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("csv", 1000)), tmp_path / "report.csv"
+    arguments = charge_arguments(service, file, "--report", str(report), "--max-in-flight", "100")
+    assert main(arguments) == 3
+    truth, lines = service.truth("csv-"), read_report(report)
+    assert len(truth) == len(lines) == 1000
+    check_truth(lines, truth)
+    assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
+    assert lines["csv-7"]["amount"] == "1157"
+    before = service.counts()
+    assert main(arguments) == 3
+    assert service.counts() == before
+    assert before["duplicates"] == {}
+    assert read_report(report) == lines
+    said = capfd.readouterr()
+    assert "EUR 4,124.00" not in said.err
+    for text in said:
+        assert TOKEN not in text
+        assert "0977" not in text
+    assert "0977" not in report.read_text()
+    accepted = sum(line["paid"] == "true" for line in lines.values())
+    assert re.search(rf"accepted +yes +{accepted} ", said.out)
+
+
+def test_a_jsonl_of_1000_rows_with_orders_finishes(service: Service, tmp_path: Path) -> None:
+    """Orders go along, and the report may be JSONL as well."""
+    rows = rows_of("jsonl", 1000)
+    for row in rows:
+        row["order"] = {
+            "billTo": {"firstName": "Ana", "country": "EC", "phoneNumber": "+593991112223"},
+            "lineItems": [{"productSKU": "sku-1", "unitPrice": 1000, "quantity": 1}],
+        }
+    file, report = write_jsonl(tmp_path / "charges.jsonl", rows), tmp_path / "report.jsonl"
+    assert main(charge_arguments(service, file, "--report", str(report))) == 3
+    lines = {line["client_transaction_id"]: line for line in map(json.loads, report.read_text().splitlines())}
+    truth = service.truth("jsonl-")
+    assert len(lines) == len(truth) == 1000
+    check_truth(lines, truth)
+
+
+def test_a_killed_run_goes_on_and_charges_nobody_twice(service: Service, tmp_path: Path) -> None:
+    """SIGKILL in the middle, and the same command again: every outcome is the service's, none is there twice."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("kill", 600)), tmp_path / "report.csv"
+    arguments = charge_arguments(service, file, "--report", str(report), "--rate", "400")
+    before = service.counts()["created"]
+    with start(arguments) as process:
+        wait_until(lambda: service.counts()["created"] > before + 200)
+        process.kill()
+        process.communicate()
+    with report.open(newline="") as text:
+        whole = [line for line in text if line.endswith("\n")]
+    written = {line["client_transaction_id"]: line for line in csv.DictReader(whole)}
+    check_truth(written, service.truth("kill-"))
+    assert main(arguments) == 3
+    lines = read_report(report)
+    assert len(lines) == 600
+    assert written.keys() <= lines.keys()
+    check_truth(lines, service.truth("kill-"))
+    assert service.counts()["duplicates"] == {}
+
+
+# --- Exit codes
+
+
+def test_all_accepted_is_0(willing: Service, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "charges.csv", rows_of("zero", 5))
+    assert main(charge_arguments(willing, file)) == 0
+
+
+def test_open_rows_are_4_and_are_listed(silent: Service, tmp_path: Path) -> None:
+    """`--wait 0` stops once each row is sent and recorded."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("open", 5)), tmp_path / "report.csv"
+    assert main(charge_arguments(silent, file, "--wait", "0", "--report", str(report))) == 4
+    lines = read_report(report).values()
+    assert [(line["state"], line["paid"]) for line in lines] == [("pending", "")] * 5
+    assert all(line["transaction_id"] for line in lines)
+
+
+def test_a_token_that_is_not_taken_stops_the_sending(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One 401, and the rest is never sent: an empty state, exit 4."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "another-token")
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("refused", 20)), tmp_path / "report.csv"
+    assert main(charge_arguments(willing, file, "--report", str(report), "--max-in-flight", "1")) == 4
+    states = [line["state"] for line in read_report(report).values()]
+    assert len(states) == 20
+    assert states.count("refused") < 5
+    assert set(states) == {"refused", ""}
+    assert willing.truth("refused-") == {}
+    assert "401" in capfd.readouterr().err
+
+
+def test_another_content_under_a_known_id_is_not_sent_and_not_called_unpaid(
+    willing: Service, tmp_path: Path
+) -> None:
+    """`paid` stays empty: the id was charged before, with another amount."""
+    rows = rows_of("other", 2)
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
+    rows[0]["amount_with_tax"] = 5
+    file, report = write_csv(tmp_path / "charges.csv", rows), tmp_path / "report.csv"
+    assert main(charge_arguments(willing, file, "--report", str(report))) == 4
+    line = read_report(report)["other-0"]
+    assert (line["state"], line["paid"]) == ("", "")
+    assert "other content" in line["message"]
+
+
+def test_nobody_hears_of_it_where_the_service_is_not_there(tmp_path: Path) -> None:
+    """Rows that provably were not sent have an empty state; exit 4."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("away", 2)), tmp_path / "report.csv"
+    profile = tmp_path / "profile.toml"
+    profile.write_text(PROFILE.format(window=2))
+    away = Service("http://127.0.0.1:9", profile)
+    assert main(charge_arguments(away, file, "--report", str(report))) == 4
+    assert {(line["state"], line["paid"]) for line in read_report(report).values()} == {("", "")}
+
+
+# --- Bad input: exit 2, one line, nothing sent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["charge"], "FILE requires an argument"),
+        (["charge", "none.csv", "--dry-run"], "none.csv: cannot be read"),
+        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "http://pay.example"], "not https"),
+        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "https://pay.example"], "sqlite:PATH"),
+        (["charge", "x.csv", "--base-url", "https://pay.example"], "--ledger"),
+        (["charge", "x.csv"], "--base-url"),
+        (["charge", "x.csv", "--dry-run", "--max-in-flight", "0"], "--max-in-flight"),
+        (["charge", "x.csv", "--dry-run", "--max-pending", "1.5"], "whole number"),
+        (["charge", "x.csv", "--dry-run", "--rate", "0"], "--rate"),
+        (["charge", "x.csv", "--dry-run", "--wait", "nan"], "--wait"),
+        (["charge", "x.csv", "--dry-run", "--retry", "all"], "--retry"),
+        (["charge", "x.csv", "--dry-run", "--profile", "none.toml"], "none.toml"),
+        (["charge", "x.csv", "--token", "abc"], "Unknown option"),
+        (["nothing"], "Unknown command"),
+        (["simulate", "--port", "0", "--answers", "approve=2"], "approve"),
+        (["simulate", "--port", "99999"], "--port"),
+        (["status"], "--transaction-id"),
+        (
+            ["status", "--transaction-id", "5", "--base-url", "https://pay.example"],
+            "status.by_transaction_id",
+        ),
+    ],
+)
+def test_bad_settings_are_one_line_and_exit_2(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capfd.readouterr()
+    assert said in err
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert TOKEN not in err
+
+
+def test_a_missing_token_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    assert main(["charge", "x.csv", "--base-url", "https://pay.example", "--ledger", "sqlite:x.db"]) == 2
+    assert "PAYCLIENT_TOKEN" in capfd.readouterr().err
+
+
+def test_faults_are_all_shown_before_anything_is_sent(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A fault in the last row keeps the first from being sent, and no value is repeated."""
+    rows = rows_of("fault", 60)
+    for row in rows[3:]:
+        row["amount_with_tax"] = "10.51"
+    before = willing.counts()
+    file = write_csv(tmp_path / "charges.csv", rows)
+    assert main(charge_arguments(willing, file)) == 2
+    err = capfd.readouterr().err
+    assert "line 5, amount_with_tax: is no whole number of cents" in err
+    assert "57 faults, of which the first 50 are above; nothing was sent" in err
+    assert "10.51" not in err
+    assert "0977" not in err
+    assert willing.counts() == before
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_equal_keys_are_named_by_their_lines(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of("same", 10)
+    rows[7]["client_transaction_id"] = rows[2]["client_transaction_id"]
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 2
+    assert "lines 4, 9: the same client_transaction_id" in capfd.readouterr().err
+    assert willing.truth("same-") == {}
+
+
+def test_without_a_terminal_it_needs_yes(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_csv(tmp_path / "charges.csv", rows_of("ask", 2))
+    arguments = charge_arguments(willing, file)
+    arguments.remove("--yes")
+    assert main(arguments) == 2
+    assert "--yes" in capfd.readouterr().err
+    assert willing.truth("ask-") == {}
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 2), ("no", 2)])
+def test_on_a_terminal_it_asks(
+    willing: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    answer: str,
+    code: int,
+) -> None:
+    """It shows count and total, and takes yes alone for a yes."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda *_, **__: answer)
+    prefix = f"asked{answer}"
+    arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of(prefix, 2)))
+    arguments.remove("--yes")
+    assert main(arguments) == code
+    assert len(willing.truth(f"{prefix}-")) == (2 if code == 0 else 0)
+    assert "USD 11.51" in capfd.readouterr().err
+
+
+def test_a_dry_run_needs_no_service_and_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    file = write_csv(tmp_path / "charges.csv", rows_of("dry", 4))
+    assert main(["charge", str(file), "--dry-run"]) == 0
+    out, err = capfd.readouterr()
+    assert "EUR 11.50" in out
+    assert "USD 34.56" in out
+    assert "nothing was sent" in err
+
+
+def test_the_profile_checks_the_rows_as_well(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What only a profile knows is a fault of pass one, too."""
+    profile = tmp_path / "profile.toml"
+    profile.write_text("[max_lengths]\nclient_transaction_id = 5\n")
+    file = write_csv(tmp_path / "charges.csv", rows_of("long", 4))
+    assert main(["charge", str(file), "--dry-run", "--profile", str(profile)]) == 2
+    assert "line 2, client_transaction_id: is longer than 5 characters" in capfd.readouterr().err
+
+
+def test_the_environment_stands_for_the_options(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_csv(tmp_path / "charges.csv", rows_of("environ", 2))
+    monkeypatch.setenv("PAYCLIENT_BASE_URL", willing.url)
+    monkeypatch.setenv("PAYCLIENT_PROFILE", str(willing.profile))
+    monkeypatch.setenv("PAYCLIENT_LEDGER", f"sqlite:{tmp_path / 'l.db'}")
+    assert main(["charge", str(file), "--yes"]) == 0
+
+
+def test_another_column_may_be_the_key(willing: Service, tmp_path: Path) -> None:
+    file = tmp_path / "charges.csv"
+    file.write_text("invoice;phoneNumber;countryCode;currency;amountWithoutTax\nkey-1;0991;593;USD;100\n")
+    report = tmp_path / "report.csv"
+    assert main(charge_arguments(willing, file, "--key", "invoice", "--report", str(report))) == 0
+    assert list(read_report(report)) == ["key-1"]
+
+
+def test_without_its_packages_it_says_what_to_install() -> None:
+    """No cyclopts or no rich: one line, exit 2."""
+    code = (
+        "import sys; sys.modules['cyclopts'] = None; from payclient.cli import main; sys.exit(main(['demo']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert "pip install 'payclient[cli]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# --- Signals
+
+
+def interrupted(
+    service: Service, file: Path, report: Path, prefix: str, signals: list[int]
+) -> tuple[int, str]:
+    """Charge five at a time, and interrupt once the first five wait for their customers."""
+    arguments = charge_arguments(service, file, "--report", str(report), "--max-pending", "5")
+    with start(arguments) as process:
+        wait_until(lambda: len(service.truth(prefix)) >= 5)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.6)
+        _, err = process.communicate(timeout=20)
+    return process.returncode, err
+
+
+def test_ctrl_c_once_waits_for_what_is_pending(silent: Service, tmp_path: Path) -> None:
+    """It says how many and until when, sends nothing more, lists every row and says how to go on."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("once", 12)), tmp_path / "report.csv"
+    code, err = interrupted(silent, file, report, "once-", [signal.SIGINT])
+    assert code == 130
+    assert re.search(r"waiting for 5 customers until \d\d:\d\d:\d\d \(in \d s\)", err)
+    assert "to go on: payclient charge" in err
+    assert TOKEN not in err
+    states = [line["state"] for line in read_report(report).values()]
+    assert sorted(states) == [""] * 7 + ["cancelled"] * 5
+    assert len(silent.truth("once-")) == 5
+
+
+def test_ctrl_c_twice_stops_waiting_and_the_same_command_goes_on(silent: Service, tmp_path: Path) -> None:
+    """The rows that wait are listed as pending, and the next run charges nobody twice."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("twice", 12)), tmp_path / "report.csv"
+    code, err = interrupted(silent, file, report, "twice-", [signal.SIGINT, signal.SIGINT])
+    assert code == 130
+    assert "stopped waiting" in err
+    states = [line["state"] for line in read_report(report).values()]
+    assert sorted(states) == [""] * 7 + ["pending"] * 5
+    assert main(charge_arguments(silent, file, "--report", str(report))) == 3
+    assert silent.counts()["duplicates"] == {}
+    check_truth(read_report(report), silent.truth("twice-"))
+
+
+def test_sigterm_is_ctrl_c_once_and_later_twice(silent: Service, tmp_path: Path) -> None:
+    """With a grace of 0.8 s here, 30 s there."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("term", 12)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "5")
+    code = (
+        "import sys; from payclient.cli import main, running; running.TERM_GRACE = 0.8; "
+        f"sys.exit(main({arguments!r}))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: len(silent.truth("term-")) >= 5)
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "waiting for 5 customers" in err
+    assert "stopped waiting" in err
+    states = [line["state"] for line in read_report(report).values()]
+    assert sorted(states) == [""] * 7 + ["pending"] * 5
+
+
+def test_two_runs_on_one_ledger_are_refused(silent: Service, tmp_path: Path) -> None:
+    """The second says that the ledger is in use, leaves the report alone and exits with 2."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("both", 5)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report))
+    with start(arguments) as process:
+        wait_until(lambda: len(silent.truth("both-")) >= 5)
+        second = subprocess.run([*PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20)
+        assert second.returncode == 2
+        assert second.stderr.count("\n") == 1
+        process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert len(read_report(report)) == 5
+
+
+# --- The report
+
+
+LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state="accepted", paid=True)
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+593", "-1", "@x", "\tx", "\rx", "\nx"])
+def test_cells_that_a_spreadsheet_would_calculate_are_defused(cell: str, tmp_path: Path) -> None:
+    assert defuse(cell) == f"'{cell}"
+    with Report(tmp_path / "r.csv") as report:
+        report.write(Line(client_transaction_id=cell, amount=1, currency="USD"))
+    with (tmp_path / "r.csv").open(newline="") as file:
+        assert list(csv.reader(file))[1][0] == f"'{cell}"
+
+
+def test_a_line_is_on_its_way_to_the_disk_when_written(tmp_path: Path) -> None:
+    """Read while the report is still open."""
+    with Report(tmp_path / "r.csv") as report:
+        report.write(LINE)
+        assert read_report(tmp_path / "r.csv")["order-1"]["paid"] == "true"
+
+
+def test_an_earlier_report_stays_until_the_run_ends(tmp_path: Path) -> None:
+    """Killed in the middle, the file holds the old rows and the new; finished, only the new."""
+    path = tmp_path / "r.csv"
+    for finished in (False, True):
+        with Report(path) as report:
+            report.write(LINE)
+            assert len(path.read_text().splitlines()) == (3 if finished else 2)
+            if finished:
+                report.finish()
+    assert len(path.read_text().splitlines()) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
+
+
+def test_a_row_that_a_crash_cut_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with Report(path) as report:
+        report.write(LINE)
+    path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "ord')
+    with Report(path) as report:
+        report.write(LINE)
+    assert [json.loads(line)["state"] for line in path.read_text().splitlines()] == ["accepted"] * 2
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.jsonl"])
+def test_a_file_that_is_no_report_is_never_written_to(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("name,phone\nAna,0991\n")
+    with pytest.raises(ConfigurationError, match="is no report"):
+        Report(tmp_path / name)
+    assert "Ana" in (tmp_path / name).read_text()
+
+
+def test_a_report_is_csv_or_jsonl_and_not_the_file_itself(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_csv(tmp_path / "charges.csv", rows_of("itself", 2))
+    assert main(charge_arguments(willing, file, "--report", str(file))) == 2
+    assert main(charge_arguments(willing, file, "--report", str(tmp_path / "r.xlsx"))) == 2
+    assert main(charge_arguments(willing, file, "--report", str(tmp_path / "no" / "r.csv"))) == 2
+    assert willing.truth("itself-") == {}
+
+
+# --- sale, status
+
+
+def sale_arguments(service: Service, tmp_path: Path, key: str, *more: str) -> list[str]:
+    return [
+        "sale", "--phone-number", "0977123456", "--country-code", "593", "--currency", "USD",
+        "--client-transaction-id", key, "--base-url", service.url, "--profile", str(service.profile),
+        "--ledger", f"sqlite:{tmp_path / 'l.db'}", *more,
+    ]  # fmt: skip
+
+
+def test_one_sale_and_its_status(willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Charged once however often the command runs; then asked for by both ids."""
+    for _ in range(2):
+        arguments = sale_arguments(willing, tmp_path, "sale-1", "--amount-with-tax", "1000", "--tax", "150")
+        assert main(arguments) == 0
+        out, err = capfd.readouterr()
+        assert re.search(r"state +accepted", out)
+        assert "USD 11.50" in out
+        assert "0977" not in out + err
+    identifier = re.search(r"transaction id +(\d+)", out)
+    assert identifier is not None
+    assert willing.truth("sale-1") == {"sale-1": "approved"}
+    where = ["--base-url", willing.url, "--profile", str(willing.profile)]
+    assert main(["status", "--transaction-id", identifier[1], *where]) == 0
+    assert main(["status", "--client-transaction-id", "sale-1", *where]) == 0
+    assert capfd.readouterr().out.count("Aceptado") == 2
+    assert main(["status", "--client-transaction-id", "sale-none", *where]) == 3
+
+
+def test_a_sale_that_is_not_waited_for_is_4(silent: Service, tmp_path: Path) -> None:
+    assert main(sale_arguments(silent, tmp_path, "sale-2", "--amount-with-tax", "100", "--wait", "0")) == 4
+
+
+@pytest.mark.parametrize("amount", ["10.50", "1,000", "1e3", "ten", "-5", "true"])
+def test_an_amount_that_is_no_cents_is_bad_input(
+    willing: Service, tmp_path: Path, amount: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Never rounded, never read as something else."""
+    assert main(sale_arguments(willing, tmp_path, "sale-3", f"--amount-with-tax={amount}")) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    assert willing.truth("sale-3") == {}
+
+
+def test_status_by_a_token_that_is_not_taken_is_4(willing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "another")
+    where = ["--base-url", willing.url, "--profile", str(willing.profile)]
+    assert main(["status", "--client-transaction-id", "x", *where]) == 4
+
+
+def test_help_names_every_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capfd.readouterr().out
+    assert all(name in out for name in ("charge", "demo", "sale", "status", "simulate"))
+    assert main(["charge", "--help"]) == 0
+    assert os.environ["PAYCLIENT_TOKEN"] not in capfd.readouterr().out

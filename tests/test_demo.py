@@ -1,0 +1,118 @@
+"""`payclient demo`, as a newcomer runs it."""
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import attrs
+
+from payclient.cli.simulate import STATUS, settings_of
+from payclient.models import SaleRequest
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.session import PaySession
+from payclient.simulator import ManualClock, Simulator
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_demo_agrees_with_what_the_simulator_did(tmp_path: Path) -> None:
+    """Without any settings: exit 0, all four outcomes, every count equal, and commands that can be run next."""
+    directory = tmp_path / "demo"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "payclient", "demo", "--dir", str(directory)],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    print(f"the demo took {time.monotonic() - began:.1f} s")  # noqa: T201 - for whoever runs with -s
+    assert done.returncode == 0, done.stderr
+    pairs = re.findall(r"(accepted|cancelled|expired|refused) +(\d+) +(\d+) \w+ +equal", done.stdout)
+    said = {label: int(count) for label, count, _ in pairs}
+    assert [count for _, count, _ in pairs] == [count for _, _, count in pairs]
+    assert sum(said.values()) == 200
+    assert all(said[label] > 0 for label in ("accepted", "cancelled", "expired", "refused"))
+    assert "nobody was charged twice" in done.stdout
+    with (directory / "report.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert Counter(line["state"] for line in lines) == said
+    assert {(line["state"], line["paid"]) for line in lines} == {
+        ("accepted", "true"),
+        ("cancelled", "false"),
+        ("refused", "false"),
+        ("expired", ""),
+    }
+    next_steps = done.stdout.partition("Try next")[2]
+    commands = [shlex.split(line) for line in next_steps.splitlines() if line.startswith("  ")]
+    assert [command[command.index("payclient") + 1] for command in commands] == ["simulate", "charge"]
+    assert "Traceback" not in done.stderr
+    assert "0943464097" not in done.stdout + done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "payclient", "demo", "--dir", str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+
+
+async def test_a_service_may_forget_expired_transactions() -> None:
+    """Then a query by either id answers the not-found error object, and others are found as ever."""
+    clock = ManualClock()
+    settings = attrs.evolve(settings_of(DOCUMENT, sale_window=3), forgets_expired=True)
+    async with (
+        Simulator(settings=settings, clock=clock) as simulator,
+        PaySession(
+            simulator.url, "any", profile=ServiceProfile(status=STATUS, not_found_codes={20})
+        ) as session,
+    ):
+        results = [
+            await session.sale(
+                SaleRequest(
+                    phone_number=f"099{number}",
+                    country_code="593",
+                    currency="USD",
+                    amount_with_tax=100,
+                    client_transaction_id=f"order-{number}",
+                )
+            )
+            for number in range(2)
+        ]
+        await simulator.approve(results[0].transaction_id)
+        await clock.advance(4)
+        for number, found in ((0, True), (1, False)):
+            by_id = await session.status(transaction_id=results[number].transaction_id)
+            by_client_id = await session.status(client_transaction_id=f"order-{number}")
+            assert (by_id is not None) is (by_client_id is not None) is found
+
+
+def test_a_simulated_service_speaks_a_profiles_words() -> None:
+    """What `simulate --profile` serves: paths, field, words, codes and windows."""
+    profile = ServiceProfile(
+        name="shop",
+        nick_name_flag="byUser",
+        duplicate_codes={23},
+        not_found_codes={44},
+        sale_window=7,
+        form_window=8,
+        status=StatusProfile(
+            by_transaction_id="/v1/{transaction_id}", state_field="status", states={"Paid": "Aceptado"}
+        ),
+    )
+    settings = settings_of(profile)
+    assert settings.status_by_transaction_id == "/v1/{transaction_id}"
+    assert settings.status_by_client_transaction_id is None
+    assert (settings.state_field, dict(settings.state_words)) == ("status", {"Aceptado": "Paid"})
+    assert (settings.nick_name_flag, settings.duplicate_code, settings.not_found) == ("byUser", 23, (404, 44))
+    assert (settings.sale_window, settings.form_window) == (7, 8)
+    assert settings_of(profile, sale_window=1, form_window=2).form_window == 2
+    assert settings_of(ServiceProfile(name="other")).status_by_transaction_id is None

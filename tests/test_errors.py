@@ -1,0 +1,196 @@
+"""The error tree: its shape, what its members carry, and that they survive pickling."""
+
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from payclient import errors
+from payclient.errors import (
+    CustomerBusyError,
+    ErrorDetail,
+    InvalidRequestError,
+    LedgerError,
+    NotCreatedError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    StillPendingError,
+    UnauthorizedError,
+    UsageError,
+    ValidationFailedError,
+)
+
+BUSY = ErrorDetail("El cliente tiene transacciones pendientes con su local", 2061)
+AMOUNT = ErrorDetail("Amount", 0, ("is not the sum", "is negative"))
+PHONE = ErrorDetail("phoneNumber", 0, ("is empty",))
+
+
+def every_error(base: type[PayError] = PayError) -> Iterator[type[PayError]]:
+    yield base
+    for subclass in base.__subclasses__():
+        if subclass.__module__ == "payclient.errors":
+            yield from every_error(subclass)
+
+
+def filled(kind: type[PayError]) -> PayError:
+    """One of the class with all that it can carry."""
+    options: dict[str, Any] = {"client_transaction_id": "order-17"}
+    if issubclass(kind, (InvalidRequestError, RefusedError)):
+        options["errors"] = [AMOUNT, BUSY]
+    if issubclass(kind, RefusedError):
+        options |= {"error_code": 22, "http_status": 400}
+    if issubclass(kind, RateLimitedError):
+        options["retry_after"] = 1.5
+    if issubclass(kind, OutcomeUnknownError):
+        options |= {"http_status": 502, "candidate_id": 23178284}
+    return kind("se cortó", **options)
+
+
+def pickled(error: PayError) -> Any:
+    return pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+
+
+def drawn_tree() -> dict[str, str | None]:
+    """The name of each class in the module's docstring -> the name of its parent."""
+    assert errors.__doc__ is not None
+    parents: dict[str, str | None] = {}
+    path: list[str] = []
+    for line in errors.__doc__.splitlines():
+        if found := re.match(r"((?:│   |    )*)(?:├── |└── )?(\w+Error)\b", line):
+            branch = "── " in line[: found.start(2)]
+            depth = len(found[1]) // 4 + branch
+            assert depth <= len(path)
+            path[depth:] = [found[2]]
+            parents[found[2]] = path[depth - 1] if depth else None
+    return parents
+
+
+def test_the_tree_drawn_in_the_docstring_is_the_real_one() -> None:
+    """Names and parents of the drawing equal those of the classes."""
+    real = {
+        kind.__name__: next((base.__name__ for base in kind.__bases__ if issubclass(base, PayError)), None)
+        for kind in every_error()
+    }
+    assert drawn_tree() == real
+
+
+def test_the_drawing_says_also_a_of_each_second_base() -> None:
+    """Whoever catches RuntimeError or TimeoutError gets ours as well, and the drawing says so."""
+    assert errors.__doc__ is not None
+    for kind in every_error():
+        for base in kind.__bases__:
+            if not issubclass(base, PayError) and base is not Exception:
+                assert re.search(rf"{kind.__name__} +also a {base.__name__}", errors.__doc__)
+
+
+def test_all_names_every_error() -> None:
+    """`__all__` is the tree and `ErrorDetail`."""
+    assert sorted(errors.__all__) == sorted([kind.__name__ for kind in every_error()] + ["ErrorDetail"])
+
+
+@pytest.mark.parametrize("kind", list(every_error()))
+def test_every_error_has_a_docstring(kind: type[PayError]) -> None:
+    """Each class says what it means."""
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("clone", [pickled, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", list(every_error()))
+def test_everything_survives_pickling_and_copying(kind: type[PayError], clone: Any) -> None:
+    """A clone has the class, the text and every attribute of the original."""
+    error = filled(kind)
+    twin = clone(error)
+    assert type(twin) is kind
+    assert vars(twin) == vars(error)
+    assert (str(twin), twin.args) == (str(error), error.args)
+    assert vars(error)["client_transaction_id"] == "order-17"
+
+
+@pytest.mark.parametrize("kind", list(every_error()))
+def test_every_error_can_be_made_with_nothing(kind: type[PayError]) -> None:
+    """No class demands an argument, and what is not known is None."""
+    error = kind()
+    assert error.client_transaction_id is None
+    assert isinstance(str(error), str)
+    assert vars(pickled(error)) == vars(error)
+
+
+def test_standard_bases() -> None:
+    """A wait that ran out is a TimeoutError, wrong use a RuntimeError."""
+    assert issubclass(StillPendingError, TimeoutError)
+    assert issubclass(UsageError, RuntimeError)
+    with pytest.raises(TimeoutError, match=r"^still pending$"):
+        raise StillPendingError("still pending", client_transaction_id="a")
+
+
+def test_may_i_send_again() -> None:
+    """No refusal is a transport error, no ledger error a refusal: each `except` has one meaning."""
+    assert not issubclass(RefusedError, errors.TransportError)
+    assert not issubclass(errors.NotSentError, OutcomeUnknownError)
+    assert not issubclass(OutcomeUnknownError, errors.NotSentError)
+    assert not issubclass(LedgerError, RefusedError)
+    assert issubclass(CustomerBusyError, NotCreatedError)
+    assert issubclass(UnauthorizedError, RefusedError)
+
+
+@pytest.mark.parametrize(
+    ("detail", "text"),
+    [
+        (ErrorDetail("no se pudo"), "no se pudo"),
+        (AMOUNT, "Amount: is not the sum; is negative"),
+        (ErrorDetail("", 0, ("is empty",)), "is empty"),
+        (ErrorDetail(""), ""),
+    ],
+)
+def test_an_entry_says_its_message_and_descriptions(detail: ErrorDetail, text: str) -> None:
+    """An entry about a field names the field and what is wrong with it (§7.5)."""
+    assert detail.user_message() == text
+
+
+def test_the_user_sees_the_specific_messages() -> None:
+    """§7.1: the messages of `errors`, not the general one."""
+    error = NotCreatedError("general", error_code=22, errors=[BUSY, ErrorDetail("otro")])
+    assert error.user_messages == (BUSY.message, "otro")
+    assert str(error) == f"[22] {BUSY.message}; otro"
+
+
+@pytest.mark.parametrize("details", [(), (ErrorDetail(""), ErrorDetail("", 2061))])
+def test_the_general_message_stands_in_where_there_is_no_other(details: tuple[ErrorDetail, ...]) -> None:
+    """A blank entry is nothing to show: then, and only then, the general message is."""
+    error = RefusedError("general", errors=details)
+    assert error.user_messages == ("general",)
+    assert str(error) == "general"
+
+
+def test_fields_gathers_descriptions_by_field() -> None:
+    """§7.5: one entry for each failing field, which may come more than once."""
+    again = ErrorDetail("Amount", 0, ("is odd",))
+    error = ValidationFailedError(
+        "general", error_code=800, errors=[AMOUNT, PHONE, again, ErrorDetail("tax")]
+    )
+    assert error.fields == {
+        "Amount": ["is not the sum", "is negative", "is odd"],
+        "phoneNumber": ["is empty"],
+        "tax": [],
+    }
+
+
+def test_an_invalid_request_looks_like_a_failed_validation() -> None:
+    """Its text is that of its faults, unless given."""
+    error = InvalidRequestError(errors=iter([AMOUNT, PHONE]))
+    assert error.errors == (AMOUNT, PHONE)
+    assert str(error) == "; ".join(error.user_messages)
+    assert error.user_messages == ("Amount: is not the sum; is negative", "phoneNumber: is empty")
+    assert str(InvalidRequestError("given", errors=[AMOUNT])) == "given"
+
+
+def test_details_are_frozen_and_hashable() -> None:
+    """An entry is a value."""
+    assert len({BUSY, copy.deepcopy(BUSY)}) == 1
+    with pytest.raises(AttributeError):
+        BUSY.message = "x"  # type: ignore[misc]  # frozen

@@ -1,0 +1,220 @@
+"""Payment forms: prepared once, handed out while they live, followed by their own id."""
+
+from __future__ import annotations
+
+import asyncio
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import PROFILE, FakeService, answer, no_connection, refusal
+from payclient.ledger.memory import MemoryLedger
+from payclient.session import PaySession
+from test_tracker import tracking
+
+LINKS = {"payWithWallet": "https://pay.example/w?x=1", "payWithCard": "https://pay.example/c?x=1"}
+
+
+class FormService(FakeService):
+    """Prepares forms instead of creating sales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[str] = []
+        self.answers: list[payclient.HttpResponse] = []
+
+    async def take(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        assert request.path == "/api/button/Prepare"
+        await asyncio.sleep(0)
+        await before_send()
+        self.prepared.append(request.client_transaction_id or "")
+        if self.answers:
+            return self.answers.pop(0)
+        return answer(200, {"paymentId": f"P{len(self.prepared)}", **LINKS})
+
+
+@pytest.fixture
+def service() -> FormService:
+    return FormService()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+def request(identifier: str = "form-1") -> payclient.PrepareRequest:
+    return payclient.PrepareRequest(
+        amount_without_tax=500,
+        currency="USD",
+        client_transaction_id=identifier,
+        store_id="S1",
+        response_url="https://shop.example/back",
+    )
+
+
+async def test_a_form_has_two_links_each_with_its_own_life(service: FormService) -> None:
+    """Ten minutes from each link's own load (§8), and from the preparing until that is known."""
+    async with tracking(service) as tracker:
+        form = await tracker.prepare(request())
+        now = service.clock.time()
+        assert form.payment_id == "P1"
+        assert form.wallet.url == LINKS["payWithWallet"]
+        assert form.card.expires_at == form.wallet.expires_at == now + 600
+        form.card.mark_loaded(now + 100)
+        form.card.mark_loaded(now + 500)  # a second load changes nothing
+        assert form.card.expires_at == now + 700
+        assert form.card.is_live(now + 699)
+        assert not form.wallet.is_live(now + 600)
+        assert not form.is_live(now + 600)
+        assert "pay.example" not in repr(form) + repr(form.card)
+
+
+async def test_live_form_prepares_once_however_many_ask(service: FormService) -> None:
+    """Single flight, and a new client transaction id for each generation."""
+    async with tracking(service) as tracker:
+        forms = await asyncio.gather(*(tracker.live_form("cart-9", request) for _ in range(50)))
+        assert len({form.payment_id for form in forms}) == 1
+        await service.clock.advance(500)
+        assert (await tracker.live_form("cart-9", request)).payment_id == "P1"
+        await service.clock.advance(50)  # less than the margin is left
+        assert (await tracker.live_form("cart-9", request)).payment_id == "P2"
+        assert (await tracker.live_form("cart-9", request, margin=0)).payment_id == "P2"
+        await tracker.live_form("cart-10", request)
+    assert len(set(service.prepared)) == 3
+    assert all(len(identifier) <= 50 and "cart" not in identifier for identifier in service.prepared)
+
+
+async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FormService) -> None:
+    """Every waiter gets the error; nothing dead is kept."""
+    service.answers = [refusal(800)]
+    async with tracking(service) as tracker:
+        results = await asyncio.gather(
+            *(tracker.live_form("cart", request) for _ in range(3)), return_exceptions=True
+        )
+        assert {type(result) for result in results} == {payclient.ValidationFailedError}
+        assert (await tracker.live_form("cart", request)).payment_id == "P2"
+
+
+async def test_a_form_must_be_built_with_the_id_that_is_given(service: FormService) -> None:
+    """`make_request` that ignores its argument is a `ConfigurationError`; so is a margin beyond a form's life."""
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.ConfigurationError, match="make_request"):
+            await tracker.live_form("cart", lambda _: request("mine"))
+        with pytest.raises(payclient.ConfigurationError, match="margin"):
+            await tracker.live_form("cart", request, margin=600)
+    assert not service.prepared
+
+
+async def test_an_id_is_used_once(service: FormService) -> None:
+    """A form has a client transaction id of its own; after a refusal it may be tried again."""
+    ledger = MemoryLedger()
+    service.answers = [refusal(800)]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.ValidationFailedError):
+            await tracker.prepare(request())
+        await tracker.prepare(request())
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.prepare(request())
+        record = await ledger.get("form-1")
+        assert record is not None
+        assert (record.kind, record.attempt, record.state) == ("form", 2, payclient.State.PENDING)
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.prepare(request("late"))
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({}, payclient.OutcomeUnknownError),
+        ({"paymentId": 7, **LINKS}, payclient.OutcomeUnknownError),
+        ({"paymentId": " ", **LINKS}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "http://pay.example/c"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "https://u@pay.example/c"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "https://pay.example\\@evil/c"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "https://pay.example/\n"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "https://evil.example/c"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "https://pay.example:x/c"}, payclient.OutcomeUnknownError),
+        ({"paymentId": "P", "payWithCard": "javascript:alert(1)"}, payclient.OutcomeUnknownError),
+        ({"message": "m", "errorCode": 800, "errors": []}, payclient.ValidationFailedError),
+    ],
+)
+async def test_an_answer_that_is_no_safe_form_is_an_error(
+    service: FormService, body: dict[str, object], error: type[Exception]
+) -> None:
+    """Links are https, without tricks, of the profile's hosts: or an error, and never a redirect."""
+    service.answers = [answer(200, body)]
+    profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
+    async with tracking(service, profile=profile) as tracker:
+        with pytest.raises(error) as raised:
+            await tracker.prepare(request())
+        assert "evil" not in str(raised.value)
+        assert not tracker.open_sales()
+
+
+async def test_no_connection_leaves_no_row(service: FormService) -> None:
+    """Not sent: the same id may be used again."""
+    service.scripts = [no_connection] * 3
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotSentError):
+            await tracker.prepare(request())
+        assert (await tracker.prepare(request())).payment_id == "P1"
+
+
+async def test_a_form_is_followed_by_its_own_id(service: FormService) -> None:
+    """Unpaid it is not found, which is no conflict; paid, its status decides it."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.prepare(request())
+        await service.clock.advance(60)
+        found = await tracker.find("form-1")
+        assert found is not None
+        assert found.state is payclient.State.PENDING
+        assert 1 <= len(service.queries) <= 8
+        service.sales[5000] = {
+            "transactionId": 5000,
+            "clientTransactionId": "form-1",
+            "amount": 500,
+            "currency": "USD",
+            "state": "Aceptado",
+        }
+        await service.clock.advance(30)
+        assert (found.outcome.paid, found.transaction_id) == (True, 5000)
+        assert [change.event for change in await ledger.history("form-1")][:2] == ["Permitted", "Prepared"]
+
+
+async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FormService) -> None:
+    """A link handed out at its last moment may be loaded then, and lives once more: twice ten minutes."""
+    async with tracking(service) as tracker:
+        await tracker.prepare(request())
+        found = await tracker.find("form-1")
+        assert found is not None
+        await service.clock.advance(1190)
+        assert found.state is payclient.State.PENDING
+        await service.clock.advance(20)
+        assert (found.state, found.outcome.paid) == (payclient.State.EXPIRED, None)
+
+
+async def test_the_session_prepares_without_a_ledger(service: FormService) -> None:
+    """`session.prepare` is raw, with the profile's names in the body."""
+    bodies: list[bytes] = []
+    take = service.take
+
+    async def keep(http: payclient.HttpRequest, before_send: payclient.BeforeSend) -> payclient.HttpResponse:
+        bodies.append(http.body)
+        return await take(http, before_send)
+
+    service.take = keep  # type: ignore[method-assign,assignment]  # the fake's own seam
+    profile = payclient.ServiceProfile(response_url_field="ResponseUrl", language_field="lang")
+    async with PaySession("https://pay.example", "token", profile=profile, transport=service) as session:
+        result = await session.prepare(attrs.evolve(request(), language="en"))
+    assert result.pay_with_card == LINKS["payWithCard"]
+    assert b'"ResponseUrl"' in bodies[0]
+    assert b'"lang":"en"' in bodies[0]

@@ -1,0 +1,154 @@
+"""The direction of imports: a module sees only the rows above its own, and the core sees no world."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import payclient
+
+ROOT = Path(payclient.__file__).parent
+
+#: From the top down. A name is a module or a package; the modules of one package may import each other.
+ROWS = [
+    "errors amounts spelling",
+    "models profile",
+    "wire lifecycle schedule notifications",
+    "clock deadlines transport ledger",
+    "outcomes",
+    "session",
+    "asking permits",
+    "sending following forms",
+    "pending",
+    "tracker",
+    "batch rows web",
+    "cli",
+]
+ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}
+
+#: No I/O, no clock, no randomness, no logging.
+CORE = ROWS[0:3]
+WORLD = {
+    "asyncio",
+    "aiohttp",
+    "logging",
+    "random",
+    "time",
+    "secrets",
+    "socket",
+    "threading",
+    "uuid",
+    "sqlite3",
+}
+
+#: In no row: the service's stand-in, and what reads it.
+ASIDE = {"simulator", "pytest_plugin"}
+
+#: The face imports rows 0 to 10; `python -m payclient` is the command line.
+FACES = {"__init__": len(ROWS) - 2, "__main__": len(ROWS) - 1}
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The module or package of the top level that a file belongs to."""
+    return path.parts[0].removesuffix(".py")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_bytes())
+
+
+def imported(node: ast.AST, path: Path) -> Iterator[str]:
+    """The full names of all that is imported anywhere below a node."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Import):
+            yield from (alias.name for alias in inner.names)
+        elif isinstance(inner, ast.ImportFrom):
+            package = ("payclient", *path.parts)[: -inner.level] if inner.level else ()
+            source = ".".join((*package, *([inner.module] if inner.module else [])))
+            yield from (f"{source}.{alias.name}" for alias in inner.names)
+
+
+def ours(path: Path) -> set[str]:
+    """The modules and packages of our top level that a file imports; `__init__` stands for the face."""
+    found = set()
+    for full in imported(tree(path), path):
+        parts = full.split(".")
+        if parts[0] == "payclient":
+            below = parts[1] if len(parts) > 1 else "__init__"
+            known = (
+                below in ROW or below in ASIDE or (ROOT / f"{below}.py").exists() or (ROOT / below).is_dir()
+            )
+            found.add(below if known else "__init__")
+    return found
+
+
+def type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_a_module_imports_only_from_rows_above_its_own(path: Path) -> None:
+    """And each is in a row."""
+    name = name_of(path)
+    if name in ASIDE:
+        return
+    assert name in ROW or name in FACES, f"{name} is in no row"
+    for other in ours(path) - {name}:
+        if name in FACES:
+            assert ROW[other] <= FACES[name], f"{path} imports {other}"
+            assert (name, other) != ("__init__", "web"), "the face does not load a framework"
+        elif name == "cli" and other in ("simulator", "__init__"):
+            continue  # the lowest row runs the simulator, and may see the face
+        else:
+            assert other in ROW, f"{path} imports {other}"
+            assert ROW[other] < ROW[name], f"{path} imports {other}"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if name_of(path) == "simulator"], ids=str)
+def test_the_simulator_imports_nothing_of_payclient(path: Path) -> None:
+    """Or a misreading of the document would be made twice, and seen never."""
+    assert ours(path) <= {"simulator"}
+
+
+@pytest.mark.parametrize("name", " ".join(CORE).split())
+def test_the_core_sees_no_world(name: str) -> None:
+    """Time, sleep and randomness are arguments of the core."""
+    path = Path(f"{name}.py")
+    if not (ROOT / path).exists():
+        pytest.skip("does not exist yet")
+    assert not {full.split(".")[0] for full in imported(tree(path), path)} & WORLD
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in ("now", "utcnow", "today"), f"{path}:{node.lineno} reads a clock"
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if name_of(path) != "simulator"], ids=str)
+def test_aiohttp_is_a_client_in_one_place(path: Path) -> None:
+    """`session` may name its types; receivers of notifications may be servers."""
+    if path == Path("transport.py"):
+        return
+    module = tree(path)
+    guarded = [node for node in ast.walk(module) if type_checking(node)]
+    allowed = (
+        {full for node in guarded for full in imported(node, path)} if path == Path("session.py") else set()
+    )
+    for full in imported(module, path):
+        if full.split(".")[0] == "aiohttp" and full not in allowed:
+            assert path.parts[0] == "web", f"{path} imports {full}"
+            assert full.split(".")[1:2] == ["web"], f"{path} imports {full}"
+
+
+def test_the_guarded_import_of_session_is_not_made() -> None:
+    """What only types need is not loaded by `session` itself."""
+    unguarded = [node for node in tree(Path("session.py")).body if not type_checking(node)]
+    assert not [
+        full
+        for node in unguarded
+        for full in imported(node, Path("session.py"))
+        if full.startswith("aiohttp")
+    ]

@@ -1,0 +1,407 @@
+"""The one table of states and events, as a graph, and what each event does to a record."""
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from payclient import lifecycle
+from payclient.errors import TransitionError
+from payclient.lifecycle import (
+    TRANSITIONS,
+    Conflicted,
+    Created,
+    DecidedAccepted,
+    DecidedCancelled,
+    DecidedRefused,
+    Decision,
+    Event,
+    Evidence,
+    Expired,
+    FoundAccepted,
+    FoundCancelled,
+    FoundPending,
+    Lost,
+    Notified,
+    NotSent,
+    Prepared,
+    ProvenAbsent,
+    Record,
+    Recovered,
+    Refused,
+    State,
+    Suspected,
+    advance,
+)
+
+SENDING, UNKNOWN, PENDING, EXPIRED, ACCEPTED, CANCELLED, REFUSED = State
+DECIDED = {ACCEPTED, CANCELLED, REFUSED}
+
+#: Every move that there is, and the events that make it. All else that a state takes changes no state.
+MOVES: dict[tuple[State, State], set[type[Event]]] = {
+    (SENDING, PENDING): {Created, Prepared},
+    (SENDING, REFUSED): {Refused, NotSent},
+    (SENDING, UNKNOWN): {Lost, Recovered},
+    (UNKNOWN, PENDING): {Created, FoundPending},
+    (UNKNOWN, ACCEPTED): {FoundAccepted, DecidedAccepted},
+    (UNKNOWN, CANCELLED): {FoundCancelled, DecidedCancelled},
+    (UNKNOWN, REFUSED): {Refused, NotSent, ProvenAbsent, DecidedRefused},
+    (PENDING, ACCEPTED): {FoundAccepted},
+    (PENDING, CANCELLED): {FoundCancelled},
+    (PENDING, EXPIRED): {Expired},
+    (EXPIRED, ACCEPTED): {FoundAccepted, DecidedAccepted},
+    (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled},
+    (EXPIRED, REFUSED): {DecidedRefused},
+    (CANCELLED, ACCEPTED): {FoundAccepted},
+}
+
+HINTS = {Notified, Conflicted, Suspected}
+
+#: What each event is evidence of.
+EVIDENCE = {
+    Created: "answer", Prepared: "answer", Refused: "answer", NotSent: "not sent",
+    Lost: "no answer", Recovered: "recovery",
+    FoundPending: "query", FoundAccepted: "query", FoundCancelled: "query", ProvenAbsent: "absent", Expired: "clock",
+    DecidedAccepted: "operator", DecidedCancelled: "operator", DecidedRefused: "operator", Notified: "notification",
+    Conflicted: "conflict", Suspected: "lane busy",
+}  # fmt: skip
+
+EXAMPLES: dict[type[Event], Event] = {
+    Created: Created(at=2.0, transaction_id=7, expires_at=302.0),
+    Prepared: Prepared(at=2.0, expires_at=602.0),
+    Refused: Refused(at=2.0, error_type="NotCreatedError", error_code=22, messages=("no",)),
+    NotSent: NotSent(at=2.0),
+    Lost: Lost(at=2.0, expires_at=332.0, candidate_id=9),
+    Recovered: Recovered(at=2.0, expires_at=332.0),
+    FoundPending: FoundPending(at=2.0, transaction_id=8),
+    FoundAccepted: FoundAccepted(at=2.0, transaction_id=8),
+    FoundCancelled: FoundCancelled(at=2.0, transaction_id=8),
+    ProvenAbsent: ProvenAbsent(at=2.0),
+    Expired: Expired(at=2.0),
+    DecidedAccepted: DecidedAccepted(at=2.0, actor="ana", reason="seen"),
+    DecidedCancelled: DecidedCancelled(at=2.0, actor="ana", reason="seen"),
+    DecidedRefused: DecidedRefused(at=2.0, actor="ana", reason="seen"),
+    Notified: Notified(at=2.0, transaction_id=8),
+    Conflicted: Conflicted(at=2.0, what="amount"),
+    Suspected: Suspected(at=2.0),
+}
+
+RECORD = Record(
+    client_transaction_id="order-17", digest=b"d", lane=b"l", amount=1150, currency="USD", created_at=1.0
+)
+
+
+def taken() -> list[tuple[State, type[Event], State | None]]:
+    return [(state, event, after) for state, table in TRANSITIONS.items() for event, after in table.items()]
+
+
+def at_state(state: State) -> Record:
+    return attrs.evolve(RECORD, state=state, version=3, decided_at=1.5 if state in DECIDED else None)
+
+
+def step(before: State) -> set[State]:
+    return {after for (start, after) in MOVES if start is before}
+
+
+def reachable(*starts: State) -> set[State]:
+    found = set(starts)
+    while more := {after for state in found for after in step(state)} - found:
+        found |= more
+    return found
+
+
+# --- The graph
+
+
+def test_the_moves_are_exactly_these() -> None:
+    """No event moves a sale in any other way."""
+    moves: dict[tuple[State, State], set[type[Event]]] = {}
+    for state, event, after in taken():
+        if after is not None:
+            moves.setdefault((state, after), set()).add(event)
+    assert moves == MOVES
+
+
+def test_what_changes_no_state_is_exactly_this() -> None:
+    """Hints and "still pending" are taken by every state; a verdict may be repeated."""
+    still = {
+        state: {event for start, event, after in taken() if start is state and after is None}
+        for state in State
+    }
+    everywhere = HINTS | {FoundPending}
+    assert still == {
+        SENDING: everywhere,
+        UNKNOWN: HINTS,
+        PENDING: everywhere,
+        EXPIRED: everywhere,
+        ACCEPTED: everywhere | {FoundAccepted},
+        CANCELLED: everywhere | {FoundCancelled},
+        REFUSED: everywhere,
+    }
+
+
+def test_every_state_has_its_row() -> None:
+    """The table is about all states, and only about events."""
+    assert set(TRANSITIONS) == set(State)
+    assert {event for _, event, _ in taken()} == set(EXAMPLES) == set(EVIDENCE)
+
+
+def test_every_event_of_the_module_is_in_the_table() -> None:
+    """But the two bases, which nothing takes."""
+    events = {kind for kind in vars(lifecycle).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    assert events - {Event, Decision} == set(EXAMPLES)
+
+
+def test_every_state_can_be_reached() -> None:
+    """From the permit."""
+    assert reachable(SENDING) == set(State)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - DECIDED))
+def test_every_undecided_state_can_be_decided(state: State) -> None:
+    """In each of the three ways, but that a created sale is never refused unless it has expired."""
+    assert reachable(state) >= DECIDED
+
+
+def test_nothing_enters_sending() -> None:
+    """A new attempt is a new record."""
+    assert all(after is not SENDING for _, _, after in taken())
+
+
+def test_accepted_is_final() -> None:
+    """And so is refused: a new attempt is a new record."""
+    assert reachable(ACCEPTED) == {ACCEPTED}
+    assert reachable(REFUSED) == {REFUSED}
+
+
+def test_a_presumption_can_be_corrected_by_the_service() -> None:
+    """EXPIRED is what our clock says, and a cancelled sale may turn out to be paid."""
+    assert step(EXPIRED) == DECIDED
+    assert step(CANCELLED) == {ACCEPTED}
+
+
+def test_only_the_clock_presumes() -> None:
+    """And it speaks of pending sales only."""
+    assert {state for state, event, _ in taken() if event is Expired} == {PENDING}
+
+
+def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
+    """No clock, notification or conflict leads to ACCEPTED or CANCELLED."""
+    verdicts = [events for (_, after), events in MOVES.items() if after in (ACCEPTED, CANCELLED)]
+    sources = {event.evidence for events in verdicts for event in events}
+    assert sources == {Evidence.QUERY, Evidence.OPERATOR}
+
+
+def test_no_row_can_be_added() -> None:
+    """The table is read by ledgers at import; nobody may change it after."""
+    table: Any = TRANSITIONS
+    with pytest.raises(TypeError):
+        table[SENDING] = {}
+
+
+# --- States
+
+
+@pytest.mark.parametrize("state", State)
+def test_paid_follows_from_the_state(state: State) -> None:
+    """True or False only when decided; else nobody knows."""
+    expected = {ACCEPTED: True, CANCELLED: False, REFUSED: False}
+    assert state.paid is expected.get(state)
+    assert state.decided is (state in DECIDED)
+    assert str(state) == state.value == state.name.lower()
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_each_event_is_evidence_of_one_kind(kind: type[Event]) -> None:
+    """What a state rests on is said by the event that brought it."""
+    assert kind.evidence == EVIDENCE[kind]
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_events_are_frozen_keyword_only_and_dated(kind: type[Event]) -> None:
+    """An event is a value with a time."""
+    event = EXAMPLES[kind]
+    assert type(event) is kind
+    assert event == attrs.evolve(event)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        event.at = 3.0  # type: ignore[misc]  # frozen
+    with pytest.raises(TypeError, match=r"positional"):
+        kind(2.0)  # type: ignore[call-arg]  # keyword-only
+    assert kind.__doc__
+
+
+def test_a_record_hides_what_it_should() -> None:
+    """Digests and the service's messages stay out of logs."""
+    record = attrs.evolve(RECORD, digest=b"Canary", lane=b"Canary", messages=("Canary",))
+    assert "Canary" not in repr(record)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        record.version = 1  # type: ignore[misc]  # frozen
+
+
+# --- What an event does
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_each_state_takes_an_event_or_nothing_changes(state: State, kind: type[Event]) -> None:
+    """`advance` follows the table, and is total: what the table lacks raises and leaves the record as it was."""
+    record, event = at_state(state), EXAMPLES[kind]
+    untouched = attrs.evolve(record)
+    table = TRANSITIONS[state]
+    if kind not in table:
+        with pytest.raises(TransitionError, match=rf"^{state} does not take {kind.__name__}$") as caught:
+            advance(record, event)
+        assert caught.value.client_transaction_id == "order-17"
+        assert caught.value.__cause__ is None
+    else:
+        after = advance(record, event)
+        moved = table[kind] is not None
+        assert after.state is (table[kind] or state)
+        assert after.evidence is (kind.evidence if moved else record.evidence)
+        assert after.version == record.version + 1
+        assert after.decided_at == (event.at if moved and after.state in DECIDED else record.decided_at)
+        for name in (
+            "client_transaction_id",
+            "attempt",
+            "kind",
+            "digest",
+            "lane",
+            "amount",
+            "currency",
+            "created_at",
+        ):
+            assert getattr(after, name) == getattr(record, name)
+    assert record == untouched
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", [Event(at=2.0), Decision(at=2.0, actor="ana", reason="seen")])
+def test_no_state_takes_a_base_of_events(state: State, event: Event) -> None:
+    """Nor a subclass that the table does not know."""
+
+    class Stranger(FoundAccepted):
+        """Not in the table."""
+
+    for stranger in (event, Stranger(at=2.0)):
+        with pytest.raises(TransitionError):
+            advance(at_state(state), stranger)
+
+
+def test_created_brings_the_id_and_the_end() -> None:
+    """§2.5: the transaction id is what a status is asked by; §8: five minutes."""
+    after = advance(RECORD, EXAMPLES[Created])
+    assert (after.transaction_id, after.expires_at, after.decided_at) == (7, 302.0, None)
+
+
+def test_prepared_brings_the_end_only() -> None:
+    """§8: a form's links live ten minutes; its transaction does not exist yet."""
+    after = advance(RECORD, EXAMPLES[Prepared])
+    assert (after.state, after.transaction_id, after.expires_at) == (PENDING, None, 602.0)
+
+
+def test_refused_brings_its_reasons() -> None:
+    """What the service wrote is kept."""
+    after = advance(RECORD, EXAMPLES[Refused])
+    assert (after.error_type, after.error_code, after.messages) == ("NotCreatedError", 22, ("no",))
+
+
+def test_lost_and_recovered_bring_the_end() -> None:
+    """An unknown sale expires as well; an id seen in the answer is a candidate."""
+    after = advance(RECORD, EXAMPLES[Lost])
+    assert (after.expires_at, after.candidate_id, after.transaction_id) == (332.0, 9, None)
+    heard = attrs.evolve(RECORD, candidate_id=5)
+    assert advance(heard, Lost(at=2.0, expires_at=332.0)).candidate_id == 5
+    assert advance(RECORD, EXAMPLES[Recovered]).expires_at == 332.0
+
+
+@pytest.mark.parametrize("kind", [FoundPending, FoundAccepted, FoundCancelled])
+def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
+    """An id of ours is never overwritten by what a query says."""
+    unknown = at_state(UNKNOWN)
+    assert advance(unknown, EXAMPLES[kind]).transaction_id == 8
+    assert advance(attrs.evolve(unknown, transaction_id=7), EXAMPLES[kind]).transaction_id == 7
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State) -> None:
+    """§6: two ids and no verdict. The first counts until it is asked for and is not ours; an id of ours stays."""
+    record = at_state(state)
+    after = advance(record, Notified(at=2.0, transaction_id=8))
+    assert (after.notified_at, after.candidate_id, after.transaction_id) == (2.0, 8, None)
+    again = advance(after, Notified(at=3.0, transaction_id=9))
+    assert (again.notified_at, again.candidate_id) == (2.0, 8)
+    freed = advance(again, Conflicted(at=4.0, what="transaction id 8"))
+    assert (freed.notified_at, freed.candidate_id) == (2.0, None)
+    known = advance(attrs.evolve(record, transaction_id=7), Notified(at=2.0, transaction_id=8))
+    assert (known.transaction_id, known.candidate_id) == (7, None)
+
+
+def test_a_candidate_of_our_own_answer_outweighs_a_notification() -> None:
+    """Anybody may send a notification."""
+    lost = advance(RECORD, EXAMPLES[Lost])
+    assert advance(lost, Notified(at=3.0, transaction_id=8)).candidate_id == 9
+
+
+def test_a_notification_at_time_zero_counts() -> None:
+    """Zero is a time, not "none"."""
+    after = advance(advance(RECORD, Notified(at=0.0, transaction_id=8)), Notified(at=1.0, transaction_id=8))
+    assert after.notified_at == 0.0
+
+
+def test_a_correction_is_dated_anew() -> None:
+    """A cancelled sale that turns out to be paid was decided when that was known."""
+    after = advance(at_state(CANCELLED), FoundAccepted(at=9.0))
+    assert (after.state, after.decided_at) == (ACCEPTED, 9.0)
+
+
+# --- Any history
+
+
+IDS = st.none() | st.integers(1, 3)
+TIMES = st.floats(0, 100)
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Created, at=TIMES, transaction_id=st.integers(1, 3), expires_at=TIMES),
+    st.builds(Refused, at=TIMES, error_type=st.just("RefusedError"), error_code=st.none() | st.just(22)),
+    st.builds(Lost, at=TIMES, expires_at=TIMES, candidate_id=IDS),
+    *(st.builds(kind, at=TIMES, expires_at=TIMES) for kind in (Recovered, Prepared)),
+    st.builds(Notified, at=TIMES, transaction_id=st.integers(1, 3)),
+    st.builds(Conflicted, at=TIMES, what=st.just("amount")),
+    *(st.builds(kind, at=TIMES) for kind in (NotSent, ProvenAbsent, Expired, Suspected)),
+    *(
+        st.builds(kind, at=TIMES, transaction_id=IDS)
+        for kind in (FoundPending, FoundAccepted, FoundCancelled)
+    ),
+    *(
+        st.builds(kind, at=TIMES, actor=st.just("ana"), reason=st.just("seen"))
+        for kind in (DecidedAccepted, DecidedCancelled, DecidedRefused)
+    ),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_no_history_leaves_the_tables_paths(events: list[Event]) -> None:
+    """Whatever happens in whatever order, each rule holds after each event."""
+    record = RECORD
+    for event in events:
+        before = record
+        try:
+            record = advance(before, event)
+        except TransitionError:
+            assert type(event) not in TRANSITIONS[before.state]
+            continue
+        assert record.state is before.state or type(event) in MOVES[before.state, record.state]
+        assert record.version == before.version + 1
+        assert (record.decided_at is not None) == record.state.decided
+        assert (record.state.paid is None) == (record.state not in DECIDED)
+        if type(event) in HINTS:
+            assert (record.state, record.evidence) == (before.state, before.evidence)
+        if before.transaction_id is not None and type(event) is not Created:
+            assert record.transaction_id == before.transaction_id
+        if before.notified_at is not None:
+            assert record.notified_at == before.notified_at
+        if before.state is ACCEPTED:
+            assert record.state is ACCEPTED
+        if record.state is PENDING:
+            assert record.expires_at is not None

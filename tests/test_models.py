@@ -1,0 +1,525 @@
+"""Requests check themselves, results show nothing private, and both are frozen values."""
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from payclient import models
+from payclient.amounts import COMPONENTS, MAX_CENTS
+from payclient.errors import ConfigurationError, InvalidRequestError
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Notification,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+    derive_id,
+)
+
+CANARY = "Canary"
+
+SALE: dict[str, Any] = {
+    "phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-17",
+    "tax": 15,
+}  # fmt: skip
+
+PREPARE: dict[str, Any] = {
+    "currency": "USD", "client_transaction_id": "order-17", "store_id": "S1", "response_url": "https://shop.example/",
+    "tax": 15,
+}  # fmt: skip
+
+BOTH = pytest.mark.parametrize(("model", "base"), [(SaleRequest, SALE), (PrepareRequest, PREPARE)])
+
+
+def faults_of(make: Callable[..., object], /, **fields: Any) -> dict[str, tuple[str, ...]]:
+    """The descriptions by the service's name of each field at fault; empty if there is none."""
+    caught: InvalidRequestError | None = None
+    try:
+        make(**fields)
+    except InvalidRequestError as error:
+        caught = error
+    if caught is None:
+        return {}
+    faults = {detail.message: detail.error_descriptions for detail in caught.errors}
+    assert len(faults) == len(caught.errors)
+    assert all(faults.values())
+    assert {detail.error_code for detail in caught.errors} == {0}
+    return faults
+
+
+# --- Amounts (§2.1)
+
+
+@BOTH
+def test_the_amount_is_the_sum_of_its_parts(model: type, base: dict[str, Any]) -> None:
+    """§2.1.1: left out, it is their sum."""
+    request = model(**base | {"amount_without_tax": 200, "amount_with_tax": 100, "service": 2, "tip": 1})
+    assert request.amount == 318
+
+
+@BOTH
+@given(
+    parts=st.fixed_dictionaries({}, optional={name: st.integers(0, 10**6) for name in COMPONENTS}),
+    off=st.integers(-9, 9),
+)
+def test_the_sum_rule(model: type, base: dict[str, Any], parts: dict[str, int], off: int) -> None:
+    """§2.1: at least one part; given, the amount is their sum; both bases need the tax; all else passes."""
+    fields = base | {"tax": None} | parts
+    expected = set()
+    if not parts or off:
+        expected.add("Amount")
+    if {"amount_without_tax", "amount_with_tax"} <= set(parts) and "tax" not in parts:
+        expected.add("tax")
+    amount = sum(parts.values()) + off
+    if amount < 0:
+        expected = {"Amount"}  # no cents: the sum is not looked at
+    assert set(faults_of(model, **fields, amount=amount)) == expected
+    if parts and "tax" not in expected:
+        assert model(**fields).amount == sum(parts.values())
+
+
+@BOTH
+def test_a_wrong_sum_says_by_how_much(model: type, base: dict[str, Any]) -> None:
+    """§7.6: reported on the field Amount, with the difference."""
+    assert faults_of(model, **base, amount=16) == {"Amount": ("is 1 cents more than the sum of its parts",)}
+    assert faults_of(model, **base, amount=10) == {"Amount": ("is 5 cents less than the sum of its parts",)}
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["amount", *COMPONENTS])
+@pytest.mark.parametrize("value", [True, False, 1.0, "100", Decimal(1), -1, 10**19, float("nan"), [], b"1"])
+def test_what_is_no_cents_is_refused(model: type, base: dict[str, Any], name: str, value: Any) -> None:
+    """An amount is an int of cents, not negative, not without bound (§1)."""
+    faults = faults_of(model, **base | {name: value})
+    spelled = {
+        "amount": "Amount",
+        "amount_without_tax": "amountWithoutTax",
+        "amount_with_tax": "amountWithTax",
+    }
+    assert spelled.get(name, name) in faults
+    assert "cents" in faults[spelled.get(name, name)][0]
+
+
+@BOTH
+def test_the_sum_may_not_leave_the_range(model: type, base: dict[str, Any]) -> None:
+    """Parts that are amounts can add up to one that is none."""
+    assert set(faults_of(model, **base | {"tax": MAX_CENTS, "tip": MAX_CENTS})) == {"Amount"}
+
+
+@BOTH
+def test_nothing_to_pay_is_allowed(model: type, base: dict[str, Any]) -> None:
+    """The document has no smallest amount (§8)."""
+    assert model(**base | {"tax": 0}).amount == 0
+
+
+# --- Every other bad value
+
+
+TEXTS: list[tuple[Any, str]] = [
+    (5, "is a text, not int"),
+    (True, "is a text, not bool"),
+    (b"x", "is a text, not bytes"),
+    (["x"], "is a text, not list"),
+    ("x" * 1_000_000, "is longer than 4096 characters"),
+    ("a\x00b", "has control characters or lone surrogates"),
+    ("a\nb", "has control characters or lone surrogates"),
+    ("a\x7fb", "has control characters or lone surrogates"),
+    ("a\x85b", "has control characters or lone surrogates"),
+    ("a\ud800b", "has control characters or lone surrogates"),
+]
+
+SALE_TEXTS = [
+    "phone_number", "country_code", "currency", "client_transaction_id", "store_id", "reference", "response_url", "lat",
+    "lng", "client_user_id", "optional_parameter1", "optional_parameter2", "optional_parameter3", "nick_name",
+]  # fmt: skip
+PREPARE_TEXTS = [
+    "currency", "client_transaction_id", "store_id", "response_url", "reference", "phone_number", "email",
+    "document_id", "cancellation_url", "optional_parameter", "lat", "lng",
+]  # fmt: skip
+SPELLED = {
+    "phone_number": "phoneNumber", "country_code": "countryCode", "client_transaction_id": "clientTransactionId",
+    "store_id": "storeId", "response_url": "responseUrl", "client_user_id": "clientUserId", "nick_name": "nickName",
+    "optional_parameter1": "optionalParameter1", "optional_parameter2": "optionalParameter2",
+    "optional_parameter3": "optionalParameter3", "document_id": "documentId", "cancellation_url": "cancellationUrl",
+    "optional_parameter": "optionalParameter", "address1": "address1", "first_name": "firstName",
+    "last_name": "lastName", "postal_code": "postalCode", "customer_id": "customerId", "ip_address": "ipAddress",
+    "product_name": "productName", "product_sku": "productSKU", "product_description": "productDescription",
+}  # fmt: skip
+
+
+def text_fields() -> list[tuple[type, dict[str, Any], str]]:
+    fields: list[tuple[type, dict[str, Any], str]] = []
+    fields += [(SaleRequest, SALE, name) for name in SALE_TEXTS]
+    fields += [(PrepareRequest, PREPARE, name) for name in PREPARE_TEXTS]
+    fields += [(BillTo, {}, field.name) for field in attrs.fields(BillTo) if field.name != "bill_to_id"]
+    fields += [(LineItem, {}, name) for name in ("product_name", "product_sku", "product_description")]
+    return fields
+
+
+@pytest.mark.parametrize(("model", "base", "name"), text_fields())
+def test_no_text_field_takes_what_no_service_could(model: type, base: dict[str, Any], name: str) -> None:
+    """Another type, control characters, lone surrogates and a megabyte are refused in every text field."""
+    for value, description in TEXTS:
+        assert description in faults_of(model, **base | {name: value})[SPELLED.get(name, name)]
+
+
+NO_ITEMS: list[Any] = [None, 5, "ab", [{}], [LineItem(), None], [BillTo()], LineItem()]
+
+BAD: list[tuple[type, dict[str, Any], str, Any, str]] = [
+    *((model, base, name, value, field)
+      for model, base in ((SaleRequest, SALE), (PrepareRequest, PREPARE))
+      for name, field, values in (
+          ("currency", "currency", ["usd", "US", "USDX", "", " ", "US$", "ＵＳＤ", "USD ", None]),
+          ("client_transaction_id", "clientTransactionId", ["", " ", "  ", " a", "a ", "\u3000a", None]),
+          ("store_id", "storeId", [" a", "a ", " "]),
+          ("lat", "lat", ["91", "-90.1", "", "abc", "1,5", "1e1", "nan", "٣", " 1", 9.5, 1, [], {}]),
+          ("lng", "lng", ["181", "-180.5", "1000", "", "inf", 1, ["1"]]),
+          ("response_url", "responseUrl", ["", "shop.example", "ftp://shop.example", "javascript:alert(1)"]),
+          ("time_zone", "timeZone", [True, -5.0, "-5", 10**19, -(10**19)]),
+          ("order", "order", [{}, "order", BillTo(), 0]),
+      )
+      for value in values),
+    *((SaleRequest, SALE, "phone_number", value, "phoneNumber") for value in ["", " ", "   ", None]),
+    *((SaleRequest, SALE, "country_code", value, "countryCode")
+      for value in ["Ecuador", "EC", "", "+", "59 3", "12345", "５９３", "593 ", None]),
+    *((SaleRequest, SALE, "by_nick_name", value, "byNickName") for value in [0, 1, "yes", None, []]),
+    *((SaleRequest, SALE | {"by_nick_name": True}, "nick_name", value, "nickName") for value in [None, "", " ", 5]),
+    *((PrepareRequest, PREPARE, name, None, field)
+      for name, field in (("store_id", "storeId"), ("response_url", "responseUrl"))),
+    *((PrepareRequest, PREPARE, "store_id", value, "storeId") for value in ["", " "]),
+    *((PrepareRequest, PREPARE, "cancellation_url", value, "cancellationUrl") for value in ["", "x", "file:///etc"]),
+    *((PrepareRequest, PREPARE, "phone_number", value, "phoneNumber")
+      for value in ["0984111222", "593984111222", "+0984111222", "+593 984", "", "+12345"]),
+    *((PrepareRequest, PREPARE, "language", value, "language") for value in ["fr", "ES", "", 1, ()]),
+    *((BillTo, {}, "country", value, "country") for value in ["Ecuador", "ec", "ECU", "", "E1"]),
+    *((BillTo, {}, "phone_number", value, "phoneNumber") for value in ["0984111222", "+", "", "+593984111222x"]),
+    *((BillTo, {}, "bill_to_id", value, "billToId") for value in [True, "12", 1.0, 10**19, -(10**19)]),
+    *((LineItem, {}, name, value, field)
+      for name, field in (("unit_price", "unitPrice"), ("total_amount", "totalAmount"), ("tax_amount", "taxAmount"))
+      for value in [True, 1.0, "100", Decimal(1), -1, 10**19]),
+    *((LineItem, {}, "quantity", value, "quantity") for value in [True, 1.5, "1", 10**19, -(10**19)]),
+    *((Order, {}, "bill_to", value, "billTo") for value in [{}, LineItem(), "x", 0]),
+    *((Order, {}, "line_items", value, "lineItems") for value in NO_ITEMS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "base", "name", "value", "field"), BAD)
+def test_a_bad_value_is_named(model: type, base: dict[str, Any], name: str, value: Any, field: str) -> None:
+    """One bad value is one fault, under the service's name of the field."""
+    assert list(faults_of(model, **base | {name: value})) == [field]
+
+
+GOOD: list[tuple[type, dict[str, Any]]] = [
+    *((SaleRequest, SALE | change) for change in (
+        {"country_code": "+593"}, {"lat": "-90", "lng": "180.0"}, {"lat": "+9.5"}, {"time_zone": -5},
+        {"response_url": "http://shop.example"}, {"response_url": "HTTPS://SHOP.EXAMPLE"}, {"store_id": ""},
+        {"reference": "Matrícula de «Ñandú» \N{ZERO WIDTH JOINER}"}, {"reference": "x" * 4096}, {"order": Order()},
+        {"nick_name": "ana"}, {"by_nick_name": True, "nick_name": "ana"}, {"phone_number": "0984 111 222 "},
+        {"by_nick_name": True, "nick_name": "ana", "phone_number": None}, {"time_zone": 0}, {"service": 0, "tip": 0},
+        {"optional_parameter1": "x" * 3000, "optional_parameter2": "x" * 3000},
+    )),
+    *((PrepareRequest, PREPARE | change) for change in (
+        {"language": "es"}, {"language": "en"}, {"phone_number": "+593984111222"}, {"email": "a@b"},
+        {"document_id": "1"}, {"cancellation_url": "https://shop.example/x"}, {"order": Order()},
+    )),
+    (BillTo, {}), (BillTo, {"bill_to_id": -1, "country": "EC", "address1": "x" * 4096, "address2": "y" * 4096}),
+    (BillTo, {"first_name": "a\N{NO-BREAK SPACE}b"}),
+    (LineItem, {}), (LineItem, {"quantity": -1}), (LineItem, {"unit_price": 0, "product_sku": ""}),
+    (LineItem, {"product_description": "a\N{NO-BREAK SPACE}b"}),
+    (Order, {}), (Order, {"bill_to": BillTo(), "line_items": [LineItem()]}),
+    (Order, {"bill_to": attrs.make_class("Sub", [], bases=(BillTo,), frozen=True, slots=True)()}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "fields"), GOOD)
+def test_what_the_document_allows_passes(model: type, fields: dict[str, Any]) -> None:
+    """Checks go as far as the document goes, and no further."""
+    made = model(**fields)
+    for name, value in fields.items():
+        assert getattr(made, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_all_faults_at_once() -> None:
+    """§7.5: each failing field gives an entry."""
+    faults = faults_of(
+        SaleRequest, phone_number="", country_code="Ecuador", currency="usd", client_transaction_id=" a\n",
+        tax=-1, tip=True, lat="91", lng="x", response_url="x", time_zone="x", order="x", store_id=5, reference="\x00",
+        by_nick_name=None,
+    )  # fmt: skip
+    assert set(faults) == {
+        "tax", "tip", "countryCode", "currency", "clientTransactionId", "storeId", "reference", "responseUrl",
+        "timeZone", "lat", "lng", "order", "byNickName",
+    }  # fmt: skip
+    assert len(faults["clientTransactionId"]) == 2
+
+
+# --- Nothing private
+
+
+def test_no_fault_shows_a_persons_data() -> None:
+    """Whatever is wrong with a person's data, the error does not repeat it."""
+    sale: dict[str, Any] = dict.fromkeys(SALE_TEXTS, f"{CANARY}\x00")
+    prepare: dict[str, Any] = dict.fromkeys(PREPARE_TEXTS, f"{CANARY}\x00") | {"language": CANARY}
+    person: dict[str, Any] = {field.name: f"{CANARY}\x00" for field in attrs.fields(BillTo)}
+    item: dict[str, Any] = {field.name: f"{CANARY}\x00" for field in attrs.fields(LineItem)}
+    for model, fields in ((SaleRequest, sale), (PrepareRequest, prepare), (BillTo, person), (LineItem, item)):
+        with pytest.raises(InvalidRequestError) as caught:
+            model(**fields)
+        assert CANARY not in str(caught.value) + repr(caught.value) + repr(vars(caught.value))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("phone_number", CANARY), ("country_code", CANARY), ("lat", CANARY), ("response_url", CANARY), ("lng", CANARY),
+    ("currency", CANARY), ("time_zone", CANARY), ("order", CANARY), ("by_nick_name", CANARY), ("tax", CANARY),
+])  # fmt: skip
+def test_no_pattern_shows_what_failed_it(name: str, value: str) -> None:
+    """Nor does a value of the wrong form."""
+    with pytest.raises(InvalidRequestError) as caught:
+        SaleRequest(**SALE | {"currency": "usd", name: value})
+    assert CANARY not in repr(caught.value) + repr(vars(caught.value))
+
+
+@BOTH
+def test_a_sane_id_goes_with_the_error(model: type, base: dict[str, Any]) -> None:
+    """The merchant finds the row at fault by its id; an id that is no id is left out."""
+    for identifier, kept in (("order-17", "order-17"), ("a\n", None), (5, None), ("x" * 201, None)):
+        with pytest.raises(InvalidRequestError) as caught:
+            model(**base | {"currency": "usd", "client_transaction_id": identifier})
+        assert caught.value.client_transaction_id == kept
+
+
+def bill_to() -> BillTo:
+    return BillTo(
+        bill_to_id=12, country="EC", phone_number="+593999999999",
+        address1=CANARY, address2=CANARY, state=CANARY, locality=CANARY, first_name=CANARY, last_name=CANARY,
+        email=CANARY, postal_code=CANARY, customer_id=CANARY, ip_address=CANARY,
+    )  # fmt: skip
+
+
+def every_model() -> list[Any]:
+    """One of each, with a canary in all that is private."""
+    order = Order(bill_to=bill_to(), line_items=(LineItem(product_name="Producto"),))
+    links = FormLinks({"payWithCard": f"https://pay.example/{CANARY}"})
+    url = f"https://shop.example/{CANARY}"
+    return [
+        SaleRequest(
+            **SALE | {"phone_number": CANARY}, by_nick_name=True, nick_name=CANARY, reference=CANARY,
+            response_url=url, lat="12.345678", lng="87.654321", client_user_id=CANARY, optional_parameter1=CANARY,
+            optional_parameter2=CANARY, optional_parameter3=CANARY, order=order,
+        ),
+        PrepareRequest(
+            **PREPARE | {"response_url": url}, cancellation_url=url, reference=CANARY,
+            phone_number="+593999999999", email=CANARY, document_id=CANARY, optional_parameter=CANARY, order=order,
+            lat="12.345678", lng="87.654321",
+        ),
+        order, bill_to(), LineItem(product_name="Producto"),
+        SaleResult(transaction_id=5, raw={"x": CANARY}),
+        PrepareResult(payment_id="p", links=links, raw={"x": CANARY}, wallet_link_field="payWithX"),
+        links,
+        StatusReport(state="Aceptado", transaction_id=5, raw={"email": CANARY}),
+        Notification(transaction_id=5, client_transaction_id="order-17"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", every_model(), ids=lambda model: type(model).__name__)
+def test_no_repr_shows_a_persons_data_or_a_link(model: Any) -> None:
+    """What is logged by accident says nothing of a person."""
+    for text in (repr(model), str(model), f"{[model]}"):
+        for secret in (CANARY, "999999999", "12.345678", "87.654321"):
+            assert secret not in text
+
+
+@pytest.mark.parametrize("model", every_model(), ids=lambda model: type(model).__name__)
+def test_models_are_frozen_slotted_keyword_only_values(model: Any) -> None:
+    """None can be changed or given a stray attribute, each equals its copy, and pickles."""
+    kind = type(model)
+    assert not hasattr(model, "__dict__")
+    for field in attrs.fields(kind):
+        assert field.kw_only or kind is FormLinks
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            setattr(model, field.name, None)
+    with pytest.raises(AttributeError):
+        model.stray = 1
+    assert copy.deepcopy(model) == model == pickle.loads(pickle.dumps(model))  # noqa: S301 - our own bytes
+    if kind is not FormLinks:
+        with pytest.raises(TypeError, match=r"positional"):
+            kind("x")
+
+
+# --- The two checks of one class agree
+
+
+def _mutated(base: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    texts = st.sampled_from([
+        "", " ", "a", "a ", " a", "USD", "usd", "EC", "593", "+593", "12345", "+593999999999", "91", "-5.5",
+        "180", "1e1", "https://x", "http://x", "ftp://x", "\x00", "\ud800", "\N{NO-BREAK SPACE}", "\u3000a",
+        "x" * 4096, "x" * 4097, "ñ",
+    ])  # fmt: skip
+    numbers = st.sampled_from(
+        [0, 1, 2, 15, 16, -1, MAX_CENTS, MAX_CENTS + 1, -MAX_CENTS, -MAX_CENTS - 1, 10**19]
+    )
+    kinds: list[Any] = [None, True, False, 1.0, b"x", [], {}, BillTo(), Order(), (LineItem(),), "es"]
+    others = st.sampled_from(kinds)
+    return st.dictionaries(
+        st.sampled_from(sorted(base)), texts | numbers | others | st.text(max_size=5), max_size=4
+    )
+
+
+SALE_FIELDS = {field.name: None for field in attrs.fields(SaleRequest)}
+
+
+@given(_mutated(SALE_FIELDS))
+@example({"phone_number": " "})
+@example({"lat": []})
+@example({"time_zone": 10**19})
+def test_the_quick_check_of_a_sale_agrees_with_the_exact_one(changes: dict[str, Any]) -> None:
+    """What is constructed has no fault, and what is refused has one."""
+    fields = SALE | changes
+    try:
+        request = SaleRequest(**fields)
+    except InvalidRequestError:
+        return  # raised by the exact check itself
+    request._report_faults()
+    assert type(request.amount) is int
+    assert request.amount == sum(getattr(request, name) or 0 for name in COMPONENTS)
+
+
+@pytest.mark.parametrize("model", [BillTo, LineItem])
+def test_the_quick_checks_of_an_order_agree_with_the_exact_ones(
+    model: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the quick check's bound set to zero everything goes to the exact one, which says the same."""
+    names = {field.name: None for field in attrs.fields(model)}
+
+    @given(_mutated(names))
+    def agree(changes: dict[str, Any]) -> None:
+        quick = faults_of(model, **changes)
+        with monkeypatch.context() as patch:
+            patch.setattr(models, "_TEXTS", frozenset())
+            assert faults_of(model, **changes) == quick
+
+    agree()
+
+
+@given(_mutated({field.name: None for field in attrs.fields(PrepareRequest)}))
+def test_a_prepare_is_made_or_refused(changes: dict[str, Any]) -> None:
+    """No value raises anything but `InvalidRequestError`."""
+    try:
+        request = PrepareRequest(**PREPARE | changes)
+    except InvalidRequestError:
+        return
+    assert request.amount == sum(getattr(request, name) or 0 for name in COMPONENTS)
+
+
+@given(_mutated({"bill_to": None, "line_items": None}))
+def test_an_order_is_made_or_refused(changes: dict[str, Any]) -> None:
+    """Nor does an order."""
+    faults = faults_of(Order, **changes)
+    assert set(faults) <= {"billTo", "lineItems"}
+
+
+# --- Results
+
+
+def prepared(wallet_link_field: str | None = None, **links: str) -> PrepareResult:
+    return PrepareResult(payment_id="p", links=FormLinks(links), wallet_link_field=wallet_link_field)
+
+
+def test_links_are_a_mapping_that_shows_only_names() -> None:
+    """§2.6: each link is read by its field's name."""
+    links = FormLinks({"payWithCard": "https://c", "payWithBrand": "https://w"})
+    assert dict(links) == {"payWithCard": "https://c", "payWithBrand": "https://w"}
+    assert (len(links), list(links), "payWithX" in links) == (2, ["payWithCard", "payWithBrand"], False)
+    assert repr(links) == "FormLinks(payWithCard, payWithBrand)"
+
+
+def test_the_wallet_link_is_the_only_other() -> None:
+    """§2.6: its real name carries the brand."""
+    result = prepared(payWithCard="https://c", payWithBrand="https://w")
+    assert result.pay_with_card == "https://c"
+    assert result.pay_with_wallet == "https://w"
+
+
+def test_the_wallet_link_is_the_one_that_the_profile_names() -> None:
+    """With several others, the profile decides."""
+    result = prepared("payWithB", payWithCard="https://c", payWithA="https://a", payWithB="https://b")
+    assert result.pay_with_wallet == "https://b"
+
+
+def test_an_ambiguous_wallet_link_is_not_guessed() -> None:
+    """The answer stays a success; only reading the link raises, and names the setting."""
+    result = prepared(payWithCard="https://c", payWithA="https://a", payWithB="https://b")
+    with pytest.raises(ConfigurationError, match=r"wallet_link_field.*payWithA, payWithB$") as caught:
+        _ = result.pay_with_wallet
+    assert "https" not in str(caught.value)
+    assert result.pay_with_card == "https://c"
+
+
+def test_a_missing_link_is_named() -> None:
+    """A link that the answer lacks cannot be handed out."""
+    with pytest.raises(ConfigurationError, match=r"no link payWithCard"):
+        _ = prepared(payWithBrand="https://w").pay_with_card
+    with pytest.raises(ConfigurationError, match=r"no link payWithBrand"):
+        _ = prepared("payWithBrand", payWithCard="https://c").pay_with_wallet
+    with pytest.raises(ConfigurationError, match=r"one of none"):
+        _ = prepared(payWithCard="https://c").pay_with_wallet
+
+
+# --- Derived ids
+
+
+def test_a_derived_id_is_the_same_in_every_run() -> None:
+    """Two that are written down here must never change: a re-run finds its charges by them."""
+    assert derive_id("orders", 17) == "9e325497ee1ffad211233cc9c6"
+    assert derive_id("matrícula-2026") == "8f48328acdeb1d77608b4d1bfc"
+    program = (
+        "import json; from payclient.models import derive_id; print(json.dumps(derive_id('orders', 17)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert json.loads(done.stdout) == derive_id("orders", 17)
+
+
+def test_a_derived_id_is_a_client_transaction_id() -> None:
+    """Short, printable, and nothing of its keys is in it."""
+    identifier = derive_id("ana@example.com", "0984111222")
+    assert len(identifier) == 26
+    assert identifier.isascii()
+    assert identifier.isalnum()
+    assert SaleRequest(**SALE | {"client_transaction_id": identifier}).client_transaction_id == identifier
+
+
+KEYS = st.lists(st.text(max_size=4) | st.integers(-99, 99), min_size=1, max_size=4)
+
+
+@given(KEYS, KEYS)
+@example(["a", "b"], ["ab"])
+@example([1], ["1"])
+@example(["str:1:a"], ["a"])
+@example(["\ud800"], ["?"])
+def test_different_keys_derive_different_ids(one: list[str | int], other: list[str | int]) -> None:
+    """Neither the borders between keys nor their types are lost."""
+    assert (derive_id(*one) == derive_id(*other)) == (one == other)
+
+
+@pytest.mark.parametrize("keys", [(), (True,), (1.0,), (None,), (b"a",), ("a", Decimal(1))])
+def test_keys_are_texts_or_ints(keys: tuple[Any, ...]) -> None:
+    """Whatever has no single spelling is no key."""
+    with pytest.raises(TypeError, match=r"one or more texts or ints"):
+        derive_id(*keys)

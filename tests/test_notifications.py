@@ -1,0 +1,218 @@
+"""`parse_notification` reads two ids however they come, and nothing else; the tracker takes them as hints."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from fake_service import FakeService, lost_answer, sale
+from payclient.ledger.memory import MemoryLedger
+from test_tracker import outcome_of, tracking
+
+IDS = {"id": "1000", "clientTransactionID": "order-17"}
+EXPECTED = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+Receipt, State = payclient.Receipt, payclient.State
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        {"query": urlencode(IDS)},
+        {"query": "?" + urlencode(IDS)},
+        {"query": IDS},
+        {"query": urlencode({"order": "7", "ID": "1000", "CLIENTTRANSACTIONID": "order-17"})},
+        {"body": urlencode(IDS).encode(), "content_type": "application/x-www-form-urlencoded"},
+        {"body": urlencode(IDS).encode()},
+        {"body": json.dumps(IDS).encode(), "content_type": "application/json; charset=utf-8"},
+        {"body": json.dumps({"id": 1000, "clientTransactionId": "order-17", "other": None}).encode()},
+        {"query": "id=1000", "body": b"clientTransactionID=order-17"},
+        {"query": urlencode(IDS), "body": urlencode(IDS).encode()},
+    ],
+)
+def test_both_ids_are_read_however_they_are_delivered(delivery: dict[str, object]) -> None:
+    """The document shows no method and no encoding (§6): query, form and JSON, any letter case."""
+    assert payclient.parse_notification(**delivery) == EXPECTED  # type: ignore[arg-type]  # each a keyword
+
+
+@pytest.mark.parametrize(
+    "delivery",
+    [
+        {},
+        {"query": "id=1000"},
+        {"query": "clientTransactionID=order-17"},
+        {"query": "id=0&clientTransactionID=a"},
+        {"query": "id=-1&clientTransactionID=a"},
+        {"query": "id=01&clientTransactionID=a"},
+        {"query": "id=1.0&clientTransactionID=a"},
+        {"query": "id=9223372036854775808&clientTransactionID=a"},
+        {"query": "id=٣&clientTransactionID=a"},
+        {"query": "id=1&id=2&clientTransactionID=a"},
+        {"query": "id=1&clientTransactionID=a&clientTransactionId=b"},
+        {"query": "id=1&clientTransactionID=%20"},
+        {"query": "id=1&clientTransactionID=a%0Ab"},
+        {"query": "id=1&clientTransactionID=%FF"},
+        {"query": "id=1&clientTransactionID=" + "a" * 9000},
+        {"query": urlencode(IDS), "body": b"x" * 9000},
+        {"query": "&".join(f"a{n}=1" for n in range(60))},
+        {"body": b"{", "content_type": "application/json"},
+        {"body": b"[1]", "content_type": "application/json"},
+        {"body": b'{"id": true, "clientTransactionID": "a"}'},
+        {"body": b'{"id": 1.5, "clientTransactionID": "a"}'},
+        {"body": b"\xff\xfe", "content_type": "text/plain"},
+        {"body": urlencode(IDS).encode(), "content_type": "multipart/form-data; boundary=x"},
+    ],
+)
+def test_anything_else_is_no_notification(delivery: dict[str, object]) -> None:
+    """`InvalidNotificationError`, whose text repeats nothing of what came."""
+    with pytest.raises(payclient.InvalidNotificationError) as raised:
+        payclient.parse_notification(**delivery)  # type: ignore[arg-type]  # each a keyword
+    assert "order-17" not in str(raised.value)
+
+
+@given(query=st.text(max_size=200), body=st.binary(max_size=200), content_type=st.text(max_size=30))
+def test_whatever_arrives_gives_a_notification_or_our_error(
+    query: str, body: bytes, content_type: str
+) -> None:
+    """No input raises anything but `InvalidNotificationError`."""
+    try:
+        found = payclient.parse_notification(query=query, body=body, content_type=content_type)
+    except payclient.InvalidNotificationError:
+        return
+    assert 1 <= found.transaction_id < 2**63
+
+
+def hint(transaction_id: int = 1000, client_transaction_id: str = "order-17") -> payclient.Notification:
+    return payclient.Notification(transaction_id=transaction_id, client_transaction_id=client_transaction_id)
+
+
+async def test_a_notification_asks_at_once_and_again_while_pending(service: FakeService) -> None:
+    """MATCHED: one query ahead of the routine, then after 0.25, 0.75, 2 and 5 s; the second is a DUPLICATE."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(20.5)
+        asked = len(service.queries)
+        assert await tracker.notify(hint()) is Receipt.MATCHED
+        assert await tracker.notify(hint()) is Receipt.DUPLICATE
+        assert len(service.queries) == asked  # it returned before any query
+        assert pending.notified_at is not None
+        await service.clock.advance(2.0)
+        assert len(service.queries) >= asked + 3
+        service.decide("Aceptado")
+        await service.clock.advance(3.0)
+        assert pending.outcome.paid is True
+
+
+async def test_an_early_notification_is_kept_as_a_candidate(service: FakeService) -> None:
+    """EARLY: our POST has no answer yet; its answer then binds the id and it is asked for at once."""
+    receipts = []
+
+    async def notifies_first(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        receipts.append(await tracker.notify(hint()))
+        service.decide("Aceptado")
+        return response
+
+    service.scripts = [notifies_first]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert receipts == [Receipt.EARLY]
+        assert pending.transaction_id == 1000
+        await service.clock.advance(0.5)
+        assert pending.outcome.paid is True
+
+
+async def test_a_candidate_binds_an_unknown_sale_where_only_the_transaction_id_can_be_asked(
+    service: FakeService,
+) -> None:
+    """UNKNOWN without a query by client transaction id: the notified id is asked, and binds if it is ours."""
+    service.scripts = [lost_answer]
+    profile = payclient.ServiceProfile(
+        not_found_codes=frozenset({20}),
+        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+    )
+    async with tracking(service, profile=profile) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[2000] = service.sales[1000] | {
+            "transactionId": 2000,
+            "clientTransactionId": "of-somebody",
+        }
+        service.decide("Aceptado", 2000)
+        assert await tracker.notify(hint(2000)) is Receipt.MATCHED  # forged: not ours
+        await service.clock.advance(2)
+        assert pending.state is State.UNKNOWN
+        service.decide("Aceptado")
+        assert await tracker.notify(hint(1000)) is Receipt.MATCHED
+        await service.clock.advance(2)
+        assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
+
+
+async def test_a_late_notification_may_correct(service: FakeService) -> None:
+    """LATE on a cancelled sale: one query, and the service's word corrects it; REFUSED is a CONFLICT."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        await outcome_of(service, pending)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint()) is Receipt.LATE
+        await service.clock.advance(1)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.outcome.paid is True
+
+
+async def test_unmatched_and_conflicting_notifications_change_nothing(service: FakeService) -> None:
+    """UNMATCHED writes nothing; CONFLICT is one event, and overwrites nothing."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert await tracker.notify(hint(5, "nobody")) is Receipt.UNMATCHED
+        assert await ledger.history("nobody") == []
+        assert await tracker.notify(hint(7)) is Receipt.CONFLICT
+        assert pending.transaction_id == 1000
+        assert [change.event for change in await ledger.history("order-17")] == [
+            "Permitted",
+            "Created",
+            "Conflicted",
+        ]
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.notify(hint())
+
+
+async def test_a_flood_of_forged_notifications_asks_at_most_once_a_second(service: FakeService) -> None:
+    """Thousands of forged ids: no more than a query a second, few writes, no wrong state."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(10)
+        before = len(service.queries)
+        for second in range(10):
+            for number in range(100):
+                await tracker.notify(hint(1_000_000 + second * 100 + number))
+                await tracker.notify(hint(1000))
+            await service.clock.advance(1)
+        assert len(service.queries) - before <= 12
+        assert len(await ledger.history("order-17")) <= 15
+        assert pending.state is State.PENDING
+
+
+async def test_without_a_status_source_a_notification_ends_the_wait(service: FakeService) -> None:
+    """Nobody can be asked: the wait ends with `paid` None and `notified_at` set, and says no more than that."""
+    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(20)
+        assert await tracker.notify(hint()) is Receipt.MATCHED
+        outcome = await outcome_of(service, pending, seconds=2)
+    assert (outcome.state, outcome.paid) == (State.PENDING, None)
+    assert outcome.notified_at is not None

@@ -1,0 +1,249 @@
+"""The profile: what a concrete service adds to the document, and every way to get it wrong."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from payclient.errors import ConfigurationError
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile, find_profile
+
+COMPLETE = """
+name = "shop"
+nick_name_flag = "byNickName"
+phone_optional_with_nick_name = true
+language_field = "lang"
+wallet_link_field = "payWithBrand"
+response_url_field = "ResponseUrl"
+duplicate_codes = [23]
+not_found_codes = [20]
+queries_per_minute = 30
+refusing_statuses = [429]
+sale_window = 300
+form_window = 600
+absent_after = 600.5
+link_hosts = ["pay.example"]
+
+[max_lengths]
+client_transaction_id = 50
+
+[ranges]
+amount = [100, 500_000]
+time_zone = [-12, 14]
+
+[status]
+by_transaction_id = "/api/Sale/{transaction_id}"
+by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
+state_field = "transactionStatus"
+
+[status.states]
+Pending = "Pendiente"
+Approved = "Aceptado"
+Canceled = "Cancelado"
+"""
+
+STATUS: dict[str, Any] = {"by_transaction_id": "/s/{transaction_id}", "state_field": "state"}
+
+NO_SECONDS: list[Any] = [0, -1, float("nan"), float("inf"), True, "300", [300], {}, 10**400]
+NO_NAMES: list[Any] = ["", "with blank", "a\n", "1a", 5, True, ["a"], "x" * 65, 'a"b']
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    *(({"name": value}, "name") for value in ("", 5, None)),
+    *(
+        ({name: value}, name)
+        for name in ("nick_name_flag", "language_field", "wallet_link_field", "response_url_field")
+        for value in NO_NAMES
+    ),
+    ({"response_url_field": None}, "response_url_field"),
+    *(
+        ({name: value}, name)
+        for name in ("sale_window", "form_window", "absent_after", "queries_per_minute")
+        for value in NO_SECONDS
+    ),
+    ({"sale_window": None}, "sale_window"),
+    *(
+        ({name: value}, name)
+        for name in ("duplicate_codes", "not_found_codes", "refusing_statuses")
+        for value in (23, "23", ["23"], [True], [2.0], [[23]], {"a": 1}, None)
+    ),
+    *(({"refusing_statuses": [value]}, "refusing_statuses") for value in (200, 204, 99, 600, -1)),
+    *(({"max_lengths": value}, "max_lengths") for value in (5, "a", [50], {"a": 0}, {"a": "50"}, {"a": True}, {5: 5})),
+    *(
+        ({"ranges": value}, "ranges")
+        for value in (5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2})
+    ),
+    *(({"link_hosts": value}, "link_hosts") for value in ("pay.example", 5, [5], [""], {"a": 1})),
+    *(({"status": value}, "status") for value in (5, "x", [1], True)),
+    ({"status": {"state_field": "state"}}, "status"),
+    ({"status": {"by_transaction_id": "/s/{transaction_id}"}}, "status.state_field"),
+    *(({"status": STATUS | {"state_field": value}}, "status.state_field") for value in ("", 5, None)),
+    *(
+        ({"status": STATUS | {"states": value}}, "status.states")
+        for value in ({}, 5, "abc", ["Approved"], {"Approved": "Accepted"}, {"Approved": ["Aceptado"]}, {5: "Aceptado"})
+    ),
+    *(
+        ({"status": STATUS | {f"by_{key}": value}}, f"status.by_{key}")
+        for key, other in (("transaction_id", "client_transaction_id"), ("client_transaction_id", "transaction_id"))
+        for value in (
+            "/s", f"s/{{{key}}}", f"/s/{{{other}}}", f"/s/{{{key}}}/{{{other}}}", f"/s/{{{key}}}?x=1", f"/s {{{key}}}",
+            f"https://evil.example/{{{key}}}", f"/s/{{{key}}}#x", f"/s/{{{key}}}\n", 5, ["/s"], "",
+        )
+    ),
+]  # fmt: skip
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "shop.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_document_has_only_what_the_document_shows() -> None:
+    """§2.2, §2.3, §2.6, §4, §7.8: no names, paths, codes or limits; §8: five and ten minutes."""
+    assert attrs.asdict(DOCUMENT, recurse=False) == {
+        "name": "document", "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
+        "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
+        "not_found_codes": frozenset(), "queries_per_minute": None, "refusing_statuses": frozenset(),
+        "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
+        "ranges": {}, "status": None,
+    }  # fmt: skip
+
+
+def test_a_complete_file_is_read(tmp_path: Path) -> None:
+    """Every setting has a TOML form."""
+    profile = ServiceProfile.load(write(tmp_path, COMPLETE))
+    assert profile.status is not None
+    assert attrs.asdict(profile.status, recurse=False) == {
+        "by_transaction_id": "/api/Sale/{transaction_id}",
+        "by_client_transaction_id": "/api/Sale/client/{client_transaction_id}",
+        "state_field": "transactionStatus",
+        "states": {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+    }
+    assert attrs.asdict(attrs.evolve(profile, status=None), recurse=False) == {
+        "name": "shop", "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
+        "wallet_link_field": "payWithBrand", "response_url_field": "ResponseUrl", "duplicate_codes": {23},
+        "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
+        "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},
+        "max_lengths": {"client_transaction_id": 50}, "ranges": {"amount": (100, 500_000), "time_zone": (-12, 14)},
+        "status": None,
+    }  # fmt: skip
+
+
+def test_the_complete_file_is_complete() -> None:
+    """A new setting must be added to the example above."""
+    for kind in (ServiceProfile, StatusProfile):
+        for field in attrs.fields(kind):
+            assert field.name in COMPLETE
+
+
+@pytest.mark.parametrize(("settings", "named"), BAD)
+def test_a_bad_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    """Nothing wrong gets in, and the error says which setting it was."""
+    with pytest.raises(ConfigurationError, match=rf"^profile setting {named}: "):
+        ServiceProfile.parse(settings)
+
+
+@pytest.mark.parametrize(("settings", "named"), [pair for pair in BAD if "status" not in pair[0]])
+def test_a_bad_setting_given_in_python_is_named_too(settings: dict[str, Any], named: str) -> None:
+    """The constructor checks what `load` checks."""
+    with pytest.raises(ConfigurationError, match=rf"^profile setting {named}: "):
+        ServiceProfile(**settings)
+
+
+def test_a_status_given_in_python_is_a_status_profile() -> None:
+    """A dict is not quietly taken for one."""
+    status: Any = STATUS
+    with pytest.raises(ConfigurationError, match=r"^profile setting status: is a StatusProfile$"):
+        ServiceProfile(status=status)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_whether_the_phone_may_be_left_out_is_a_bool(value: object) -> None:
+    """`"false"` is not quietly taken for true."""
+    with pytest.raises(ConfigurationError, match=r"^profile setting phone_optional_with_nick_name: "):
+        ServiceProfile.parse({"phone_optional_with_nick_name": value})
+
+
+@given(st.sampled_from([field.name for field in attrs.fields(ServiceProfile)]), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+))  # fmt: skip
+def test_whatever_a_setting_is_it_is_taken_or_named(name: str, value: object) -> None:
+    """No value of TOML's kinds raises anything but `ConfigurationError`."""
+    try:
+        profile = ServiceProfile.parse({name: value})
+    except ConfigurationError as error:
+        assert name in str(error)  # noqa: PT017 - most values are refused, some are not
+    else:
+        assert isinstance(profile, ServiceProfile)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"nickname_flag": "x"}, "nickname_flag"), ({"b": 1, "a": 1}, "a, b"),
+    ({"status": STATUS | {"state": 1}}, "status.state")],
+)  # fmt: skip
+def test_an_unknown_setting_is_named(settings: dict[str, Any], named: str) -> None:
+    """A misspelt setting is not quietly left out."""
+    with pytest.raises(ConfigurationError, match=rf"^unknown profile setting {named}$"):
+        ServiceProfile.parse(settings)
+
+
+@pytest.mark.parametrize("window", [1, 2.5, 300, 3600])
+def test_absence_is_proven_after_twice_the_sale_window(window: float) -> None:
+    """Five minutes and as much for late processing, whatever the window is."""
+    assert ServiceProfile(sale_window=window).absent_after == 2 * window
+    assert ServiceProfile.parse({"sale_window": window}).absent_after == 2 * window
+    assert ServiceProfile(sale_window=window, absent_after=7).absent_after == 7
+
+
+def test_states_default_to_the_documents_words() -> None:
+    """§3: whoever answers with the document's words needs no map."""
+    states = StatusProfile(by_transaction_id="/s/{transaction_id}", state_field="state").states
+    assert states == {"Pendiente": "Pendiente", "Aceptado": "Aceptado", "Cancelado": "Cancelado"}
+
+
+def test_a_profile_is_frozen() -> None:
+    """Nor can its tables be changed from outside."""
+    lengths = {"reference": 5}
+    profile = ServiceProfile(max_lengths=lengths)
+    lengths["reference"] = 6
+    tables: Any = profile.max_lengths
+    with pytest.raises(TypeError):
+        tables["reference"] = 7
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        profile.name = "x"  # type: ignore[misc]  # frozen
+    assert profile.max_lengths == {"reference": 5}
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    """A path that cannot be read is a setting that is wrong."""
+    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read: FileNotFoundError$"):
+        ServiceProfile.load(tmp_path / "none.toml")
+    with pytest.raises(ConfigurationError, match=r"cannot be read: IsADirectoryError$"):
+        ServiceProfile.load(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"cannot be read: ValueError$"):
+        ServiceProfile.load("a\0b")
+    with pytest.raises(ConfigurationError, match=r"cannot be read: UnicodeDecodeError$"):
+        ServiceProfile.load(write(tmp_path, b"name = '\xff'"))
+
+
+@pytest.mark.parametrize("text", ["name", "name = ", "[status", "name = 'a'\nname = 'b'", "\ufeffname = 'a'"])
+def test_bad_toml_is_said(tmp_path: Path, text: str) -> None:
+    """What is no TOML is said to be none."""
+    with pytest.raises(ConfigurationError, match=r"is no TOML: "):
+        ServiceProfile.load(write(tmp_path, text))
+
+
+def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> None:
+    """Everywhere a profile is taken, a preset's name or a path does."""
+    path = write(tmp_path, COMPLETE)
+    shop = ServiceProfile.load(path)
+    assert find_profile(shop) is shop
+    assert find_profile("document") is DOCUMENT
+    assert find_profile(path) == shop
+    assert find_profile(os.fspath(path)) == shop

@@ -1,0 +1,857 @@
+"""Models to bytes, and answers to results or errors, over every answer that a service could give."""
+
+import datetime
+import email.utils
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from payclient.errors import (
+    ConfigurationError,
+    CustomerBusyError,
+    ErrorDetail,
+    InvalidRequestError,
+    NotCreatedError,
+    OutcomeUnknownError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+    ValidationFailedError,
+)
+from payclient.models import (
+    BillTo,
+    LineItem,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+)
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.spelling import from_service
+from payclient.wire import (
+    MAX_ENTRIES,
+    MAX_ID,
+    MAX_MESSAGE,
+    Encoder,
+    HttpRequest,
+    HttpResponse,
+    decode_prepare,
+    decode_sale,
+    decode_status,
+    is_id,
+    is_loopback,
+    is_safe_link,
+    retry_after,
+)
+
+SAMPLES = Path(__file__).parent / "samples"
+
+SHOP = ServiceProfile(
+    name="shop",
+    nick_name_flag="byNickName",
+    language_field="lang",
+    response_url_field="ResponseUrl",
+    not_found_codes=frozenset({20}),
+    refusing_statuses=frozenset({418, 429}),
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        state_field="transactionStatus",
+        states={"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+    ),
+)
+
+
+def sample(name: str) -> Any:
+    return json.loads((SAMPLES / name).read_bytes())
+
+
+def ours(fields: dict[str, Any]) -> dict[str, Any]:
+    return {from_service(name): value for name, value in fields.items()}
+
+
+def order_of(fields: dict[str, Any]) -> Order:
+    return Order(
+        bill_to=BillTo(**ours(fields["billTo"])),
+        line_items=[LineItem(**ours(item)) for item in fields["lineItems"]],
+    )
+
+
+def sale_of(fields: dict[str, Any]) -> SaleRequest:
+    return SaleRequest(**ours(fields) | {"order": order_of(fields["order"])})
+
+
+def prepare_of(fields: dict[str, Any]) -> PrepareRequest:
+    return PrepareRequest(**ours(fields) | {"order": order_of(fields["order"])})
+
+
+def minimal_sale(**changes: Any) -> SaleRequest:
+    return SaleRequest(**{
+        "phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-17",
+        "amount_with_tax": 1000, "tax": 150, **changes,
+    })  # fmt: skip
+
+
+def minimal_prepare(**changes: Any) -> PrepareRequest:
+    return PrepareRequest(**{
+        "currency": "USD", "client_transaction_id": "order-17", "store_id": "S1", "tax": 15,
+        "response_url": "https://shop.example/paid", **changes,
+    })  # fmt: skip
+
+
+def encoded(request: SaleRequest | PrepareRequest, profile: ServiceProfile = DOCUMENT) -> dict[str, Any]:
+    encoder = Encoder(profile)
+    body = encoder.sale(request) if isinstance(request, SaleRequest) else encoder.prepare(request)
+    data = json.loads(body)
+    assert isinstance(data, dict)
+    return data
+
+
+def typed(value: Any) -> Any:
+    """A JSON value with its types, so that 1, 1.0 and true differ."""
+    if isinstance(value, dict):
+        return {name: typed(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [typed(inner) for inner in value]
+    return type(value).__name__, value
+
+
+# --- Models -> bytes
+
+
+def test_a_full_sale_is_the_sample() -> None:
+    """§2.2, §2.4: every name and every type."""
+    fields = sample("sale_request.json")
+    assert typed(encoded(sale_of(fields))) == typed(fields)
+
+
+def test_a_full_prepare_is_the_sample_without_its_nulls() -> None:
+    """§2.3: phoneNumber, email and documentId are null or left out; we leave them out."""
+    fields = sample("prepare_request.json")
+    nulls = {name for name, value in fields.items() if value is None}
+    assert nulls == {"phoneNumber", "email", "documentId"}
+    expected = {name: value for name, value in fields.items() if value is not None}
+    assert typed(encoded(prepare_of(fields))) == typed(expected)
+
+
+def test_a_small_sale_has_only_what_was_given() -> None:
+    """Nothing is sent that nobody set; the amount is their sum."""
+    assert encoded(minimal_sale()) == {
+        "phoneNumber": "0984111222", "countryCode": "593", "amount": 1150, "amountWithTax": 1000, "tax": 150,
+        "currency": "USD", "clientTransactionId": "order-17",
+    }  # fmt: skip
+
+
+def test_a_small_prepare_has_only_what_was_given() -> None:
+    """§2.3: the four required fields and the amounts."""
+    assert encoded(minimal_prepare()) == {
+        "amount": 15, "tax": 15, "currency": "USD", "clientTransactionId": "order-17", "storeId": "S1",
+        "responseUrl": "https://shop.example/paid",
+    }  # fmt: skip
+
+
+def test_zero_is_sent() -> None:
+    """A component of 0 cents is present (§2.1.2)."""
+    data = encoded(minimal_sale(service=0, tip=0, time_zone=0))
+    assert (data["service"], data["tip"], data["timeZone"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (Order(), {}),
+        (Order(bill_to=BillTo()), {"billTo": {}}),
+        (Order(line_items=(LineItem(), LineItem(product_sku="1"))), {"lineItems": [{}, {"productSKU": "1"}]}),
+    ],
+)
+def test_an_order_has_only_what_was_given(order: Order, expected: dict[str, Any]) -> None:
+    """§2.4: every field of an order may be left out."""
+    assert encoded(minimal_sale(order=order))["order"] == expected
+    assert encoded(minimal_prepare(order=order))["order"] == expected
+
+
+def test_the_flag_and_the_nick_name() -> None:
+    """§2.2: the flag's name is the profile's; false, its default, is not sent."""
+    request = minimal_sale(by_nick_name=True, nick_name="ana")
+    data = encoded(request, SHOP)
+    assert (data["byNickName"], data["nickName"]) == (True, "ana")
+    assert "byNickName" not in encoded(minimal_sale(), SHOP)
+    with pytest.raises(ConfigurationError, match=r"nick_name_flag"):
+        Encoder(DOCUMENT).sale(request)
+
+
+def test_a_nick_name_may_stand_for_the_phone_where_the_profile_says_so() -> None:
+    """§2.2 requires phoneNumber; a service may not."""
+    request = minimal_sale(by_nick_name=True, nick_name="ana", phone_number=None)
+    with pytest.raises(InvalidRequestError) as caught:
+        Encoder(SHOP).sale(request)
+    assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("is required",)),)
+    assert caught.value.client_transaction_id == "order-17"
+    lenient = attrs.evolve(SHOP, phone_optional_with_nick_name=True)
+    assert "phoneNumber" not in encoded(request, lenient)
+
+
+def test_the_language_goes_under_the_profiles_name() -> None:
+    """§2.3: the parameter's name is not shown."""
+    assert encoded(minimal_prepare(language="en"), SHOP)["lang"] == "en"
+    assert "lang" not in encoded(minimal_prepare(), SHOP)
+    with pytest.raises(ConfigurationError, match=r"language_field"):
+        Encoder(DOCUMENT).prepare(minimal_prepare(language="es"))
+
+
+def test_the_redirect_field_goes_under_the_profiles_name() -> None:
+    """§2.3: samples spell it in two ways; a Sale's has only one (§2.2)."""
+    data = encoded(minimal_prepare(), SHOP)
+    assert data["ResponseUrl"] == "https://shop.example/paid"
+    assert "responseUrl" not in data
+    assert "responseUrl" in encoded(minimal_sale(response_url="https://shop.example/hook"), SHOP)
+
+
+LIMITS = ServiceProfile(
+    max_lengths={"client_transaction_id": 8, "reference": 5, "optional_parameter1": 1},
+    ranges={"amount": (100, 5000), "time_zone": (-12, 14)},
+)
+
+
+def test_the_profiles_limits_are_checked_all_at_once() -> None:
+    """§8: length and amount bounds are not shown; a profile may know them."""
+    with pytest.raises(InvalidRequestError) as caught:
+        Encoder(LIMITS).sale(
+            minimal_sale(client_transaction_id="order-017", reference="a secret", tax=9000, time_zone=15)
+        )
+    assert caught.value.errors == (
+        ErrorDetail("clientTransactionId", 0, ("is longer than 8 characters",)),
+        ErrorDetail("reference", 0, ("is longer than 5 characters",)),
+        ErrorDetail("Amount", 0, ("is 100 to 5000",)),
+        ErrorDetail("timeZone", 0, ("is -12 to 14",)),
+    )
+    assert caught.value.client_transaction_id == "order-017"
+    assert "secret" not in str(caught.value)
+
+
+def test_the_profiles_limits_are_inclusive() -> None:
+    """A value at its bound passes, and one left out is not checked."""
+    assert encoded(minimal_sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
+    assert encoded(minimal_prepare(tax=100), LIMITS)["amount"] == 100
+    with pytest.raises(InvalidRequestError):
+        Encoder(LIMITS).prepare(minimal_prepare())
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(0, 10**18))
+def test_what_a_model_takes_is_encoded_unchanged(text: str, cents: int) -> None:
+    """Texts and cents are read back as they were."""
+    data = encoded(minimal_sale(reference=text, optional_parameter3=text, amount_with_tax=None, tax=cents))
+    assert (data["reference"], data["optionalParameter3"], data["amount"]) == (text, text, cents)
+
+
+def test_requests_and_answers_hide_what_they_carry() -> None:
+    """A body holds personal data, headers the token."""
+    request = HttpRequest("POST", "/api/Sale", b"Canary", {"Authorization": "Bearer Canary"}, "order-17")
+    response = HttpResponse(200, {"Set-Cookie": "Canary"}, b"Canary")
+    assert "Canary" not in repr(request) + repr(response)
+
+
+# --- The answer to a Sale
+
+
+ID = '"transactionId": 23178284'
+CODE = '"errorCode": 5, "message": "No"'
+BUSY = '{"message": "m", "errorCode": 5, "errors": [{"message": "b", "errorCode": 2061}]}'
+VALIDATION = (
+    '{"message": "m", "errorCode": 800,'
+    ' "errors": [{"message": "Amount", "errorCode": 0, "errorDescriptions": ["d"]}]}'
+)
+
+Unknown = OutcomeUnknownError
+
+SALE_ANSWERS: list[tuple[int, str | bytes, type]] = [
+    # 2xx, one strict transactionId, no errorCode
+    (200, f"{{{ID}}}", SaleResult), (201, f"{{{ID}}}", SaleResult), (299, f"{{{ID}}}", SaleResult),
+    (200, f'{{{ID}, "message": null, "extra": [1]}}', SaleResult), (200, f'{{{ID}, "errorCode": null}}', SaleResult),
+    (200, f"\ufeff{{{ID}}}", SaleResult), (200, f' \n{{"clientTransactionId": "a", {ID}}}\n', SaleResult),
+    (200, '{"transactionId": 1}', SaleResult), (200, f'{{"transactionId": {MAX_ID}}}', SaleResult),
+    (200, f'{{{ID}, "note": "\\u00f3"}}', SaleResult), (200, '{"transaction\\u0049d": 5}', SaleResult),
+    (200, f'{{{ID}, "inner": {{{ID}, "errorCode": 5}}}}', SaleResult),
+    # the error object on 2xx or 4xx
+    *((status, f"{{{CODE}}}", RefusedError) for status in (200, 202, 299, 400, 404, 408, 409, 422, 499)),
+    (400, '{"errorCode": 5}', RefusedError), (400, '{"errorCode": 0}', RefusedError),
+    (400, '{"errorCode": -5, "errors": "x", "message": 5}', RefusedError),
+    (400, f'{{{CODE}, "transactionId": null}}', RefusedError), (400, f'{{{CODE}, "note": "\\u00f3"}}', RefusedError),
+    (400, f'{{{CODE}, "errors": [{{"errorCode": 7}}, {{"errorCode": 8}}]}}', RefusedError),
+    (200, '{"message": "m", "errorCode": 22}', NotCreatedError), (400, VALIDATION, ValidationFailedError),
+    (200, VALIDATION, ValidationFailedError), (200, BUSY, CustomerBusyError), (400, BUSY, CustomerBusyError),
+    # the class: 2061, 800, 22, then the status
+    (429, BUSY, CustomerBusyError), (401, BUSY, CustomerBusyError),
+    (400, BUSY.replace("5,", "800,", 1), CustomerBusyError),
+    (400, BUSY.replace("5,", "22,", 1), CustomerBusyError), (429, VALIDATION, ValidationFailedError),
+    (401, '{"errorCode": 22}', NotCreatedError), (401, f"{{{CODE}}}", UnauthorizedError),
+    (403, f"{{{CODE}}}", UnauthorizedError), (429, f"{{{CODE}}}", RateLimitedError),
+    # the error object on 5xx
+    (500, '{"errorCode": 22}', NotCreatedError), (503, VALIDATION, ValidationFailedError),
+    (599, BUSY, CustomerBusyError),
+    (500, f"{{{CODE}}}", Unknown), (503, '{"errorCode": 429}', Unknown), (600, '{"errorCode": 22}', Unknown),
+    # 401 and 403 with a JSON message
+    (401, '{"message": "m"}', UnauthorizedError), (403, '{"message": ""}', UnauthorizedError),
+    (401, '{"message": 5}', Unknown), (401, "{}", Unknown), (403, "<html>", Unknown),
+    (400, '{"message": "m"}', Unknown),
+    (401, '{"message": "m", "errorCode": "5"}', UnauthorizedError), (402, '{"message": "m"}', Unknown),
+    # 429 without the error object
+    (429, "", Unknown), (429, '{"message": "slow"}', Unknown), (429, "<html>", Unknown), (429, f"{{{ID}}}", Unknown),
+    # all else: other statuses
+    *((status, body, Unknown) for status in (100, 199, 300, 301, 302, 303, 307, 308, 399)
+      for body in (f"{{{ID}}}", f"{{{CODE}}}", "", BUSY)),
+    *((status, f"{{{ID}}}", Unknown) for status in (400, 401, 404, 408, 409, 429, 500, 502, 503, 504)),
+    *((status, "", Unknown) for status in (200, 204, 400, 401, 403, 404, 408, 409, 500, 502, 503, 504)),
+    # both at once, or one of them twice
+    *((status, f"{{{ID}, {CODE}}}", Unknown) for status in (200, 400, 401, 429, 500)),
+    (200, f'{{{ID}, "errorCode": "5"}}', Unknown), (200, f'{{{ID}, "errorCode": 0}}', Unknown),
+    (200, f'{{{ID}, "transactionId": 5}}', Unknown), (200, f"{{{ID}, {ID}}}", Unknown),
+    (200, f'{{"transactionId": null, {ID}}}', Unknown), (200, f'{{{ID}, "transaction\\u0049d": 5}}', Unknown),
+    (200, f'{{{ID}, "errorCode": 22, "errorCode": null}}', Unknown),
+    (400, f'{{{ID}, "transactionId": null, {CODE}}}', Unknown), (400, f'{{"errorCode": 22, {CODE}}}', Unknown),
+    (400, '{"transactionId": "x", "transactionId": null, "errorCode": 22}', Unknown),
+    (200, f"\ufeff{{{ID}, {ID}}}", Unknown),
+    # wrong transaction ids
+    *((200, f'{{"transactionId": {value}}}', Unknown) for value in (
+        '"12"', "12.0", "true", "false", "0", "-1", str(2**63), str(2**64), "9" * 30, "9" * 5000, "1e3",
+        "[]", "[5]", "{}",
+        "null", '""', "12.5", "1e400", "-0")),
+    # no JSON, or other JSON
+    *((200, body, Unknown) for body in (
+        "{}", "null", "[]", '"ok"', "5", "true", "<html></html>", "{", f"{{{ID}", f"{{{ID}}}}}",
+        f"[{{{ID}}}]", f"{{{ID},}}",
+        '{"transactionId": NaN}', '{"transactionId": Infinity}', f"{{{ID}, \"x\": NaN}}", "\x00", " ", "'",
+        '{"transactionid": 5}', '{"TransactionId": 5}', '{"result": {"transactionId": 5}}',
+        b"\xff\xfe{\x00}\x00", f'{{{ID}, "m": "Matr\u00edcula"}}'.encode("latin-1"), f"{{{ID}}}".encode("utf-16"),
+        f'{{{ID}, "x": {"[" * 100_000}', f'{{{ID}, "x": {"[" * 1020}{"]" * 1020}, {ID}}}', b"\x1f\x8b\x08\x00",
+        f'{{{ID}, "x": "\\ud800"}}', "\ufeff\ufeff{}",
+    )),
+    *((400, body, Unknown) for body in (
+        '{"errorCode": "22"}', '{"errorCode": 22.0}', '{"errorCode": true}', '{"errorCode": null}',
+        '{"errorCode": [22]}',
+        '{"errors": [{"errorCode": 2061}]}', '{"message": "m", "errors": []}', '[{"errorCode": 22}]',
+        '{"errorCode": 22',
+        '{"ErrorCode": 22}', "{}", "null",
+    )),
+]  # fmt: skip
+
+
+def judged(status: int, body: str | bytes, profile: ServiceProfile = DOCUMENT, headers: Any = None) -> Any:
+    """The result of reading an answer to a Sale, or the error."""
+    response = HttpResponse(status, headers or {}, body.encode() if isinstance(body, str) else body)
+    try:
+        return decode_sale(response, profile, "order-17")
+    except (RefusedError, OutcomeUnknownError) as error:
+        return error
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), SALE_ANSWERS)
+def test_each_answer_is_what_the_table_says(status: int, body: str | bytes, kind: type) -> None:
+    """Created only by one strict id, refused only by the error object, unknown by all else (§2.5, §7)."""
+    outcome = judged(status, body)
+    found: type = type(outcome)
+    assert found is kind
+    if isinstance(outcome, SaleResult):
+        assert is_id(outcome.transaction_id)
+        assert outcome.raw["transactionId"] == outcome.transaction_id
+    else:
+        assert outcome.client_transaction_id == "order-17"
+        assert outcome.http_status == status
+
+
+@pytest.mark.parametrize("status", [418, 429])
+@pytest.mark.parametrize(
+    "body", ["", "<html>", "{}", "[]", '{"message": "m"}', f"{{{CODE}}}", '{"transactionId": null}', "{"]
+)
+def test_a_refusing_status_refuses_whatever_the_body(status: int, body: str) -> None:
+    """Where the profile knows that a status creates nothing, no error object is needed."""
+    outcome = judged(status, body, SHOP)
+    assert type(outcome) is (RateLimitedError if status == 429 else RefusedError)
+    assert all(outcome.user_messages)
+
+
+@pytest.mark.parametrize(
+    "body", [f"{{{ID}}}", '{"transactionId": "x"}', f"{{{ID}, {CODE}}}", f'{{{ID}, "transactionId": null}}']
+)
+def test_a_refusing_status_with_an_id_refuses_nothing(body: str) -> None:
+    """An id in such an answer contradicts it."""
+    assert type(judged(429, body, SHOP)) is OutcomeUnknownError
+
+
+def test_an_entry_without_a_general_code_is_no_busy_customer() -> None:
+    """A status refuses here, not the entry; the class that says more needs the error object."""
+    assert type(judged(418, '{"errors": [{"errorCode": 2061}]}', SHOP)) is RefusedError
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "candidate"),
+    [
+        (500, f"{{{ID}}}", 23178284), (302, f"{{{ID}}}", 23178284), (200, f"{{{ID}, {CODE}}}", 23178284),
+        (200, '{"transactionId": 1, "transactionId": 2}', 2), (200, '{"transactionId": "5"}', None),
+        (502, "<html>", None),
+        (200, "{}", None),
+    ],
+)  # fmt: skip
+def test_an_id_seen_in_an_unusable_answer_is_kept(status: int, body: str, candidate: int | None) -> None:
+    """It may be ours: a query can tell."""
+    assert judged(status, body).candidate_id == candidate
+
+
+def test_an_error_object_is_kept_whole() -> None:
+    """§7: messages, codes and descriptions, each in its place."""
+    body = {
+        "message": "general", "errorCode": 800,
+        "errors": [
+            {"message": "Amount", "errorCode": 0, "errorDescriptions": ["one", 5, "two"]},
+            {"message": "no descriptions", "errorCode": 7}, "no entry", None, 5,
+            {"message": 5, "errorCode": "7", "errorDescriptions": "x"}, {},
+        ],
+    }  # fmt: skip
+    error = judged(400, json.dumps(body))
+    assert (error.message, error.error_code) == ("general", 800)
+    assert error.errors == (
+        ErrorDetail("Amount", 0, ("one", "two")),
+        ErrorDetail("no descriptions", 7),
+        ErrorDetail(""),
+        ErrorDetail(""),
+    )
+    assert error.user_messages == ("Amount: one; two", "no descriptions")
+
+
+@pytest.mark.parametrize("errors", [None, {}, "x", 5, True, {"errorCode": 2061}])
+def test_errors_that_are_no_list_are_none(errors: object) -> None:
+    """The general message is shown then (§7.1)."""
+    error = judged(400, json.dumps({"message": "general", "errorCode": 22, "errors": errors}))
+    assert type(error) is NotCreatedError
+    assert error.errors == ()
+    assert error.user_messages == ("general",)
+
+
+def test_a_hostile_error_object_is_bounded_and_tamed() -> None:
+    """Nothing in it can forge a log line, move a terminal's cursor or fill a disk."""
+    evil = "line\nforged\x1b[2J\u2028\u202e" + "x" * 1000
+    entries = [{"message": evil, "errorCode": 1, "errorDescriptions": [evil] * 60}] * 60
+    error = judged(400, json.dumps({"message": evil, "errorCode": 5, "errors": entries}))
+    assert len(error.errors) == MAX_ENTRIES
+    assert len(error.errors[0].error_descriptions) == MAX_ENTRIES
+    for text in (error.message, error.errors[0].message, error.errors[0].error_descriptions[0]):
+        assert len(text) == MAX_MESSAGE
+        assert text.isprintable()
+
+
+def test_an_answer_without_a_message_has_one() -> None:
+    """There is always something to show."""
+    assert judged(400, '{"errorCode": 5}').user_messages == ("HTTP 400",)
+    assert judged(429, '{"errorCode": 5}').user_messages == ("HTTP 429",)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([22, 800, 2061, 5, MAX_ID]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["transactionId", "errorCode", "message", "errors", "errorDescriptions"]) | st.text(max_size=3),
+        inner,
+        max_size=5,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+HEADERS = st.dictionaries(
+    st.sampled_from(["Retry-After", "Date", "retry-after"]), st.text(max_size=40), max_size=2
+)
+STATUSES = st.integers(100, 599) | st.sampled_from([200, 201, 400, 401, 403, 429, 500])
+
+
+@given(
+    STATUSES,
+    st.binary(max_size=60) | JSON.map(lambda data: json.dumps(data).encode()),
+    HEADERS,
+    st.booleans(),
+)
+@example(429, b'{"errorCode": 5}', {"Retry-After": "Mon, 01 Jan 2024 00:00:00 +99999999999999999"}, False)
+@example(429, b'{"errorCode": 5}', {"Retry-After": "Mon, 01 Jan 99999999 00:00:00 GMT"}, False)
+def test_any_answer_is_created_refused_or_unknown(
+    status: int, body: bytes, headers: Mapping[str, str], shop: bool
+) -> None:
+    """Nothing else is raised, and neither verdict comes from an answer that does not hold it."""
+    profile = SHOP if shop else DOCUMENT
+    began = time.process_time()
+    outcome = judged(status, body, profile, headers)
+    assert time.process_time() - began < 0.5
+    try:
+        data = json.loads(body)
+    except ValueError:
+        data = None
+    fields = data if isinstance(data, dict) else {}
+    identifier, code = fields.get("transactionId"), fields.get("errorCode")
+    if isinstance(outcome, SaleResult):
+        assert 200 <= status <= 299
+        assert type(identifier) is int
+        assert outcome.transaction_id == identifier
+        assert code is None
+    elif isinstance(outcome, RefusedError):
+        assert identifier is None
+        assert (
+            status in profile.refusing_statuses
+            or (type(code) is int and status // 100 in (2, 4, 5))
+            or (status in (401, 403) and isinstance(fields.get("message"), str))
+        )
+        assert outcome.error_code == (code if type(code) is int else None)
+
+
+@given(st.sampled_from([200, 400, 500]), st.binary(max_size=3), st.integers(0, 40))
+def test_a_cut_or_garbled_answer_is_never_a_verdict(status: int, junk: bytes, cut: int) -> None:
+    """A body that is not the whole of one JSON object proves nothing."""
+    for whole in (f"{{{ID}}}".encode(), b'{"errorCode": 22, "message": "m", "x": 1}'):
+        assert type(judged(status, whole[: min(cut, len(whole) - 1)])) is OutcomeUnknownError
+    assert type(judged(status, b"\xff" + junk)) is OutcomeUnknownError
+
+
+# --- The answer to a Prepare
+
+
+CARD, WALLET = "https://pay.example/card?t=1", "https://pay.example/wallet?t=2"
+FORM = {"paymentId": "p-1", "payWithCard": CARD, "payWithBrand": WALLET}
+
+
+def prepared(status: int, body: Any, profile: ServiceProfile = DOCUMENT) -> Any:
+    """The result of reading an answer to a Prepare, or the error."""
+    response = HttpResponse(status, {}, body if isinstance(body, bytes) else json.dumps(body).encode())
+    try:
+        return decode_prepare(response, profile, "order-17")
+    except (RefusedError, OutcomeUnknownError) as error:
+        return error
+
+
+def test_a_prepared_form_has_every_link() -> None:
+    """§2.6: an id and two links, one of which carries the brand in its name."""
+    profile = attrs.evolve(SHOP, wallet_link_field="payWithBrand")
+    result = prepared(200, FORM | {"payWithNothing": "", "payWithNull": None, "other": "x"}, profile)
+    assert isinstance(result, PrepareResult)
+    assert (result.payment_id, dict(result.links)) == ("p-1", {"payWithCard": CARD, "payWithBrand": WALLET})
+    assert (result.pay_with_card, result.pay_with_wallet) == (CARD, WALLET)
+    assert result.raw["other"] == "x"
+    assert "https" not in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (200, FORM, PrepareResult), (201, FORM | {"message": None}, PrepareResult),
+        (400, {"errorCode": 800, "message": "m"}, ValidationFailedError), (401, {"message": "m"}, UnauthorizedError),
+        (400, {"errorCode": 22}, NotCreatedError), (429, {"errorCode": 5}, RateLimitedError),
+        (500, {"errorCode": 5}, Unknown), (502, b"<html>", Unknown), (200, {}, Unknown), (200, b"", Unknown),
+        (200, [FORM], Unknown), (200, {"paymentId": "p-1"}, Unknown), (200, FORM | {"paymentId": 5}, Unknown),
+        (200, FORM | {"paymentId": ""}, Unknown), (200, FORM | {"paymentId": " "}, Unknown), (429, {}, Unknown),
+        (200, FORM | {"paymentId": "a\nb"}, Unknown), (200, FORM | {"payWithCard": "http://pay.example/"}, Unknown),
+        (200, {"paymentId": "p-1", "payWithCard": 5}, Unknown),
+    ],
+)  # fmt: skip
+def test_each_answer_to_a_prepare_is_one_of_three(status: int, body: Any, kind: type) -> None:
+    """§4.3: one with a paymentId is a success; the error object refuses; all else tells nothing."""
+    outcome = prepared(status, body)
+    found: type = type(outcome)
+    assert found is kind
+    if found is not PrepareResult:
+        assert (outcome.http_status, outcome.client_transaction_id) == (status, "order-17")
+
+
+FORMS = st.text().map(lambda link: json.dumps(FORM | {"payWithCard": "https://" + link}).encode())
+
+
+@given(STATUSES, st.binary(max_size=40) | JSON.map(lambda data: json.dumps(data).encode()) | FORMS)
+def test_any_answer_to_a_prepare_is_one_of_three(status: int, body: bytes) -> None:
+    """Nothing else is raised, and no link is handed out that leads astray."""
+    outcome = prepared(status, body)
+    if isinstance(outcome, PrepareResult):
+        assert all(is_safe_link(link, None) for link in outcome.links.values())
+
+
+@pytest.mark.parametrize(
+    ("link", "safe"),
+    [
+        (CARD, True), ("HTTPS://pay.example/", True), ("https://pay.example:8443/x#y", True),
+        ("http://localhost/x", True), ("http://127.0.0.1:8080/x", True), ("http://[::1]/x", True),
+        ("http://pay.example/", False), ("//pay.example/", False), ("/x", False), ("javascript:alert(1)", False),
+        ("https://", False), ("https:///x", False), ("https://[x/", False), ("https://a@pay.example/", False),
+        ("https://pay.example\\@evil.example/", False), ("https://pay.example:x/", False),
+        ("https://pay.example/a b", False), ("https://pay.example/\n", False), ("https://pay.exámple/", False),
+        ("https://pay.example:99999/", False),
+    ],
+)  # fmt: skip
+def test_a_link_is_safe_or_not(link: str, safe: bool) -> None:
+    """A form link is a redirect: https, or http to this machine, and no tricks."""
+    assert is_safe_link(link, None) is safe
+
+
+def test_a_links_host_is_one_of_the_profiles() -> None:
+    """Where the profile names hosts, no other is handed out."""
+    assert is_safe_link("https://PAY.example/x", frozenset({"pay.example"}))
+    assert not is_safe_link("https://evil.example/x", frozenset({"pay.example"}))
+    assert not is_safe_link("https://pay.example.evil.example/x", frozenset({"pay.example"}))
+
+
+@pytest.mark.parametrize(
+    ("host", "loops"),
+    [("localhost", True), ("127.1.2.3", True), ("::1", True), ("10.0.0.1", False), ("a", False)],
+)
+def test_loopback_is_known_by_its_name(host: str, loops: bool) -> None:
+    """No name is resolved."""
+    assert is_loopback(host) is loops
+
+
+# --- The answer to a status query
+
+
+def report(
+    status: int, body: Any, profile: ServiceProfile = SHOP, headers: Any = None
+) -> StatusReport | None:
+    return decode_status(HttpResponse(status, headers or {}, json.dumps(body).encode()), profile)
+
+
+def entry(identifier: object, state: object) -> dict[str, object]:
+    return {"transactionId": identifier, "transactionStatus": state}
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("Pending", "Pendiente"), ("Approved", "Aceptado"), ("Canceled", "Cancelado")]
+)
+def test_the_sampled_report_is_read(word: str, state: str) -> None:
+    """Ids, cents and currency as they came, the state through the profile's map."""
+    data = sample("status_approved.json") | {"transactionStatus": word}
+    assert report(200, data) == StatusReport(
+        state=state,  # type: ignore[arg-type]  # one of the three
+        transaction_id=23178284,
+        client_transaction_id="ID_UNICO_X_TRANSACCION-001",
+        amount=315,
+        currency="USD",
+        raw=data,
+    )
+
+
+@pytest.mark.parametrize(
+    "word", ["Reversed", "approved", "", "Aceptado", "Pendiente", "Cancelado", None, 3, ["Approved"], True]
+)
+def test_a_word_that_the_profile_does_not_map_is_no_state(word: object) -> None:
+    """Not even one of the document's own: the profile's map is the whole truth about its service."""
+    found = report(200, entry(5, word))
+    assert found is not None
+    assert found.state is None
+    assert found.transaction_id == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        *(("transactionId", value, "transaction_id") for value in ("5", 5.0, True, 0, -1, 2**63, None, [5])),
+        *(("clientTransactionId", value, "client_transaction_id") for value in (5, None, ["a"])),
+        *(("amount", value, "amount") for value in ("315", 315.0, True, None)),
+        *(("currency", value, "currency") for value in (5, None, ["USD"])),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_not_read(name: str, value: object, field: str) -> None:
+    """What is not strictly the type is not known."""
+    found = report(200, sample("status_approved.json") | {name: value})
+    assert found is not None
+    assert found.state == "Aceptado"
+    assert getattr(found, field) is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "state", "identifier", "also"),
+    [
+        ([entry(1, "Approved")], "Aceptado", 1, ()),
+        ([entry(1, "Canceled"), entry(2, "Approved"), entry(3, "Pending")], "Aceptado", 2, ()),
+        ([entry(1, "Approved"), entry(2, "Approved")], "Aceptado", 1, (2,)),
+        ([entry(3, "Approved"), entry(1, "Canceled"), entry(2, "Approved"), entry(1, "Approved")],
+         "Aceptado", 3, (2, 1)),
+        ([entry(1, "Approved"), entry(1, "Approved")], "Aceptado", 1, ()),
+        ([entry(1, "Approved"), entry("x", "Approved")], "Aceptado", 1, ()),
+        ([entry(1, "Approved"), entry(2, "Reversed")], "Aceptado", 1, ()),
+        ([entry(1, "Canceled"), entry(2, "Pending")], "Pendiente", 2, ()),
+        ([entry(1, "Reversed"), entry(2, "Pending")], "Pendiente", 2, ()),
+        ([entry(1, "Canceled"), entry(2, "Reversed")], None, 2, ()),
+        ([entry(1, "Canceled"), entry(2, "Canceled")], "Cancelado", 1, ()),
+        ([entry(1, "Canceled"), {}], None, None, ()),
+    ],
+)  # fmt: skip
+def test_an_array_is_reduced(
+    entries: list[dict[str, object]], state: str | None, identifier: int | None, also: tuple[int, ...]
+) -> None:
+    """Any accepted, else any pending, else what nobody can name, else cancelled; a second accepted is shown."""
+    found = report(200, entries)
+    assert found is not None
+    assert (found.state, found.transaction_id, found.also_accepted) == (state, identifier, also)
+
+
+WORDS = st.sampled_from(["Pending", "Approved", "Canceled", "Reversed"])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=6))
+def test_an_array_hides_no_money_and_invents_none(words: list[str]) -> None:
+    """Whatever the order, one accepted is accepted, and only cancelled ones are cancelled."""
+    found = report(200, [entry(number, word) for number, word in enumerate(words, 1)])
+    assert found is not None
+    assert (found.state == "Aceptado") == ("Approved" in words)
+    assert (found.state == "Cancelado") == (set(words) == {"Canceled"})
+    assert len(found.also_accepted) == max(words.count("Approved") - 1, 0)
+
+
+def test_not_found() -> None:
+    """An empty array, or one of the profile's codes, on any status."""
+    assert report(200, []) is None
+    for status in (200, 400, 404, 500):
+        assert report(status, sample("reverse_error_20.json")) is None
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_not_found_with_a_state_is_a_contradiction(status: int) -> None:
+    """Such an answer must never prove that nothing was created."""
+    with pytest.raises(RefusedError):
+        report(status, {"errorCode": 20} | entry(5, "Approved"))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (401, {"message": "m"}, UnauthorizedError), (403, {"errorCode": 5}, UnauthorizedError),
+        (400, {"errorCode": 25}, RefusedError), (200, {"errorCode": 25}, RefusedError),
+        (200, {"errorCode": 0}, RefusedError),
+        (429, {"errorCode": 5}, RateLimitedError), (429, {}, RateLimitedError), (429, "slow", RateLimitedError),
+        (429, {"message": "slow"}, RateLimitedError), (400, {"errorCode": True}, Unknown),
+        (404, {"errorCode": "20"}, Unknown),
+        (404, {"errorCode": 20.0}, Unknown), (500, {"errorCode": 25}, Unknown), (200, {}, Unknown),
+        (200, None, Unknown),
+        (200, "ok", Unknown), (200, 5, Unknown), (200, [5], Unknown), (200, [entry(1, "Approved"), None], Unknown),
+        (404, [], Unknown), (500, [], Unknown), (302, entry(1, "Approved"), Unknown),
+        (404, entry(1, "Approved"), Unknown),
+        (500, entry(1, "Approved"), Unknown), (204, {"transactionId": 5}, Unknown), (404, {}, Unknown),
+        (502, "<html>", Unknown),
+    ],
+)  # fmt: skip
+def test_a_query_that_tells_nothing_raises(status: int, body: object, kind: type[Exception]) -> None:
+    """None of these says anything about the transaction."""
+    for profile in (SHOP, attrs.evolve(SHOP, refusing_statuses=())):
+        with pytest.raises((RefusedError, OutcomeUnknownError)) as caught:
+            report(status, body, profile)
+        assert type(caught.value) is kind
+        assert vars(caught.value)["http_status"] == status
+
+
+def test_a_query_needs_a_profile() -> None:
+    """§4.2: the document shows no endpoint."""
+    with pytest.raises(ConfigurationError, match=r"\[status\]"):
+        report(200, {}, DOCUMENT)
+
+
+@given(STATUSES, st.binary(max_size=40) | JSON.map(lambda data: json.dumps(data).encode()), HEADERS)
+def test_any_answer_to_a_query_is_a_report_or_nothing_or_an_error(
+    status: int, body: bytes, headers: Mapping[str, str]
+) -> None:
+    """Nothing else is raised, and no state comes without the profile's field."""
+    try:
+        found = decode_status(HttpResponse(status, headers, body), SHOP)
+    except (RefusedError, OutcomeUnknownError):
+        return
+    assert status // 100 == 2 or found is None
+    assert found is None or found.state is None or b"transactionStatus" in body
+
+
+# --- Every sample
+
+
+def test_every_sampled_answer_is_read() -> None:
+    """The answers that were seen become the classes that they are."""
+    unauthorized = judged(401, (SAMPLES / "error_401.json").read_bytes())
+    assert type(unauthorized) is UnauthorizedError
+    assert unauthorized.user_messages == ("Su aplicación no esta autorizada para acceder a este recurso",)
+    busy = judged(400, (SAMPLES / "sale_error_2061.json").read_bytes())
+    assert type(busy) is CustomerBusyError
+    assert busy.error_code == 22
+    assert busy.user_messages == ("El cliente tiene transacciones pendientes con su local",)
+    absent = judged(404, (SAMPLES / "reverse_error_20.json").read_bytes())
+    assert type(absent) is RefusedError
+    assert absent.error_code == 20
+    late = judged(400, (SAMPLES / "cancel_error_25.json").read_bytes())
+    assert type(late) is RefusedError
+    assert late.error_code == 25
+    assert late.errors == (ErrorDetail("Transacción no existe", 2029),)
+
+
+def test_every_json_sample_has_a_test() -> None:
+    """A new sample asks for one."""
+    tested = Path(__file__).read_text(encoding="utf-8")
+    for path in SAMPLES.glob("*.json"):
+        assert f'"{path.name}"' in tested
+
+
+# --- Retry-After
+
+
+DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None), ({"Retry-After": "120"}, 120.0), ({"retry-after": "1.5"}, 1.5), ({"RETRY-AFTER": " 7 "}, 7.0),
+        ({"Retry-After": "0"}, 0.0), ({"Retry-After": "-5"}, 0.0), ({"Retry-After": "99999"}, 3600.0),
+        ({"Retry-After": "1e400"}, None), ({"Retry-After": "nan"}, None), ({"Retry-After": "inf"}, None),
+        ({"Retry-After": ""}, None), ({"Retry-After": "soon"}, None), ({"Retry-After": DATE}, None),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:30 GMT", "Date": DATE}, 30.0),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:30 GMT", "date": DATE}, 30.0),
+        ({"Retry-After": DATE, "Date": "Wed, 21 Oct 2015 07:28:30 GMT"}, 0.0),
+        ({"Retry-After": "Fri, 21 Oct 2016 07:28:00 GMT", "Date": DATE}, 3600.0),
+        ({"Retry-After": DATE, "Date": "junk"}, None),
+        ({"Retry-After": "Mon, 99 Foo 2015 99:99:99 GMT", "Date": DATE}, None),
+        ({"Retry-After": "Mon, 01 Jan 2024 00:00:00 +9999999999999", "Date": DATE}, None),
+        ({"Retry-After": DATE, "Date": "Mon, 01 Jan 2024 00:00:00 +9999999999999"}, None),
+    ],
+)  # fmt: skip
+def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+    """Seconds, or a date counted from the answer's own; an hour at most; junk is nothing."""
+    assert retry_after(HttpResponse(429, headers)) == seconds
+
+
+DATES = st.from_regex(
+    r"\A(Mon, )?-?[0-9]{0,12} ?(Jan|Foo)? [0-9]{0,12} [0-9:]{0,12} ?[+-]?[0-9]{0,20}(GMT|Z)?\Z"
+)
+
+
+@given(st.text(max_size=60) | st.floats().map(str) | DATES, st.text(max_size=60) | st.just(DATE) | DATES)
+def test_retry_after_is_total(value: str, date: str) -> None:
+    """Whatever the headers say, it is a sane number of seconds or None."""
+    seconds = retry_after(HttpResponse(429, {"Retry-After": value, "Date": date}))
+    assert seconds is None or (math.isfinite(seconds) and 0 <= seconds <= 3600)
+
+
+@given(st.integers(0, 3600))
+def test_dates_are_read_back(seconds: int) -> None:
+    """The gap between two dates is the gap that was written."""
+    since = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    until = since + datetime.timedelta(seconds=seconds)
+    headers = {
+        "Date": email.utils.format_datetime(since, usegmt=True),
+        "Retry-After": email.utils.format_datetime(until, usegmt=True),
+    }
+    assert retry_after(HttpResponse(429, headers)) == seconds
+
+
+def test_a_rate_limit_carries_its_seconds() -> None:
+    """Wherever 429 is read."""
+    headers = {"Retry-After": "7"}
+    assert judged(429, f"{{{CODE}}}", DOCUMENT, headers).retry_after == 7
+    assert judged(429, "", SHOP, headers).retry_after == 7
+    for profile in (SHOP, attrs.evolve(SHOP, refusing_statuses=())):
+        with pytest.raises(RateLimitedError) as caught:
+            report(429, {}, profile, headers)
+        assert caught.value.retry_after == 7

@@ -131,7 +131,10 @@ async def main(rounds: int, count: int) -> None:
             async with plain_session.post(
                 address, json=converter.unstructure(request), timeout=limit
             ) as response:
-                return converter.structure(await response.json(), PlainResult)
+                answer = await response.json()
+                if response.status >= 300 or "errorCode" in answer:
+                    raise RuntimeError(answer.get("message"))
+                return converter.structure(answer, PlainResult)
 
         calls: list[Callable[[int], Awaitable[object]]] = [post, sale, sale_with_permit, plain]
         names = ["bare POST", "session.sale", "with before_send", "plain attrs + cattrs + json"]

@@ -32,14 +32,14 @@ class Timeouts:
 class Deadline:
     """One call's end; after it the call's task is cancelled, which `overran` tells from other cancellations."""
 
-    __slots__ = ("_cancelling", "_fired", "done", "task", "timer", "when")
+    # Defaults of the class, so that making one, which every call does, sets three attributes only.
+    done = False
+    timer: asyncio.TimerHandle | None = None
+    _fired = False
 
     def __init__(self, task: asyncio.Task[object], when: float) -> None:
         self.task = task
         self.when = when
-        self.done = False
-        self.timer: asyncio.TimerHandle | None = None
-        self._fired = False
         self._cancelling = task.cancelling()
 
     def fire(self) -> None:

@@ -7,17 +7,14 @@ never shows a person's data in its `repr`. What only a profile knows is checked 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
-from types import NoneType
 from typing import Any, Literal
 
 import attrs
 
-from payclient.amounts import COMPONENTS, MAX_CENTS, sum_fault
-from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
-from payclient.spelling import to_service
+from payclient.amounts import MAX_CENTS
+from payclient.checks import CALLING_CODE, COUNTRY, CURRENCY, FULL_PHONE, INTS, MAX_TEXT, TEXTS, Faults, fits
+from payclient.errors import ConfigurationError
 
 __all__ = [
     "BillTo",
@@ -33,142 +30,10 @@ __all__ = [
     "derive_id",
 ]
 
-#: Longer text is refused, whatever the profile: no field of the document needs it.
-MAX_TEXT = 4096
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_CURRENCY = re.compile(r"[A-Z]{3}")
-_COUNTRY = re.compile(r"[A-Z]{2}")
-_CALLING_CODE = re.compile(r"\+?[0-9]{1,4}")
-_FULL_PHONE = re.compile(r"\+[1-9][0-9]{5,14}")
-_DECIMAL = re.compile(r"[+-]?[0-9]{1,3}(\.[0-9]{1,20})?")
-_INTS = frozenset({int, NoneType})
-_TEXTS = frozenset({str, NoneType})
-
 
 def private(default: Any = attrs.NOTHING) -> Any:
     """Declare a field that holds a person's data or a secret, and so never shows in `repr`."""
     return attrs.field(default=default, repr=False)
-
-
-# --- Checks. The fused test of each class is quick and coarse; only where it fails are the faults named.
-
-
-class _Faults:
-    """Gathers every fault of one object, in the shape of the service's code 800 (§7.5)."""
-
-    def __init__(self, subject: Any) -> None:
-        self.subject = subject
-        self.found: dict[str, list[str]] = {}
-
-    def add(self, name: str, description: str) -> None:
-        self.found.setdefault(
-            name[:1].upper() + name[1:] if name == "amount" else to_service(name), []
-        ).append(description)
-
-    def text(self, *names: str, required: bool = False) -> None:
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is None:
-                if required:
-                    self.add(name, "is required")
-            elif not isinstance(value, str):
-                self.add(name, f"is a text, not {type(value).__name__}")
-            elif fault := text_fault(value):
-                self.add(name, fault)
-            elif required and not value.strip():
-                self.add(name, "is empty")
-
-    def pattern(self, name: str, pattern: re.Pattern[str], description: str) -> None:
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and not pattern.fullmatch(value):
-            self.add(name, description)
-
-    def identifier(self, name: str) -> None:
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and value != value.strip():
-            self.add(name, "has blanks at its ends")
-
-    def cents(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is None:
-                continue
-            if type(value) is not int:
-                self.add(name, f"is an int of cents, not {type(value).__name__}")
-            elif not 0 <= value <= MAX_CENTS:
-                self.add(name, f"is 0 to {MAX_CENTS} cents")
-
-    def integer(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is not None and (type(value) is not int or abs(value) > MAX_CENTS):
-                self.add(name, "is an int" if type(value) is not int else "is out of range")
-
-    def degrees(self, name: str, limit: int) -> None:
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and not _degrees(value, limit):
-            self.add(name, f"is a decimal text from -{limit} to {limit}")
-
-    def url(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self.subject, name)
-            if isinstance(value, str) and not value.lower().startswith(("https://", "http://")):
-                self.add(name, "is an http(s) address")
-
-    def instance(self, name: str, kind: type) -> None:
-        value = getattr(self.subject, name)
-        if value is not None and not isinstance(value, kind):
-            self.add(name, f"is {kind.__name__}, not {type(value).__name__}")
-
-    def amounts(self) -> None:
-        self.cents("amount", *COMPONENTS)
-        if self.found:
-            return
-        subject = self.subject
-        if fault := sum_fault(subject.amount, [getattr(subject, name) for name in COMPONENTS]):
-            self.add("amount", fault)
-        both = subject.amount_with_tax is not None and subject.amount_without_tax is not None
-        if both and subject.tax is None:
-            self.add("tax", "is required beside amountWithTax and amountWithoutTax")
-
-    def report(self, client_transaction_id: object = None) -> None:
-        if self.found:
-            raise InvalidRequestError(
-                errors=[ErrorDetail(name, 0, tuple(texts)) for name, texts in self.found.items()],
-                client_transaction_id=_loggable_id(client_transaction_id),
-            )
-
-
-def text_fault(value: str) -> str | None:
-    """Say what no service could take in a text, or None."""
-    if len(value) > MAX_TEXT:
-        return f"is longer than {MAX_TEXT} characters"
-    if _CONTROL.search(value):
-        return "has control characters or lone surrogates"
-    return None
-
-
-def _loggable_id(value: object) -> str | None:
-    """Only a sane id goes into an error."""
-    return value if isinstance(value, str) and len(value) <= 200 and not text_fault(value) else None
-
-
-def _degrees(value: str, limit: int) -> bool:
-    return _DECIMAL.fullmatch(value) is not None and abs(float(value)) <= limit
-
-
-@lru_cache(maxsize=256)
-def _fits(country_code: str | None, currency: str | None, lat: str | None, lng: str | None) -> bool:
-    """A merchant charges in few countries, currencies and places, so their patterns are matched once each."""
-    return (
-        country_code is not None
-        and currency is not None
-        and _CALLING_CODE.fullmatch(country_code) is not None
-        and _CURRENCY.fullmatch(currency) is not None
-        and (lat is None or _degrees(lat, 90))
-        and (lng is None or _degrees(lng, 180))
-    )
 
 
 def _sum_of(request: SaleRequest | PrepareRequest) -> int | None:
@@ -180,7 +45,7 @@ def _sum_of(request: SaleRequest | PrepareRequest) -> int | None:
         request.service,
         request.tip,
     )
-    if not _INTS.issuperset(map(type, parts)):
+    if not INTS.issuperset(map(type, parts)):
         return None
     return sum(filter(None, parts))
 
@@ -223,19 +88,19 @@ class BillTo:
             {
                 a.__class__, b.__class__, c.__class__, d.__class__, e.__class__, f.__class__, g.__class__,
                 h.__class__, i.__class__, j.__class__, country.__class__, phone.__class__,
-            } <= _TEXTS
+            } <= TEXTS
             and (texts := f"{a}{b}{c}{d}{e}{f}{g}{h}{i}{j}").isprintable()
             and len(texts) <= MAX_TEXT
-            and (country is None or _COUNTRY.fullmatch(country))
-            and (phone is None or _FULL_PHONE.fullmatch(phone))
+            and (country is None or COUNTRY.fullmatch(country))
+            and (phone is None or FULL_PHONE.fullmatch(phone))
             and (number is None or (number.__class__ is int and -MAX_CENTS <= number <= MAX_CENTS))
         ):  # fmt: skip
             return
-        faults = _Faults(self)
+        faults = Faults(self)
         faults.text(*_BILL_TO_TEXTS)
         faults.integer("bill_to_id")
-        faults.pattern("country", _COUNTRY, "is two capital letters (ISO 3166-1)")
-        faults.pattern("phone_number", _FULL_PHONE, "is + country code and number")
+        faults.pattern("country", COUNTRY, "is two capital letters (ISO 3166-1)")
+        faults.pattern("phone_number", FULL_PHONE, "is + country code and number")
         faults.report()
 
 
@@ -258,15 +123,15 @@ class LineItem:
         name, sku, description = self.product_name, self.product_sku, self.product_description
         a, b, c, d = self.unit_price, self.total_amount, self.tax_amount, self.quantity
         if (
-            {name.__class__, sku.__class__, description.__class__} <= _TEXTS
+            {name.__class__, sku.__class__, description.__class__} <= TEXTS
             and (texts := f"{name}{sku}{description}").isprintable()
             and len(texts) <= MAX_TEXT
-            and {a.__class__, b.__class__, c.__class__, d.__class__} <= _INTS
+            and {a.__class__, b.__class__, c.__class__, d.__class__} <= INTS
             and (a is None or 0 <= a <= MAX_CENTS) and (b is None or 0 <= b <= MAX_CENTS)
             and (c is None or 0 <= c <= MAX_CENTS) and (d is None or 0 <= d <= MAX_CENTS)
         ):  # fmt: skip
             return
-        faults = _Faults(self)
+        faults = Faults(self)
         faults.text("product_name", "product_sku", "product_description")
         faults.cents("unit_price", "total_amount", "tax_amount")
         faults.integer("quantity")
@@ -274,6 +139,8 @@ class LineItem:
 
 
 def _items(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
+    if items.__class__ is tuple:
+        return items
     try:
         return tuple(items)
     except TypeError:
@@ -288,11 +155,12 @@ class Order:
     line_items: tuple[LineItem, ...] = attrs.field(default=(), converter=_items)
 
     def __attrs_post_init__(self) -> None:
-        if (self.bill_to is None or self.bill_to.__class__ is BillTo) and {LineItem}.issuperset(
-            map(type, self.line_items)
-        ):
+        good = self.bill_to is None or self.bill_to.__class__ is BillTo
+        for item in self.line_items:
+            good = good and item.__class__ is LineItem
+        if good:
             return
-        faults = _Faults(self)
+        faults = Faults(self)
         faults.instance("bill_to", BillTo)
         if any(type(item) is not LineItem for item in self.line_items):
             faults.add("line_items", "are LineItem objects")
@@ -346,7 +214,7 @@ class SaleRequest:
         identifier, store, lat, lng = self.client_transaction_id, self.store_id, self.lat, self.lng
         reference, user, url, zone = self.reference, self.client_user_id, self.response_url, self.time_zone
         extra1, extra2, extra3 = self.optional_parameter1, self.optional_parameter2, self.optional_parameter3
-        if {a.__class__, b.__class__, c.__class__, d.__class__, e.__class__, amount.__class__} <= _INTS:
+        if {a.__class__, b.__class__, c.__class__, d.__class__, e.__class__, amount.__class__} <= INTS:
             total = (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
             if amount is None:
                 object.__setattr__(self, "amount", total)
@@ -363,14 +231,14 @@ class SaleRequest:
                 phone.__class__, code.__class__, currency.__class__, identifier.__class__, store.__class__,
                 reference.__class__, url.__class__, user.__class__, extra1.__class__, extra2.__class__,
                 extra3.__class__, lat.__class__, lng.__class__,
-            } <= _TEXTS
+            } <= TEXTS
             and (
                 texts := f"{phone}{code}{currency}{identifier}{store}{reference}{url}{user}{extra1}{extra2}{extra3}"
             ).isprintable()
             and len(texts) <= MAX_TEXT
             and phone and phone.strip() and identifier and identifier == identifier.strip()
             and (store is None or store == store.strip())
-            and _fits(code, currency, lat, lng)
+            and fits(code, currency, lat, lng)
             and (url is None or url[:8] == "https://")
             and self.by_nick_name is False and self.nick_name is None
             and (zone is None or (zone.__class__ is int and -MAX_CENTS <= zone <= MAX_CENTS))
@@ -379,7 +247,7 @@ class SaleRequest:
             self._report_faults()
 
     def _report_faults(self) -> None:
-        faults = _Faults(self)
+        faults = Faults(self)
         faults.amounts()
         faults.text("country_code", "currency", "client_transaction_id", required=True)
         faults.text("phone_number", required=self.by_nick_name is False)
@@ -390,8 +258,8 @@ class SaleRequest:
         )  # fmt: skip
         faults.identifier("client_transaction_id")
         faults.identifier("store_id")
-        faults.pattern("country_code", _CALLING_CODE, "is a country calling code, digits only (E.164)")
-        faults.pattern("currency", _CURRENCY, "is three capital letters (ISO 4217)")
+        faults.pattern("country_code", CALLING_CODE, "is a country calling code, digits only (E.164)")
+        faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
         faults.url("response_url")
         faults.integer("time_zone")
         faults.degrees("lat", 90)
@@ -440,7 +308,7 @@ class PrepareRequest:
     def __attrs_post_init__(self) -> None:
         if self.amount is None:
             object.__setattr__(self, "amount", _sum_of(self))
-        faults = _Faults(self)
+        faults = Faults(self)
         faults.amounts()
         faults.text("currency", "client_transaction_id", "store_id", "response_url", required=True)
         faults.text(
@@ -449,8 +317,8 @@ class PrepareRequest:
         )  # fmt: skip
         faults.identifier("client_transaction_id")
         faults.identifier("store_id")
-        faults.pattern("currency", _CURRENCY, "is three capital letters (ISO 4217)")
-        faults.pattern("phone_number", _FULL_PHONE, "is + country code and number")
+        faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
+        faults.pattern("phone_number", FULL_PHONE, "is + country code and number")
         faults.url("response_url", "cancellation_url")
         faults.integer("time_zone")
         faults.degrees("lat", 90)

@@ -13,8 +13,9 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from payclient.checks import text_fault
 from payclient.errors import InvalidNotificationError
-from payclient.models import Notification, text_fault
+from payclient.models import Notification
 
 __all__ = ["Receipt", "parse_notification"]
 

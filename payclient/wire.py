@@ -21,6 +21,7 @@ import orjson
 from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import OrjsonConverter, make_converter
 
+from payclient.checks import text_fault
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
@@ -43,7 +44,6 @@ from payclient.models import (
     SaleRequest,
     SaleResult,
     StatusReport,
-    text_fault,
 )
 from payclient.profile import ServiceProfile
 from payclient.spelling import to_service

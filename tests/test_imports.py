@@ -13,6 +13,7 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
+    "checks",
     "models profile",
     "wire lifecycle schedule notifications",
     "clock deadlines transport ledger",
@@ -28,7 +29,7 @@ ROWS = [
 ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}
 
 #: No I/O, no clock, no randomness, no logging.
-CORE = ROWS[0:3]
+CORE = ROWS[0:4]
 WORLD = {
     "asyncio",
     "aiohttp",
@@ -45,7 +46,7 @@ WORLD = {
 #: In no row: the service's stand-in, and what reads it.
 ASIDE = {"simulator", "pytest_plugin"}
 
-#: The face imports rows 0 to 10; `python -m payclient` is the command line.
+#: The face imports all rows but the command line's; `python -m payclient` is the command line.
 FACES = {"__init__": len(ROWS) - 2, "__main__": len(ROWS) - 1}
 
 

@@ -14,8 +14,12 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 
+from _measure import interleaved, pin, ratio, row, server
+from bench_wire import minimal
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Created, Record
+from payclient.session import PaySession
+from payclient.tracker import Tracker
 
 NOW = 1_700_000_000.0
 ROUNDS = 5
@@ -137,11 +141,75 @@ async def recovery(directory: str, sales: int = 10_000) -> None:
     print(f"recovery of {sales} open sales: {statistics.median(times) * 1000:.0f} ms (target <= 1000)")
 
 
+async def durable_sales(directory: str) -> None:
+    """`session.sale` beside the same with both writes, and beside `tracker.sale`, over a server in another process."""
+    pin(0)
+    numbers = count()
+    ledger = await SqliteLedger.open(os.path.join(directory, "sales.db"))
+    async with (
+        server() as url,
+        PaySession(url, "token") as session,
+        Tracker(session, await SqliteLedger.open(os.path.join(directory, "tracker.db"))) as tracker,
+    ):
+
+        async def raw(_: int) -> object:
+            return await session.sale(minimal(next(numbers)))
+
+        async def written(_: int) -> object:
+            record = fresh(next(numbers))
+
+            async def before_send() -> None:
+                if not await ledger.permit(record):
+                    raise RuntimeError("no permit")
+
+            result = await session.sale(minimal(next(numbers)), before_send=before_send)
+            created = Created(at=NOW, transaction_id=result.transaction_id, expires_at=NOW + 300)
+            return await ledger.apply(record, created)
+
+        async def tracked(_: int) -> object:
+            return await tracker.sale(minimal(next(numbers)))
+
+        figures = await interleaved([raw, written, tracked], count=4000, at_once=200, rounds=ROUNDS)
+        for name, figure in zip(("session.sale", "with both writes", "tracker.sale"), figures, strict=True):
+            print(f"      {min(figure):7.1f} us CPU at best  {name}")
+        row(
+            "permit and answer in SQLite FULL, 200 at once",
+            ratio(figures[1], figures[0]),
+            1.4,
+            "session.sale",
+        )
+        row(
+            "tracker.sale, durable, followed, 200 at once", ratio(figures[2], figures[0]), 1.8, "session.sale"
+        )
+
+        async def p50(call: Callable[[int], Awaitable[object]]) -> float:
+            times = []
+            for number in range(400):
+                start = time.perf_counter()
+                await call(number)
+                times.append(time.perf_counter() - start)
+            return statistics.median(times)
+
+        added = []
+        for _ in range(ROUNDS):
+            syncs = 2 / fsync_rate(directory)
+            added.append((await p50(tracked) - await p50(raw)) / syncs)
+        row(
+            "tracker.sale one at a time: added p50",
+            statistics.median(added),
+            1.5,
+            "two fdatasyncs of this disk",
+        )
+        await tracker.aclose()
+        await tracker._ledger.aclose()
+    await ledger.aclose()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
     with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as directory:
-        for part in (cpu_of_a_sale, durable_writes, recovery):
+        for part in (cpu_of_a_sale, durable_writes, durable_sales, recovery):
             asyncio.run(part(directory))
 
 

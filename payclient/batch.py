@@ -132,8 +132,10 @@ class Charges(AsyncIterator[ChargeResult]):
         self.stop("the batch was left")
         for task in self._tasks - self._sends:
             task.cancel()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        while tasks := tuple(self._tasks):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Over tasks that are done, `gather` does not let the loop run, and they leave the set by a callback.
+            self._tasks.difference_update(tasks)
 
     def __aiter__(self) -> Self:
         return self

@@ -61,12 +61,15 @@ class Entry:
     """One open sale. Times are the monotonic clock's."""
 
     __slots__ = (
-        "absent_at", "asked_at", "chase", "due", "expires", "failures", "last_asked", "missing_since",
-        "opened", "query", "record", "report", "spent", "waiters",
+        "absent_at", "asked_at", "begun", "chase", "due", "expires", "failures", "last_asked",
+        "missing_since", "opened", "query", "record", "report", "spent", "waiters",
     )  # fmt: skip
 
-    def __init__(self, record: Record, opened: float, expires: float) -> None:
+    def __init__(self, record: Record, opened: float, expires: float, begun: float = 0.0) -> None:
         self.record = record
+        #: When it was first followed here. Proof of absence counts from it: the permit was earlier, whatever the
+        #: wall clock did since, and whoever's it was.
+        self.begun = begun
         self.opened = opened
         self.expires = expires
         #: When it is next looked at; an item of the heap with another time is stale.
@@ -99,7 +102,8 @@ class Following:
         schedule: Schedule,
         proves_absence: bool,
         sale_window: float,
-        longest_life: float,
+        form_window: float,
+        total_timeout: float,
         absent_after: float,
         queries_per_minute: float | None,
     ) -> None:
@@ -110,7 +114,8 @@ class Following:
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self._proves_absence = proves_absence
         self._window = sale_window
-        self._longest_life = longest_life
+        # A form's link may be loaded as late as it is handed out, and then lives once more.
+        self._longest_life = {"sale": sale_window + total_timeout, "form": 2 * form_window + total_timeout}
         self._scale = sale_window / NORMAL_WINDOW
         self._absent_after = absent_after
         self._query_gap = 60.0 / queries_per_minute if queries_per_minute else 0.0
@@ -138,13 +143,16 @@ class Following:
             if record.version > entry.record.version:
                 self._take(entry, record)
             return entry
-        if record.state.decided or self._closed:
+        if record.state.decided or self._closed or (entry and entry.record.attempt > record.attempt):
             return None
+        if entry is not None:
+            # There is a next attempt, so this one created nothing; nobody here has heard of it.
+            self._wake(entry, spent=True)
         now, wall = self._clock.monotonic(), self._clock.time()
         opened = now - max(wall - record.created_at, 0.0)
         expires_at = record.expires_at if record.expires_at is not None else record.created_at + self._window
         # Never later than a whole life from now, however the wall clock jumped between two runs.
-        entry = Entry(record, opened, now + min(expires_at - wall, self._longest_life))
+        entry = Entry(record, opened, now + min(expires_at - wall, self._longest_life[record.kind]), now)
         self._entries[record.client_transaction_id] = entry
         if record.notified_at is not None and record.state is State.PENDING:
             # The notification came before our answer.
@@ -181,6 +189,11 @@ class Following:
         entry = self.follow(record)
         if entry is None:
             return await self._settled(record)
+        if entry.spent and not entry.record.state.decided:
+            # Nothing more is asked for it here, but an operator or another process may have decided it.
+            newest = await self._ledger.get(entry.record.client_transaction_id)
+            if newest is not None and newest.attempt == entry.record.attempt:
+                self._take(entry, newest)
         if entry.record.state.decided or entry.spent:
             return Outcome.of(entry.record, report=entry.report)
         waiter = asyncio.get_running_loop().create_future()
@@ -292,10 +305,12 @@ class Following:
             self._plan(entry, max(now, begin + gap))
             return
         if entry.record.state is State.UNKNOWN and entry.absent_at is not None:
-            self._plan(entry, max(now, entry.absent_at + self._absent_after / 10))
-            return
-        if entry.record.state is State.UNKNOWN and entry.asked_at < entry.opened + self._absent_after:
-            self._plan(entry, max(now, entry.opened + self._absent_after))
+            second = entry.absent_at + self._absent_after / 10
+            if entry.asked_at < second:
+                self._plan(entry, max(now, second))
+                return
+        elif entry.record.state is State.UNKNOWN and entry.asked_at < entry.begun + self._absent_after:
+            self._plan(entry, max(now, entry.begun + self._absent_after))
             return
         self._wake(entry, spent=True)
         later = [age for age in AFTERTHOUGHTS if entry.expires + age * scale > now]
@@ -400,7 +415,7 @@ class Following:
                 await self._apply(entry, Conflicted(at=self._clock.time(), what="not found"))
             return
         # Twice, late enough and far enough apart, and nothing was created.
-        if not self._proves_absence or now < entry.opened + self._absent_after:
+        if not self._proves_absence or now < entry.begun + self._absent_after:
             return
         if entry.absent_at is None:
             entry.absent_at = now
@@ -488,6 +503,12 @@ class Following:
                 and newest.version > entry.record.version
             ):
                 self._take(entry, newest)
+            elif newest is not None and newest.attempt > entry.record.attempt:
+                # This one created nothing, somebody else proved, and sent the next: that is the one to follow.
+                if self._entries.get(newest.client_transaction_id) is entry:
+                    del self._entries[newest.client_transaction_id]
+                self._wake(entry, spent=True)
+                self.follow(newest)
             else:
                 logger.error(
                     "%s: %s does not take %s",
@@ -503,12 +524,18 @@ class Following:
     def _take(self, entry: Entry, record: Record) -> None:
         before, entry.record = entry.record, record
         if record.expires_at is not None and record.expires_at != before.expires_at:
-            entry.expires = self._clock.monotonic() + (record.expires_at - self._clock.time())
+            remaining = min(record.expires_at - self._clock.time(), self._longest_life[record.kind])
+            entry.expires = self._clock.monotonic() + remaining
         if record.state is not before.state:
             self.touch()
         if record.state.decided:
-            self._entries.pop(record.client_transaction_id, None)
             self._wake(entry)
+            # Not always this one: a decided sale that was notified is asked for beside the books.
+            current = self._entries.get(record.client_transaction_id)
+            if current is not None and current.record.attempt == record.attempt:
+                del self._entries[record.client_transaction_id]
+                current.record = record
+                self._wake(current)
 
     def _wake(self, entry: Entry, *, spent: bool = False) -> None:
         entry.spent = entry.spent or spent

@@ -76,9 +76,14 @@ class PaymentForm:
         """Pays with a card."""
         return self._link(self.result.pay_with_card)
 
+    @property
+    def links(self) -> dict[str, FormLink]:
+        """Every link, by the service's name of its field (§2.6)."""
+        return {name: self._link(url) for name, url in self.result.links.items()}
+
     def is_live(self, now: float) -> bool:
         """Whether every link is safe to hand out at this time."""
-        return all(self._link(url).is_live(now) for url in self.result.links.values())
+        return all(link.is_live(now) for link in self.links.values())
 
     def _link(self, url: str) -> FormLink:
         return self._links.setdefault(url, FormLink(url, self.prepared_at, self._lifetime))

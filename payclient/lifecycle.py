@@ -338,6 +338,11 @@ def advance(record: Record, event: Event) -> Record:
         case FoundPending() | FoundAccepted() | FoundCancelled():
             if record.transaction_id is None:
                 changes["transaction_id"] = event.transaction_id
+            elif event.transaction_id not in (None, record.transaction_id):
+                raise TransitionError(
+                    f"a report of transaction {event.transaction_id} is not this one's",
+                    client_transaction_id=record.client_transaction_id,
+                )
         case Notified(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
             if record.transaction_id is None and record.candidate_id is None:

@@ -22,7 +22,7 @@ from payclient.errors import (
     TransitionError,
 )
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, Record, Refused, advance
+from payclient.lifecycle import Event, NotSent, Record, Refused, advance
 
 __all__: list[str] = []
 
@@ -72,7 +72,7 @@ class Permits:
     async def write(self, record: Record, event: Event) -> Record:
         """Record what happened. A ledger that fails now loses nothing: it is written again, and logged."""
         try:
-            return await self.ledger.apply(record, event)
+            return await self._apply(record, event)
         except TransitionError:
             # It was decided otherwise meanwhile (an operator, another process): the ledger's word stands.
             logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
@@ -88,11 +88,22 @@ class Permits:
             task.add_done_callback(self._late_writes.discard)
             return advance(record, event)
 
+    async def _apply(self, record: Record, event: Event) -> Record:
+        if isinstance(event, NotSent):
+            # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
+            # was granted the same attempt and sends it.
+            known = await self.ledger.get(record.client_transaction_id)
+            if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):
+                raise TransitionError(
+                    "the permit was not committed", client_transaction_id=record.client_transaction_id
+                )
+        return await self.ledger.apply(record, event)
+
     async def _write_again(self, record: Record, event: Event) -> None:
         for seconds in WRITE_AGAIN:
             await sleep(self.clock, seconds)
             try:
-                await self.ledger.apply(record, event)
+                await self._apply(record, event)
             except LedgerUnavailableError:
                 continue
             except TransitionError:

@@ -19,9 +19,12 @@ from urllib.parse import quote, urlsplit
 
 import attrs
 
+from payclient.checks import text_fault
 from payclient.deadlines import Deadlines, Timeouts
 from payclient.errors import (
     ConfigurationError,
+    ErrorDetail,
+    InvalidRequestError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
@@ -41,6 +44,7 @@ from payclient.wire import (
     decode_prepare,
     decode_sale,
     decode_status,
+    is_id,
     is_loopback,
 )
 
@@ -89,12 +93,22 @@ class Exchange:
     transaction_id: int | None = None
 
 
+class _Authorization(dict[str, str]):
+    """The header that holds the token. It stands among the local variables that error trackers show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<authorization>"
+
+
 class _Gate:
     """The `before_send` handed to the transport: whether it was passed is the proof of what was sent."""
 
     entered = False
     passed = False
     error: BaseException | None = None
+    trace: TracebackType | None = None
 
     def __init__(self, before_send: BeforeSend | None) -> None:
         self._before_send = before_send
@@ -105,7 +119,8 @@ class _Gate:
             try:
                 await self._before_send()
             except BaseException as error:
-                self.error = error
+                # As it is here: on its way up it would gather the network library's frames, which hold the token.
+                self.error, self.trace = error, error.__traceback__
                 raise
         self.passed = True
 
@@ -136,11 +151,12 @@ class PaySession:
         self.profile = find_profile(profile)
         self.timeouts = timeouts if timeouts is not None else Timeouts()
         self._token_source = token
-        self._authorization: dict[str, str] | None = None
-        self._refresh: asyncio.Task[dict[str, str]] | None = None
-        if isinstance(token, str):
-            self._authorization = _authorization(token)
-        elif not callable(token):
+        self._authorization: _Authorization | None = None
+        self._refresh: asyncio.Task[_Authorization] | None = None
+        del token  # a frame that raises shows its local variables to error trackers
+        if isinstance(self._token_source, str):
+            self._authorization = _authorization(self._token_source)
+        elif not callable(self._token_source):
             raise ConfigurationError("token: is a text or an async callable")
         self._encoder = Encoder(self.profile)
         self._own_transport: AiohttpTransport | None = None
@@ -254,8 +270,8 @@ class PaySession:
     ) -> StatusReport | None:
         """Ask for a transaction's status by one of its ids, where the profile says how; None: not found.
 
-        Raises `RefusedError` or a `TransportError`; none of them says anything about the transaction. Repeated by
-        itself on resets and 5xx, and once with a fresh token after a 401.
+        Raises `InvalidRequestError` for what is no id, `RefusedError` or a `TransportError`; none of them says
+        anything about the transaction. Repeated by itself on resets and 5xx, and once with a fresh token after a 401.
         """
         request = self._status_request(transaction_id, client_transaction_id)
         try:
@@ -275,6 +291,13 @@ class PaySession:
             )
         if transaction_id is not None and client_transaction_id is not None:
             raise TypeError("status takes transaction_id or client_transaction_id")
+        fault = None
+        if transaction_id is not None and not is_id(transaction_id):
+            fault = ErrorDetail("transactionId", 0, ("is an int from 1 to 2**63 - 1",))
+        elif client_transaction_id is not None and not _is_client_id(client_transaction_id):
+            fault = ErrorDetail("clientTransactionId", 0, ("is no client transaction id",))
+        if fault is not None:
+            raise InvalidRequestError(errors=[fault])
         status = self.profile.status
         if transaction_id is not None:
             path = status.by_transaction_id if status else None
@@ -341,6 +364,7 @@ class PaySession:
         except asyncio.CancelledError as cancelled:
             error = cancelled
             if not deadline.overran():
+                cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise
             total = (timeouts or self.timeouts).total
             error = self._judge(gate, request, f"no answer within {total:g} s")
@@ -377,7 +401,7 @@ class PaySession:
                 self._authorization = None
             return response
         if gate.error is not None:
-            raise gate.error
+            raise gate.error.with_traceback(gate.trace)
         raise self._judge(gate, request, failure)
 
     def _tell(
@@ -431,14 +455,14 @@ class PaySession:
 
     # --- The token
 
-    async def _ask_token(self) -> dict[str, str]:
+    async def _ask_token(self) -> _Authorization:
         """Ask the token callable, once however many wait."""
         if self._refresh is None:
             self._refresh = asyncio.create_task(self._fetch_token())
             self._refresh.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._refresh)
 
-    async def _fetch_token(self) -> dict[str, str]:
+    async def _fetch_token(self) -> _Authorization:
         assert not isinstance(self._token_source, str)  # noqa: S101 - a string is never asked for
         try:
             async with asyncio.timeout(self.timeouts.total):
@@ -452,21 +476,29 @@ class PaySession:
         raise NotSentError("no token was given in time")
 
 
-def _authorization(token: object) -> dict[str, str]:
-    return {"Authorization": f"Bearer {check_token(token)}"}
+def _authorization(token: object) -> _Authorization:
+    fault = token_fault(token)
+    if fault is None:
+        return _Authorization(Authorization=f"Bearer {token}")
+    del token
+    raise ConfigurationError(fault)
 
 
-def check_token(token: object) -> str:
-    """The token as it goes behind `Bearer` (§5), or a `ConfigurationError` that does not repeat it."""
+def token_fault(token: object) -> str | None:
+    """Say why a token cannot go behind `Bearer` (§5), without repeating it, or None."""
     if not isinstance(token, str) or not token:
-        raise ConfigurationError("token: is empty or no text")
+        return "token: is empty or no text"
     if token.lower().startswith("bearer "):
-        raise ConfigurationError("token: give it without the word Bearer")
+        return "token: give it without the word Bearer"
     if token.startswith("<") or token.endswith(">"):
-        raise ConfigurationError("token: is still the placeholder of the documentation")
+        return "token: is still the placeholder of the documentation"
     if not _TOKEN.fullmatch(token):
-        raise ConfigurationError("token: has blanks, control characters or other than ASCII")
-    return token
+        return "token: has blanks, control characters or other than ASCII"
+    return None
+
+
+def _is_client_id(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and text_fault(value) is None
 
 
 def check_base_url(base_url: object) -> str:

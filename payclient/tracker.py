@@ -63,7 +63,8 @@ class Tracker:
             and profile.status is not None
             and profile.status.by_client_transaction_id is not None,
             sale_window=profile.sale_window,
-            longest_life=max(profile.sale_window, 2 * profile.form_window) + session.timeouts.total,
+            form_window=profile.form_window,
+            total_timeout=session.timeouts.total,
             absent_after=profile.absent_after,
             queries_per_minute=profile.queries_per_minute,
         )
@@ -282,7 +283,9 @@ async def open_tracker(
 
     `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
     """
-    async with PaySession(base_url, token, **session_options) as session:
+    session = PaySession(base_url, token, **session_options)
+    del token, session_options  # an error below shows this frame's local variables to error trackers
+    async with session:
         book = await open_ledger(ledger)
         try:
             async with Tracker(session, book, status=status, schedule=schedule, clock=clock) as tracker:

@@ -53,6 +53,9 @@ __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 #: §2.5: an integer; a 64-bit one, since no service counts further.
 MAX_ID = 2**63 - 1
 
+#: The fields of an answer that decide what it is.
+_DECIDING = ("transactionId", "errorCode")
+
 #: An error's texts are kept to this many characters each, and this many entries.
 MAX_MESSAGE, MAX_ENTRIES = 500, 50
 
@@ -126,6 +129,11 @@ class Encoder:
         return orjson.dumps(self._prepare(request))
 
     def _check(self, request: SaleRequest | PrepareRequest) -> None:
+        # Raised here, where no local variable holds a value: error trackers show them.
+        if faults := self._faults(request):
+            raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
+
+    def _faults(self, request: SaleRequest | PrepareRequest) -> list[ErrorDetail]:
         faults = []
         for name, longest in self._profile.max_lengths.items():
             value = getattr(request, name, None)
@@ -135,8 +143,7 @@ class Encoder:
             value = getattr(request, name, None)
             if type(value) is int and not smallest <= value <= largest:
                 faults.append(_fault(name, f"is {smallest} to {largest}"))
-        if faults:
-            raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
+        return faults
 
 
 def _fault(name: str, description: str) -> ErrorDetail:
@@ -206,18 +213,21 @@ def decode_sale(
     data = parse_object(response.body)
     identifier = data.get("transactionId") if data is not None else None
     if data is not None and identifier is not None and data.get("errorCode") is None:
-        if 200 <= status <= 299 and is_id(identifier) and not _repeats(response.body):
+        if 200 <= status <= 299 and is_id(identifier) and not _repeats(response.body, *_DECIDING):
             return SaleResult(transaction_id=identifier, raw=data)
     elif (
         identifier is None
         and (refusal := read_refusal(response, data, profile, client_transaction_id))
-        and not (data is not None and _repeats(response.body))
+        and not (data is not None and _repeats(response.body, *_DECIDING))
     ):
+        del data  # error trackers show the local variables of a frame that raises, here and below
         raise refusal
+    candidate = identifier if is_id(identifier) else None
+    del data, identifier
     raise OutcomeUnknownError(
         f"HTTP {status} with no usable answer",
         http_status=status,
-        candidate_id=identifier if is_id(identifier) else None,
+        candidate_id=candidate,
         client_transaction_id=client_transaction_id,
     )
 
@@ -244,8 +254,11 @@ def decode_prepare(
                 raw=data,
                 wallet_link_field=profile.wallet_link_field,
             )
+        del links
     elif refusal := read_refusal(response, data, profile, client_transaction_id):
+        del data, payment_id
         raise refusal
+    del data, payment_id
     raise OutcomeUnknownError(
         f"HTTP {response.status} with no usable answer",
         http_status=response.status,
@@ -286,6 +299,8 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
     if profile.status is None:
         raise ConfigurationError("a status query needs [status] in the profile")
     data = parse_json(response.body)
+    if data is not None and _repeats(response.body, *_DECIDING, profile.status.state_field):
+        data = None
     if 200 <= response.status <= 299:
         if isinstance(data, list) and all(isinstance(entry, dict) for entry in data):
             return _reduce([_read_report(entry, profile) for entry in data])
@@ -296,11 +311,15 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
         if (
             type(code) is int
             and code in profile.not_found_codes
+            and (200 <= response.status <= 299 or 400 <= response.status <= 499)
             and data.get(profile.status.state_field) is None
         ):
             return None
+        del code
         if refusal := read_refusal(response, data, profile, None):
+            del data
             raise refusal
+    del data
     if response.status == 429:
         raise RateLimitedError("HTTP 429", http_status=429, retry_after=retry_after(response))
     raise OutcomeUnknownError(f"HTTP {response.status} with no usable answer", http_status=response.status)
@@ -354,7 +373,11 @@ def read_refusal(
         proven = busy or code in (22, 800)
     else:
         proven = status in (401, 403) and isinstance((data or {}).get("message"), str)
-    if not (proven or status in profile.refusing_statuses):
+    # A body that cannot be read but speaks of a transaction is no refusal, whatever its status.
+    refusing = status in profile.refusing_statuses and (
+        data is not None or b"transactionId" not in response.body
+    )
+    if not (proven or refusing):
         return None
     if busy and code is not None:
         kind = CustomerBusyError
@@ -442,21 +465,23 @@ def is_id(value: object) -> bool:
     return type(value) is int and 1 <= value <= MAX_ID
 
 
-def _repeats(body: bytes) -> bool:
-    """Whether the object names one of the two deciding fields more than once, and so says two things."""
-    if body.count(b"transactionId") <= 1 and body.count(b"errorCode") <= 1 and b"\\" not in body:
+def _repeats(body: bytes, *names: str) -> bool:
+    """Whether an object of the body names one of these fields more than once, and so says two things."""
+    if b"\\" not in body and all(body.count(name.encode()) <= 1 for name in names):
         return False
-    names: list[str] = []
+    repeated = False
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names[:] = [key for key, _ in pairs]  # the outermost object is closed last
+        nonlocal repeated
+        keys = [key for key, _ in pairs]
+        repeated = repeated or any(keys.count(name) > 1 for name in names)
         return {}
 
     try:
         json.loads(body.removeprefix(b"\xef\xbb\xbf"), object_pairs_hook=keep, parse_int=float)
     except (ValueError, RecursionError):
         return True
-    return names.count("transactionId") > 1 or names.count("errorCode") > 1
+    return repeated
 
 
 def retry_after(response: HttpResponse) -> float | None:

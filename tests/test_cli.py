@@ -672,3 +672,23 @@ def test_help_names_every_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in ("charge", "demo", "sale", "status", "simulate"))
     assert main(["charge", "--help"]) == 0
     assert os.environ["PAYCLIENT_TOKEN"] not in capfd.readouterr().out
+
+
+def test_prepare_prints_both_links_and_their_time_left(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each link stands whole on a line; the same id again is refused, and bad input says which field."""
+    arguments = [
+        "prepare", "--currency", "USD", "--client-transaction-id", "form-1", "--store-id", "S1",
+        "--response-url", "https://shop.example/back", "--amount-without-tax", "500",
+        "--base-url", willing.url, "--profile", str(willing.profile), "--ledger", f"sqlite:{tmp_path / 'l.db'}",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    printed = capfd.readouterr()
+    assert [line.startswith(willing.url) for line in printed.out.splitlines()[-2:]] == [True, True]
+    assert printed.out.count("10 minutes left") == 2
+    assert "Referrer-Policy" in printed.err
+    assert main(arguments) == 2
+    assert "was used already" in capfd.readouterr().err
+    assert main([*arguments[:2], "usd", *arguments[3:]]) == 2
+    assert "currency" in capfd.readouterr().err

@@ -32,7 +32,7 @@ def test_the_demo_agrees_with_what_the_simulator_did(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    print(f"the demo took {time.monotonic() - began:.1f} s")  # noqa: T201 - for whoever runs with -s
+    print(f"the demo took {time.monotonic() - began:.1f} s")
     assert done.returncode == 0, done.stderr
     pairs = re.findall(r"(accepted|cancelled|expired|refused) +(\d+) +(\d+) \w+ +equal", done.stdout)
     said = {label: int(count) for label, count, _ in pairs}

@@ -94,6 +94,24 @@ def test_the_sum_rule(model: type, base: dict[str, Any], parts: dict[str, int], 
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("amounts", "field"),
+    [
+        ({}, "Amount"),
+        ({"amount": 100}, "Amount"),
+        ({"amount_with_tax": 100, "amount_without_tax": 100}, "tax"),
+        ({"amount_with_tax": 100, "amount_without_tax": 100, "amount": 200, "tip": 0}, "tax"),
+    ],
+    ids=["no component", "an amount alone", "both bases without tax", "both bases, the sum, no tax"],
+)
+def test_amounts_that_say_too_little(
+    model: type, base: dict[str, Any], amounts: dict[str, int], field: str
+) -> None:
+    """§2.1: at least one part, and the tax beside both bases."""
+    assert field in faults_of(model, **base | {"tax": None} | amounts)
+
+
+@BOTH
 def test_a_wrong_sum_says_by_how_much(model: type, base: dict[str, Any]) -> None:
     """§7.6: reported on the field Amount, with the difference."""
     assert faults_of(model, **base, amount=16) == {"Amount": ("is 1 cents more than the sum of its parts",)}

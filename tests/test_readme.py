@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import payclient
+from payclient.lifecycle import TRANSITIONS, State
 from payclient.simulator import Answers, Settings, Simulator
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -61,6 +62,25 @@ async def test_every_python_example_runs(
     assert "order-17 True" in capsys.readouterr().out
 
 
+def diagram() -> str:
+    """The lifecycle's table as a Mermaid state diagram; printed by `python tests/test_readme.py`."""
+    lines = ["stateDiagram-v2", "    [*] --> sending: permit (INSERT)"]
+    for state, events in TRANSITIONS.items():
+        moves: dict[State, list[str]] = {}
+        for event, target in events.items():
+            if target is not None:
+                words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", event.__name__).lower()
+                moves.setdefault(target, []).append(words)
+        lines += [f"    {state} --> {target}: {', '.join(words)}" for target, words in moves.items()]
+    lines += [f"    {state} --> [*]" for state in (State.ACCEPTED, State.CANCELLED, State.REFUSED)]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_diagram_is_the_table() -> None:
+    """The README's picture is printed from `TRANSITIONS`."""
+    assert blocks("mermaid") == [diagram()]
+
+
 def test_the_two_commands_stand_on_one_line_each() -> None:
     """One ends in the demo, one in the test command."""
     commands = [
@@ -73,3 +93,7 @@ def test_the_error_tree_is_the_modules() -> None:
     """Every error class stands in the README's tree."""
     errors = [name for name in payclient.__all__ if name.endswith("Error")]
     assert [name for name in errors if name not in README] == []
+
+
+if __name__ == "__main__":
+    print(diagram(), end="")

@@ -28,7 +28,7 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.models import SaleRequest
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.session import RETRY_DELAYS, Exchange, PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
@@ -521,6 +521,63 @@ async def test_refused_before_any_bytes() -> None:
     profile = ServiceProfile(max_lengths={"client_transaction_id": 3})
     with pytest.raises(InvalidRequestError, match="clientTransactionId"):
         await session_over(fake, profile=profile).sale(SALE)
+    assert fake.requests == []
+
+
+LIMITED = ServiceProfile(max_lengths={"client_transaction_id": 3, "reference": 2}, ranges={"amount": (1, 50)})
+FORM = PrepareRequest(
+    currency="USD",
+    client_transaction_id="order-1",
+    store_id="S1",
+    response_url="https://shop.example/",
+    tip=1,
+)
+SPANISH = attrs.evolve(FORM, language="es")
+NICK = attrs.evolve(SALE, by_nick_name=True, nick_name="ana")
+LONG_REFERENCE = attrs.evolve(SALE, reference="x" * 3)
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "profile", "kind", "names"),
+    [
+        ("sale", NICK, DOCUMENT, ConfigurationError, ["nick_name_flag"]),
+        ("sale", attrs.evolve(NICK, phone_number=None), ServiceProfile(nick_name_flag="byNickName"),
+         InvalidRequestError, ["phoneNumber"]),
+        ("prepare", SPANISH, DOCUMENT, ConfigurationError, ["language_field"]),
+        ("sale", LONG_REFERENCE, LIMITED, InvalidRequestError, ["clientTransactionId", "reference", "Amount"]),
+        ("prepare", FORM, LIMITED, InvalidRequestError, ["clientTransactionId"]),
+    ],
+    ids=["no flag's name", "no phone", "no language field", "limits of a sale", "limits of a form"],
+)  # fmt: skip
+async def test_what_only_a_profile_knows_is_refused_before_any_bytes(
+    operation: str, request_: Any, profile: ServiceProfile, kind: type[PayError], names: list[str]
+) -> None:
+    """The error names every field or setting, and the transport is not called."""
+    fake = Fake(CREATED)
+    with pytest.raises(kind) as caught:
+        await getattr(session_over(fake, profile=profile), operation)(request_)
+    assert all(name in str(caught.value) for name in names)
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("transaction_id", value) for value in (0, -1, True, 12.0, "12", "../1", 2**63, [12])),
+        *(
+            ("client_transaction_id", value)
+            for value in ("", " ", "a\x00", "a\r\nb", "\ud800", "x" * 5000, 12, b"a")
+        ),
+    ],
+)
+async def test_status_of_what_is_no_id(name: str, value: Any) -> None:
+    """A query by what is no id is refused by the field's name, and nothing is sent."""
+    fake = Fake(PENDING)
+    with pytest.raises(InvalidRequestError) as caught:
+        await session_over(fake).status(**{name: value})
+    assert [detail.message for detail in caught.value.errors] == [
+        "transactionId" if name == "transaction_id" else "clientTransactionId"
+    ]
     assert fake.requests == []
 
 

@@ -12,7 +12,7 @@ import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import attrs
@@ -31,7 +31,8 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import SaleRequest, SaleResult
+from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
+from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.session import RETRY_DELAYS, PaySession
 from raw_server import (
     ConnectProxy,
@@ -55,7 +56,7 @@ from raw_server import (
 
 #: Private values that no error may hold.
 TOKEN, PHONE, PERSON = "canary-token-5QdX", "0987654321", "Canary Person"
-CANARIES = (TOKEN, PHONE, PERSON)
+CANARIES = (TOKEN, PHONE, PERSON, "canary-link")
 
 #: Long enough never to be reached, and short enough to end a test that hangs.
 LONG = Timeouts(connect=5, total=5)
@@ -65,6 +66,9 @@ SHORT = Timeouts(connect=0.2, total=0.2)
 TRIES = 1 + len(RETRY_DELAYS)
 
 Outcome = SaleResult | BaseException
+
+#: Links are secrets: no error of a Prepare may hold one.
+LINK = "https://pay.example/form/canary-link"
 
 
 def sale_request(identifier: str = "order-1") -> SaleRequest:
@@ -120,11 +124,12 @@ async def session_to(
     timeouts: Timeouts = LONG,
     connector: aiohttp.BaseConnector | None = None,
     proxy: str | None = None,
+    profile: ServiceProfile = DOCUMENT,
 ) -> AsyncIterator[PaySession]:
     """A session that trusts the test certificate; its connections are closed at the end."""
     if connector is None and url.startswith("https"):
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting())
-    session = PaySession(url, TOKEN, timeouts=timeouts, connector=connector, proxy=proxy)
+    session = PaySession(url, TOKEN, timeouts=timeouts, connector=connector, proxy=proxy, profile=profile)
     try:
         yield session
     finally:
@@ -342,6 +347,199 @@ async def test_any_server(row: Row, context: ssl.SSLContext | None, caplog: pyte
     if isinstance(outcome, RateLimitedError):
         assert outcome.retry_after == 7
     assert not any(canary in caplog.text for canary in CANARIES)
+
+
+# --- The same for a Prepare
+
+FORM = {"paymentId": "p-1", "payWithCard": LINK, "payWithBrand": f"{LINK}-2"}
+PREPARED = answer(FORM)
+
+#: What goes wrong below the body is the same for both: such a row is played as it stands. A body is read another way.
+SAME = {
+    "reset before reading", "closed before reading", "reset after reading", "closed without an answer",
+    "reset in the head", "closed in the head", "reset in the body", "closed in the body", "stalled before the answer",
+    "stalled in the head", "stalled in the body", "one byte after the other", "100 without end", "102 without end",
+    "101", "cut, ended by the close", "length too large, closed", "length too large, stalled", "length too small",
+    "length no number", "two lengths", "garbage", "another protocol", "no status line", "wrong chunk size",
+    "chunk too short", "no last chunk, closed", "no last chunk, stalled", "headers without end", "a header of 1 MB",
+    "HTML 200", "empty 200", "204", "a number of 5,000 digits", "deep nesting", "gzip", "22 on 200", "22 on 400",
+    "22 on 500", "2061 on 200", "2061 on 503", "800 on 422", "800 on 500", "another code on 400",
+    "another code on 500", "code as a text", "code true", "errors no list", "errors of all kinds", "no descriptions",
+    "error on a redirect", "401 with a message", "403 with a message", "404 with a message", "429 with the object",
+    "429 without",
+} | {row.name for row in ROWS if row.name.startswith(("body ", "empty ", "HTML "))}  # fmt: skip
+
+
+def form(**changes: object) -> dict[str, object]:
+    return {name: value for name, value in (FORM | changes).items() if value is not ...}
+
+
+def cut_form(name: str, *steps: Step, end: int) -> Row:
+    return Row(name, (read, write(PREPARED[:end]), *steps), UNKNOWN)
+
+
+PREPARE_ROWS = [
+    *(row for row in ROWS if row.name in SAME),
+    answers("prepared", FORM, "p-1"),
+    answers("prepared, 201", FORM, "p-1", 201),
+    answers("one link only", form(payWithBrand=...), "p-1"),
+    answers("a link is null", form(payWithBrand=None), "p-1"),
+    answers("a link is no text", form(payWithBrand=["x"]), "p-1"),
+    answers("more fields", form(transactionId=12, x={"y": []}), "p-1"),
+    answers("BOM before a form", b"\xef\xbb\xbf" + json.dumps(FORM).encode(), "p-1"),
+    answers("a form said to be text", FORM, "p-1", 200, "Content-Type: text/html; charset=utf-16"),
+    sends("a form in chunks", CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(PREPARED.partition(b"\r\n\r\n")[2]),
+          PREPARED.partition(b"\r\n\r\n")[2]), "p-1"),
+    # A form alone charges nobody, so that a body with a paymentId is a form, whatever else it says (§4.3).
+    *(answers(f"both at once on {status}", form(**BUSY), "p-1", status) for status in (200, 400, 500)),
+    *(answers(f"a form on {status}", FORM, "p-1", status) for status in (302, 404, 503)),
+    # Half a form is none.
+    *(cut_form(f"a form cut {-end} before its end, {name}", step, end=end)
+      for end in (-1, -20) for name, step in (("closed", fin), ("reset", reset))),
+    answers("half a form", json.dumps(FORM).encode()[:-1], UNKNOWN),
+    # The id (§2.6).
+    *(answers(f"paymentId {value!r}", form(paymentId=value), UNKNOWN)
+      for value in (..., None, 12, 12.0, True, "", "  ", ["p"], {"id": "p"}, "a\x00b", "a\nb", "x" * 5000)),
+    answers("a paymentId that is a lone surrogate", json.dumps(form(paymentId="\ud800")).encode(), UNKNOWN),
+    answers("no paymentId and an error", form(paymentId=..., **BUSY), CustomerBusyError, 400),
+    # The links: each is a redirect.
+    *(answers(f"link {value!r}", form(payWithCard=value), UNKNOWN)
+      for value in ("javascript:alert(1)", "http://pay.example/canary-link", "//pay.example/canary-link",
+                    "https://user:canary-link@pay.example/", "https://pay.example/canary-link\r\nX: 1",
+                    "https://pay.example\\canary-link", "data:text/html,canary-link", "https://", "canary-link",
+                    "https://pay.example/canary-link with blanks")),
+    answers("one of two links is unsafe", form(payWithBrand="ftp://pay.example/canary-link"), UNKNOWN),
+    *(answers(f"no link: {value!r}", form(payWithCard=value, payWithBrand=...), UNKNOWN)
+      for value in (..., None, "", 5, [LINK], {"url": LINK})),
+]  # fmt: skip
+
+
+def prepare_request() -> PrepareRequest:
+    return PrepareRequest(
+        currency="USD",
+        client_transaction_id="order-1",
+        store_id="S1",
+        response_url="https://shop.example/paid",
+        amount_without_tax=100,
+        reference=PERSON,
+        phone_number=f"+593{PHONE[1:]}",
+    )
+
+
+@pytest.mark.parametrize("row", PREPARE_ROWS, ids=lambda row: row.name)
+async def test_any_server_for_a_form(row: Row, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a server does with a Prepare, the outcome is the right one, and no error holds a link."""
+    async with RawServer(row.steps) as server:
+        async with session_to(server.url, row.timeouts) as session:
+            outcome: Any = await outcome_of(cast("Any", session.prepare(prepare_request())))
+        await server.settle()
+        assert [first for first, _ in requests_in(server.data)] in (
+            [],
+            ["POST /api/button/Prepare HTTP/1.1"],
+        )
+        refuses = any(isinstance(kind, type) and issubclass(kind, RefusedError) for kind in row.allowed)
+        if not isinstance(outcome, PrepareResult):
+            check_no_lie(outcome, server.data, refused=refuses)
+    assert (outcome.payment_id if isinstance(outcome, PrepareResult) else type(outcome)) in row.allowed, repr(
+        outcome
+    )
+    assert not any(canary in caplog.text + repr(outcome) for canary in CANARIES)
+
+
+def test_the_rows_that_a_form_shares_are_there() -> None:
+    """No row of the Sale that was renamed is lost to the Prepare."""
+    assert {row.name for row in ROWS} >= SAME
+
+
+# --- A status query
+
+QUERIES = ServiceProfile(
+    name="queries",
+    not_found_codes=frozenset({20}),
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        state_field="state",
+    ),
+)
+
+
+def state(word: object, identifier: object = 12) -> dict[str, object]:
+    return {"transactionId": identifier, "state": word, "phoneNumber": PHONE, "email": PERSON}
+
+
+#: The answers one after the other, and what the query comes to: a state, None for "not found", or the error's class.
+QUERY_ROWS: dict[str, tuple[list[bytes], object]] = {
+    "an object": ([answer(state("Aceptado"))], "Aceptado"),
+    "an array": ([answer([state("Cancelado"), state("Aceptado", 13)])], "Aceptado"),
+    "an array of one": ([answer([state("Pendiente")])], "Pendiente"),
+    "an empty array": ([answer([])], None),
+    "a word that is not mapped": ([answer(state("Reversado"))], ...),
+    "not found": ([answer(error_object(20), 404)], None),
+    "not found on 500": ([answer(error_object(20), 500)] * TRIES, UNKNOWN),
+    "garbage": ([answer(b"\x00 garbage")], UNKNOWN),
+    "HTML 200": ([answer(HTML)], UNKNOWN),
+    "empty 200": ([answer(b"")], UNKNOWN),
+    "null": ([answer(b"null")], UNKNOWN),
+    "a text": ([answer(b'"ok"')], UNKNOWN),
+    "an array of texts": ([answer(["ok"])], UNKNOWN),
+    "no state": ([answer({"transactionId": 12})], UNKNOWN),
+    "404 without an object": ([answer(b"", 404)], UNKNOWN),
+    "a redirect": ([answer(state("Aceptado"), 302)], UNKNOWN),
+    "429": ([answer(error_object(5), 429, "Retry-After: 7")], RateLimitedError),
+    "429 without an object": ([answer(b"", 429, "Retry-After: 7")], RateLimitedError),
+    "401": ([answer({"message": "who?"}, 401)], UnauthorizedError),
+    "another code": ([answer(error_object(25), 400)], RefusedError),
+    "both at once": ([answer(state("Aceptado") | error_object(20))], RefusedError),
+    "500, then the state": ([answer(HTML, 500), answer(state("Aceptado"))], "Aceptado"),
+    "503 twice, then the state": (
+        [answer(b"", 503), answer(b"", 503), answer(state("Pendiente"))],
+        "Pendiente",
+    ),
+    "503 without end": ([answer(b"", 503)] * TRIES, UNKNOWN),
+    "500 with an error object": ([answer(error_object(21), 500), answer(state("Aceptado"))], "Aceptado"),
+    "500, then 401": ([answer(b"", 500), answer({"message": "who?"}, 401)], UnauthorizedError),
+}
+
+
+@pytest.mark.parametrize("name", QUERY_ROWS)
+@pytest.mark.parametrize(
+    "by", [{"transaction_id": 12}, {"client_transaction_id": "order-1"}], ids=["id", "ours"]
+)
+async def test_any_answer_to_a_query(name: str, by: dict[str, Any], delays: list[float]) -> None:
+    """A status query reads objects and arrays, is repeated on 5xx only, and its errors hold nothing of the answer."""
+    said, expected = QUERY_ROWS[name]
+    script = [step for data in said for step in (read, write(data))]
+    async with RawServer(tuple(script)) as server:
+        async with session_to(server.url, profile=QUERIES) as session:
+            outcome: Any = await outcome_of(cast("Any", session.status(**by)))
+        await server.settle()
+        path = "/api/Sale/12" if "transaction_id" in by else "/api/Sale/client/order-1"
+        assert [line for line, _ in requests_in(server.data)] == [f"GET {path} HTTP/1.1"] * len(said)
+    assert len(delays) == len(said) - 1
+    if isinstance(outcome, StatusReport):
+        assert outcome.state == (None if expected is ... else expected)
+        assert not any(canary in repr(outcome) for canary in CANARIES)
+    elif outcome is None:
+        assert expected is None
+    else:
+        assert type(outcome) is expected
+        assert leaks(outcome) == []
+        assert getattr(outcome, "retry_after", 7) == 7
+
+
+@pytest.mark.parametrize("step", [reset, fin], ids=["reset", "closed"])
+async def test_a_query_that_is_cut_is_repeated(step: Step, delays: list[float]) -> None:
+    """Cut before, in or after the head, a status query is asked again on a new connection."""
+    half = answer(state("Aceptado"))
+    scripts = [(read, step), (read, write(half[:-3]), next_turns, step), (read, write(half))]
+    async with RawServer(*scripts) as server:
+        async with session_to(server.url, profile=QUERIES) as session:
+            report = await session.status(transaction_id=12)
+        assert report is not None
+        assert report.state == "Aceptado"
+        assert len(server.connections) == 3
+        assert 1 <= len(delays) <= 2  # aiohttp repeats a GET once by itself, in some cases
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

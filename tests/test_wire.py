@@ -707,10 +707,30 @@ def test_an_array_hides_no_money_and_invents_none(words: list[str]) -> None:
 
 
 def test_not_found() -> None:
-    """An empty array, or one of the profile's codes, on any status."""
+    """An empty array, or one of the profile's codes; a gateway's error proves nothing."""
     assert report(200, []) is None
-    for status in (200, 400, 404, 500):
+    for status in (200, 400, 404):
         assert report(status, sample("reverse_error_20.json")) is None
+    for status in (302, 500, 502):
+        with pytest.raises(Unknown):
+            report(status, sample("reverse_error_20.json"))
+
+
+def test_a_report_that_says_two_things_says_nothing() -> None:
+    """A repeated state, id or code is neither accepted nor absent."""
+    twice = b'{"transactionStatus": "Pending", "transactionStatus": "Approved", "transactionId": 5}'
+    for body in (twice, b"[" + twice + b"]", b'{"errorCode": 20, "errorCode": 5}'):
+        with pytest.raises(Unknown):
+            decode_status(HttpResponse(200, {}, body), SHOP)
+
+
+def test_a_refusing_status_with_a_body_that_speaks_of_a_transaction_is_unknown() -> None:
+    """It cannot be read, and it may name one."""
+    profile = ServiceProfile(refusing_statuses=frozenset({503}))
+    with pytest.raises(Unknown):
+        decode_sale(HttpResponse(503, {}, b'{"transactionId": 5'), profile, "o")
+    with pytest.raises(RefusedError):
+        decode_sale(HttpResponse(503, {}, b"<html>"), profile, "o")
 
 
 @pytest.mark.parametrize("status", [200, 404])

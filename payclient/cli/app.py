@@ -13,7 +13,7 @@ from payclient.errors import PayError
 __all__: list[str] = []
 
 #: Each is a module beside this one with a function of its name; a new command is a new line here.
-COMMANDS = ("charge", "demo", "sale", "status", "simulate")
+COMMANDS = ("charge", "demo", "ledger", "prepare", "sale", "status", "simulate")
 
 
 def make_app() -> App:

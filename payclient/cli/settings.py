@@ -14,7 +14,7 @@ from cyclopts import Parameter, Token
 
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
-from payclient.session import check_base_url, check_token
+from payclient.session import check_base_url, token_fault
 from payclient.tracker import Tracker, open_tracker
 from payclient.wire import is_loopback
 
@@ -87,7 +87,9 @@ def session_settings(base_url: str | None) -> tuple[str, str]:
     token = os.environ.get("PAYCLIENT_TOKEN")
     if not token:
         raise ConfigurationError("set PAYCLIENT_TOKEN; the token is never an argument")
-    return check_base_url(base_url), check_token(token)
+    if (fault := token_fault(token)) is not None:
+        raise ConfigurationError(fault)
+    return check_base_url(base_url), token
 
 
 def service_of(base_url: str | None, profile: str | None, ledger: str | None) -> Service:

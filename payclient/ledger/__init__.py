@@ -66,6 +66,9 @@ class Ledger(Protocol):
     def unfinished(self) -> AsyncIterator[Record]:
         """Every attempt that is SENDING, UNKNOWN, PENDING or EXPIRED at the call, oldest first."""
 
+    def records(self) -> AsyncIterator[Record]:
+        """Every attempt there is, in the order of their permits."""
+
     async def history(self, client_transaction_id: str) -> list[Change]:
         """Every change of a client transaction id, oldest first."""
 

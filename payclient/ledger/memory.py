@@ -22,6 +22,8 @@ class MemoryLedger:
         self._digest_key = secrets.token_bytes(32)
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
+        #: Client transaction id and number of each attempt, as they were permitted.
+        self._permits: list[tuple[str, int]] = []
         self._history: dict[str, list[Change]] = {}
         self._feed: list[Change] = []
         self._cursor = 0
@@ -45,6 +47,7 @@ class MemoryLedger:
                 "the attempt before it is missing", client_transaction_id=record.client_transaction_id
             )
         self._attempts.setdefault(record.client_transaction_id, []).append(record)
+        self._permits.append((record.client_transaction_id, record.attempt))
         self._note(record, None, "Permitted", record.created_at, None)
         return True
 
@@ -71,10 +74,13 @@ class MemoryLedger:
 
     def unfinished(self) -> AsyncIterator[Record]:
         self._check_open()
-        found = [
-            record for attempts in self._attempts.values() for record in attempts if not record.state.decided
-        ]
+        permitted = (self._attempts[identifier][attempt - 1] for identifier, attempt in self._permits)
+        found = [record for record in permitted if not record.state.decided]
         return _each(sorted(found, key=attrgetter("created_at")))
+
+    def records(self) -> AsyncIterator[Record]:
+        self._check_open()
+        return _each([self._attempts[identifier][attempt - 1] for identifier, attempt in self._permits])
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         self._check_open()

@@ -21,6 +21,7 @@ __all__ = [
     "SELECT_CHANGES",
     "SELECT_HISTORY",
     "SELECT_KEY",
+    "SELECT_RECORDS",
     "SELECT_UNFINISHED",
     "VERSION",
     "apply_row",
@@ -166,6 +167,8 @@ _CHANGE = "cursor, client_transaction_id, attempt, at, event, before, after, evi
 SELECT_ATTEMPT = f"SELECT {_RECORD} FROM attempts WHERE client_transaction_id = ? AND attempt = ?"  # noqa: S608
 SELECT_UNFINISHED = f"""
 SELECT {_RECORD} FROM attempts WHERE decided_at IS NULL ORDER BY created_at, seq"""  # noqa: S608
+#: A page of them, each with its `seq` behind it, from which the next page goes on.
+SELECT_RECORDS = f"SELECT {_RECORD}, seq FROM attempts WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
 SELECT_HISTORY = f"SELECT {_CHANGE} FROM changes WHERE client_transaction_id = ? ORDER BY cursor"  # noqa: S608
 SELECT_CHANGES = f"SELECT {_CHANGE} FROM changes WHERE cursor > ? AND {_NEWS} ORDER BY cursor LIMIT ?"  # noqa: S608
 

@@ -16,6 +16,7 @@ from payclient.ledger.files import Connect, connect
 from payclient.ledger.schema import (
     SELECT_CHANGES,
     SELECT_HISTORY,
+    SELECT_RECORDS,
     SELECT_UNFINISHED,
     apply_row,
     change_of,
@@ -102,6 +103,9 @@ class SqliteLedger:
     def unfinished(self) -> AsyncIterator[Record]:
         return self._records(self._read(SELECT_UNFINISHED))
 
+    def records(self) -> AsyncIterator[Record]:
+        return self._pages(self._read(SELECT_RECORDS, 0, _AT_ONCE))
+
     async def history(self, client_transaction_id: str) -> list[Change]:
         return [change_of(row) for row in await self._read(SELECT_HISTORY, client_transaction_id)]
 
@@ -137,6 +141,12 @@ class SqliteLedger:
         future = self._future()
         self._writer.submit(Read(future, sql, parameters))
         return future
+
+    async def _pages(self, rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+        while page := await rows:
+            for row in page:
+                yield record_of(row)
+            rows = self._read(SELECT_RECORDS, page[-1][-1], _AT_ONCE)
 
     @staticmethod
     async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:

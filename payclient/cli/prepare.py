@@ -1,0 +1,91 @@
+"""`payclient prepare`: one payment form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.markup import escape
+from rich.table import Table
+
+from payclient.cli import terminal
+from payclient.cli.settings import BaseUrl, Cents, LedgerUrl, Profile, Service, service_of
+from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
+from payclient.forms import PaymentForm
+from payclient.models import PrepareRequest
+from payclient.wire import Encoder
+
+__all__: list[str] = []
+
+
+def prepare(
+    *,
+    currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
+    client_transaction_id: Annotated[str, Parameter(help="A unique id of this form's own.")],
+    store_id: Annotated[str, Parameter(help="The branch's identifier.")],
+    response_url: Annotated[str, Parameter(help="Where the customer is sent after paying.")],
+    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None,
+    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None,
+    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None,
+    tax: Annotated[Cents, Parameter(help="Cents.")] = None,
+    service: Annotated[Cents, Parameter(help="Cents.")] = None,
+    tip: Annotated[Cents, Parameter(help="Cents.")] = None,
+    cancellation_url: Annotated[str | None, Parameter(help="Where the X of the form leads.")] = None,
+    reference: str | None = None,
+    language: Annotated[Literal["es", "en"] | None, Parameter(help="Of the form.")] = None,
+    ledger: LedgerUrl = None,
+    base_url: BaseUrl = None,
+    profile: Profile = None,
+) -> int:
+    """Prepare a payment form and print its links, each with its time left.
+
+    Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
+    """
+    request = PrepareRequest(
+        currency=currency,
+        client_transaction_id=client_transaction_id,
+        store_id=store_id,
+        response_url=response_url,
+        amount=amount,  # type: ignore[arg-type]  # None is left out
+        amount_without_tax=amount_without_tax,
+        amount_with_tax=amount_with_tax,
+        tax=tax,
+        service=service,
+        tip=tip,
+        cancellation_url=cancellation_url,
+        reference=reference,
+        language=language,
+    )
+    where = service_of(base_url, profile, ledger)
+    Encoder(where.profile).prepare(request)  # what the profile forbids is bad input
+    try:
+        form, now = asyncio.run(_prepare(where, request))
+    except RefusedError as error:
+        terminal.complain(str(error))
+        return 3
+    except (NotSentError, OutcomeUnknownError) as error:
+        terminal.complain(f"{error}: no form is known of")
+        return 4
+    _show(form, now)
+    return 0
+
+
+async def _prepare(where: Service, request: PrepareRequest) -> tuple[PaymentForm, float]:
+    async with where.tracker() as tracker:
+        return await tracker.prepare(request), tracker.clock.time()
+
+
+def _show(form: PaymentForm, now: float) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_row("payment id", escape(form.payment_id))
+    for name, link in form.links.items():
+        left = max(link.expires_at - now, 0.0)
+        # Whole on one line, so that it can be copied.
+        table.add_row(escape(name), f"{left / 60:.0f} minutes left")
+    terminal.out().print(table)
+    for link in form.links.values():
+        terminal.out().print(escape(link.url), soft_wrap=True, highlight=False)
+    terminal.say(
+        "send the customer there from a page of your registered domain, under Referrer-Policy: origin"
+    )

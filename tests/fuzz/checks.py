@@ -1,0 +1,264 @@
+"""What must hold for any bytes: only our own errors, no verdict that the body does not carry, in bounded time.
+
+The body is read a second time by the standard library, which keeps repeated names apart.
+"""
+
+import json
+import time
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from payclient.errors import (
+    CustomerBusyError,
+    InvalidNotificationError,
+    OutcomeUnknownError,
+    RefusedError,
+)
+from payclient.notifications import parse_notification
+from payclient.profile import ServiceProfile, StatusProfile
+from payclient.wire import HttpResponse, decode_prepare, decode_sale, decode_status
+
+PROFILE = ServiceProfile(
+    name="fuzz",
+    not_found_codes=frozenset({20}),
+    refusing_statuses=frozenset({418}),
+    status=StatusProfile(
+        by_transaction_id="/{transaction_id}",
+        state_field="transactionStatus",
+        states={"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+    ),
+)
+
+STATUSES = (200, 201, 204, 302, 400, 401, 403, 404, 408, 409, 418, 429, 500, 502, 503)
+
+#: Seconds of processor time for one call, for bodies of up to a megabyte.
+LONGEST = 1.0
+
+
+class Pairs(list[tuple[str, Any]]):
+    """A JSON object, with every name as often as it was written."""
+
+    def values_of(self, name: str) -> list[Any]:
+        return [value for key, value in self if key == name]
+
+    def lacks(self, name: str) -> bool:
+        return all(value is None for value in self.values_of(name))
+
+
+class TooDeep(Exception):  # noqa: N818 - never leaves this module
+    """The standard library cannot read it; then only the kind of answer is checked."""
+
+
+def read(body: bytes) -> Any:
+    """The JSON value of a body, its objects as pairs; None where it has none."""
+
+    def refuse(_: str) -> NoReturn:
+        raise ValueError
+
+    try:
+        text = body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+        # An integer may have more digits than Python reads; it is no id and no code then.
+        return json.loads(text, object_pairs_hook=Pairs, parse_constant=refuse, parse_int=_whole)
+    except RecursionError:
+        raise TooDeep from None
+    except ValueError:
+        return None
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= 20 else float(digits)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**63
+
+
+def _may_refuse(status: int, data: Any) -> bool:
+    """Whether an answer may be a refusal, by the table of answers."""
+    if status in PROFILE.refusing_statuses:
+        return True
+    if not isinstance(data, Pairs):
+        return False
+    if status in (401, 403) and any(isinstance(text, str) for text in data.values_of("message")):
+        return True
+    codes = [code for code in data.values_of("errorCode") if type(code) is int]
+    if 200 <= status <= 299 or 400 <= status <= 499:
+        return bool(codes)
+    return status >= 500 and bool(codes) and (bool({22, 800} & set(codes)) or _names_2061(data))
+
+
+def _names_2061(data: Any) -> bool:
+    return isinstance(data, Pairs) and any(
+        2061 in entry.values_of("errorCode")
+        for entries in data.values_of("errors")
+        if isinstance(entries, list)
+        for entry in entries
+        if isinstance(entry, Pairs)
+    )
+
+
+def _check_refusal(error: RefusedError, status: int, data: Any) -> None:
+    assert _may_refuse(status, data), f"refused without a reason: {error!r}"
+    assert not isinstance(error, CustomerBusyError) or _names_2061(data)
+    for text in (error.message, *error.user_messages):
+        assert text.isprintable()
+        # A name and its descriptions are joined; each is bounded.
+        assert len(text) <= 60 * 502
+    assert len(error.errors) <= 50
+
+
+def _hold(good: bool, otherwise: str) -> None:
+    assert good, otherwise
+
+
+def _in_time(began: float) -> None:
+    assert time.process_time() - began < LONGEST, "it took too long"
+
+
+def check_sale(status: int, body: bytes) -> None:
+    """Created by a strict id on 2xx and nothing beside it; refused by an error object; else unknown."""
+    began = time.process_time()
+    try:
+        result = decode_sale(HttpResponse(status, {}, body), PROFILE, "order-1")
+    except RefusedError as error:
+        _in_time(began)
+        try:
+            data = read(body)
+        except TooDeep:
+            return
+        _check_refusal(error, status, data)
+        # A refusing status needs no body that can be read; the two readers differ over numbers such as 1e999.
+        if status not in PROFILE.refusing_statuses:
+            assert isinstance(data, Pairs)
+            assert data.lacks("transactionId")
+        assert not isinstance(data, Pairs) or len(data.values_of("errorCode")) <= 1
+    except OutcomeUnknownError as error:
+        _in_time(began)
+        _hold(
+            error.candidate_id is None or str(error.candidate_id).encode() in body, "a candidate from nowhere"
+        )
+    else:
+        _in_time(began)
+        assert 200 <= status <= 299
+        try:
+            data = read(body)
+        except TooDeep:
+            return
+        assert isinstance(data, Pairs), "created by what is no JSON object"
+        assert data.values_of("transactionId") == [result.transaction_id]
+        assert _is_id(result.transaction_id)
+        assert data.lacks("errorCode")
+
+
+def check_prepare(status: int, body: bytes) -> None:
+    """A form has a payment id of its body and links that may be handed out."""
+    began = time.process_time()
+    try:
+        result = decode_prepare(HttpResponse(status, {}, body), PROFILE, "order-1")
+    except RefusedError as error:
+        _in_time(began)
+        try:
+            _check_refusal(error, status, read(body))
+        except TooDeep:
+            return
+    except OutcomeUnknownError:
+        _in_time(began)
+    else:
+        _in_time(began)
+        assert result.payment_id.strip()
+        assert result.links
+        for link in result.links.values():
+            parts = urlsplit(link)
+            assert (
+                parts.scheme == "https" or parts.hostname in ("localhost", "::1") or _is_127(parts.hostname)
+            )
+            assert link.isascii()
+            assert link.isprintable()
+            assert not set(link) & set(" \\")
+            assert "@" not in parts.netloc
+        try:
+            data = read(body)
+        except TooDeep:
+            return
+        assert isinstance(data, Pairs), "prepared by what is no JSON object"
+        assert result.payment_id in data.values_of("paymentId")
+
+
+def _is_127(host: str | None) -> bool:
+    return host is not None and host.startswith("127.")
+
+
+def check_status(status: int, body: bytes) -> None:
+    """Accepted, or any other state, only by the profile's word for it on 2xx; not found only where it says so."""
+    began = time.process_time()
+    try:
+        report = decode_status(HttpResponse(status, {}, body), PROFILE)
+    except RefusedError as error:
+        _in_time(began)
+        try:
+            # Without a body that can be read, 429 says that much by itself.
+            _hold(status == 429 or _may_refuse(status, read(body)), f"refused without a reason: {error!r}")
+        except TooDeep:
+            return
+        return
+    except OutcomeUnknownError:
+        _in_time(began)
+        return
+    _in_time(began)
+    try:
+        data = read(body)
+    except TooDeep:
+        return
+    if report is None:
+        empty = data == [] and not isinstance(data, Pairs) and 200 <= status <= 299
+        assert empty or (isinstance(data, Pairs) and 20 in data.values_of("errorCode"))
+        return
+    assert 200 <= status <= 299
+    entries = [data] if isinstance(data, Pairs) else data
+    assert isinstance(entries, list)
+    words = [
+        word for entry in entries for word in entry.values_of("transactionStatus") if isinstance(word, str)
+    ]
+    states = {PROFILE.status.states.get(word) for word in words} if PROFILE.status else set()
+    assert report.state is None or report.state in states, "a state that the body does not name"
+    identifiers = [each for entry in entries for each in entry.values_of("transactionId")]
+    for identifier in (report.transaction_id, *report.also_accepted):
+        assert identifier is None or (_is_id(identifier) and identifier in identifiers)
+
+
+def check_notification(query: str | None, body: bytes, content_type: str) -> None:
+    """Two ids of the form that ids have, or one error of ours that repeats nothing of what came."""
+    began = time.process_time()
+    try:
+        notification = parse_notification(query=query, body=body, content_type=content_type)
+    except InvalidNotificationError as error:
+        _hold(str(error) in MESSAGES, "an error that may repeat what came")
+    else:
+        assert _is_id(notification.transaction_id)
+        identifier = notification.client_transaction_id
+        assert identifier.strip()
+        assert all(character.isprintable() or ord(character) > 0x9F for character in identifier)
+        assert not any(0xD800 <= ord(character) <= 0xDFFF for character in identifier)
+    _in_time(began)
+
+
+MESSAGES = {
+    "the notification is too large",
+    "a notification has one id and one clientTransactionID",
+    "id is no transaction id",
+    "clientTransactionID is no client transaction id",
+    "the parameters cannot be read",
+    "the body is no JSON",
+    "the body is no JSON object",
+    "the body is no text",
+}
+
+
+def check_all(status: int, body: bytes) -> None:
+    """Every reader, with the same bytes."""
+    check_sale(status, body)
+    check_prepare(status, body)
+    check_status(status, body)
+    check_notification(None, body, "application/json")
+    check_notification(None, body, "application/x-www-form-urlencoded")
+    check_notification(body.decode("utf-8", "surrogateescape"), b"", "")

@@ -1,0 +1,510 @@
+"""`payclient ledger`: reading a ledger, and deciding by hand."""
+
+import asyncio
+import csv
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from payclient.cli import ledger as command
+from payclient.cli import main, terminal
+from payclient.ledger import Ledger, open_ledger
+from payclient.lifecycle import Conflicted, Created, Evidence, Expired, Lost, Notified, Record, Refused, State
+from test_ledger import NOW, brought, fresh
+
+ROOT = Path(__file__).parents[1]
+T = TypeVar("T")
+
+
+class Book:
+    """A ledger's file, opened for one thing at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:{path}"
+
+    def use(self, work: Callable[[Ledger], Awaitable[T]]) -> T:
+        async def run() -> T:
+            book = await open_ledger(self.url)
+            try:
+                return await work(book)
+            finally:
+                await book.aclose()
+
+        return asyncio.run(run())
+
+    def get(self, identifier: str) -> Record:
+        found = self.use(lambda book: book.get(identifier))
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
+    """One sale in each state; the one refused is on its second attempt."""
+    book = Book(tmp_path / "charges.db")
+
+    async def fill(ledger: Ledger) -> None:
+        for state in State:
+            await brought(ledger, state, f"order-{state}")
+        await ledger.permit(fresh("order-refused", attempt=2))
+
+    book.use(fill)
+    monkeypatch.setenv("PAYCLIENT_LEDGER", book.url)
+    monkeypatch.delenv("PAYCLIENT_PROFILE", raising=False)
+    return book
+
+
+@pytest.fixture
+def person(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A terminal, and what the person at it answers."""
+    answers: list[str] = []
+
+    def ask(_: str) -> str:
+        if not answers:
+            raise EOFError
+        return answers.pop(0)
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(terminal.err, "input", ask)
+    return answers
+
+
+def listed(out: str) -> dict[str, str]:
+    """The lines of the sales in a printed list, by id."""
+    return {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if "order-" in line}
+
+
+# --- list
+
+
+def test_list_shows_what_is_open_and_why(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without options: the open sales, each with a reason in words, and how many wait for a person."""
+    assert main(["ledger", "list"]) == 0
+    said = capfd.readouterr()
+    lines = listed(said.out)
+    assert lines.keys() == {
+        "order-sending", "order-unknown", "order-pending", "order-expired", "order-refused"
+    }  # fmt: skip
+    assert "its process ended while it was being sent" in lines["order-sending"]
+    assert "no usable answer came: it may exist" in lines["order-unknown"]
+    assert "the customer's time is over" in lines["order-pending"]
+    assert "presumed cancelled, not proven" in lines["order-expired"]
+    assert all("unknown" in line and "USD 11.50" in line for line in lines.values())
+    assert "5 shown, 4 of them unresolved" in said.err
+
+
+def test_list_by_state(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """A decided state is listed too; a sale counts by its newest attempt."""
+    assert main(["ledger", "list", "--state", "accepted"]) == 0
+    assert listed(capfd.readouterr().out).keys() == {"order-accepted"}
+    assert main(["ledger", "list", "--state", "refused"]) == 0
+    said = capfd.readouterr()
+    assert listed(said.out) == {}
+    assert "no such sale" in said.err
+
+
+def test_list_unresolved(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is unknown, or expired after its last query: a pending sale is asked about by the next run."""
+    assert main(["ledger", "list", "--unresolved"]) == 0
+    lines = listed(capfd.readouterr().out)
+    assert lines.keys() == {"order-sending", "order-unknown", "order-expired", "order-refused"}
+    assert main(["ledger", "list", "--unresolved", "--state", "expired"]) == 0
+    assert listed(capfd.readouterr().out).keys() == {"order-expired"}
+
+
+def test_expired_is_unresolved_only_after_its_last_query(tmp_path: Path) -> None:
+    """140 s after the expiry, in a window of 300 s: until then a run that is open still asks."""
+    path = tmp_path / "profile.toml"
+    path.write_text('name = "quick"\nsale_window = 3')
+    book = Book(tmp_path / "charges.db")
+    now = time.time()
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.permit(fresh("order-1", at=now - 400))
+        record = await ledger.apply(
+            fresh("order-1"), Created(at=now - 400, transaction_id=7, expires_at=now - 100)
+        )
+        await ledger.apply(record, Expired(at=now - 100))
+
+    book.use(fill)
+    record = book.get("order-1")
+    assert not command.is_unresolved(record, now, 300)
+    assert command.is_unresolved(record, now + 41, 300)
+    assert command.is_unresolved(record, now, 3)
+    assert "a run that is open asks until" in command.why(record, now, 300)
+
+
+def test_a_profile_says_when_the_last_query_was(
+    tmp_path: Path, book: Book, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A longer sale window makes an expired sale's last query later."""
+    path = tmp_path / "profile.toml"
+    path.write_text('name = "slow"\nsale_window = 400000000')
+    arguments = ["ledger", "list", "--unresolved", "--state", "expired", "--profile", str(path)]
+    assert main(arguments) == 0
+    assert "no such sale" in capfd.readouterr().err
+
+
+def test_why_in_other_words(book: Book) -> None:
+    """A candidate, a notification, a refusal and a customer who still can approve are told."""
+
+    async def fill(ledger: Ledger) -> None:
+        for name in "abcde":
+            await ledger.permit(fresh(name))
+        await ledger.apply(fresh("a"), Lost(at=NOW, expires_at=NOW + 330, candidate_id=99))
+        await ledger.apply(fresh("b"), Created(at=NOW, transaction_id=8, expires_at=NOW + 300))
+        await ledger.apply(fresh("b"), Notified(at=NOW + 5, transaction_id=8))
+        await ledger.apply(
+            fresh("c"), Refused(at=NOW, error_type="NotCreatedError", error_code=22, messages=("no", "busy"))
+        )
+        await ledger.apply(fresh("e"), Refused(at=NOW, error_type="UnauthorizedError"))
+
+    book.use(fill)
+    why = {name: command.why(book.get(name), NOW + 6, 300.0) for name in "abcde"}
+    assert "transaction 99 was heard of, unproven" in why["a"]
+    assert why["b"] == "the customer has not answered; can until 2023-11-14 22:18:20; a notification came"
+    assert why["c"] == "the service refused it: no; busy (code 22)"
+    assert why["d"] == "being sent, or its process has just ended"
+    assert why["e"] == "the service refused it: UnauthorizedError"
+
+
+def test_an_empty_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A ledger with nothing in it says so."""
+    book = Book(tmp_path / "charges.db")
+    book.use(lambda ledger: ledger.get("a"))
+    assert main(["ledger", "list", "--ledger", book.url]) == 0
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == "nothing is open\n"
+
+
+# --- show
+
+
+def test_show_tells_the_whole_history(
+    book: Book, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every attempt and change, with evidence, in UTC and in local time."""
+    monkeypatch.setenv("TZ", "America/Guayaquil")
+    time.tzset()
+    try:
+        book.use(
+            lambda ledger: ledger.apply(
+                fresh("order-refused", attempt=2), Conflicted(at=NOW + 60, what="amount 7")
+            )
+        )
+        assert main(["ledger", "show", "order-refused"]) == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    out = capfd.readouterr().out
+    first, second = out.split("attempt 2")
+    assert "attempt 1" in first
+    assert "2023-11-14 22:13:20   2023-11-14 17:13:20 -0500   Refused: sending → refused" in first
+    assert "error type: NotCreated; error code: 22" in first
+    assert "Permitted: nothing → sending" in second
+    assert "2023-11-14 22:14:20   2023-11-14 17:14:20 -0500   Conflicted " in second
+    assert "what: amount 7" in second
+    for evidence in (Evidence.PERMIT, Evidence.ANSWER, Evidence.CONFLICT):
+        assert f" {evidence} " in out
+
+
+def test_show_every_state(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each record is shown with its state, what it rests on, and whether it is paid."""
+    for state in State:
+        assert main(["ledger", "show", f"order-{state}"]) == 0
+        out = " ".join(capfd.readouterr().out.split())
+        record = book.get(f"order-{state}")
+        assert f"state {record.state}, because {command.RESTS_ON[record.evidence]}" in out
+        assert f"paid {command.paid_word(record.state)} amount USD 11.50" in out
+        assert (record.transaction_id is not None) == ("transaction id 7" in out)
+
+
+def test_show_a_refusal_with_its_message(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the service said, its markup as text."""
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.permit(fresh("order-9"))
+        await ledger.apply(
+            fresh("order-9"), Refused(at=NOW, error_type="X", error_code=22, messages=("[red]no[/]",))
+        )
+
+    book.use(fill)
+    assert main(["ledger", "show", "order-9"]) == 0
+    assert "[red]no[/] (code 22)" in capfd.readouterr().out
+
+
+def test_every_event_has_its_sentence(book: Book) -> None:
+    """Whatever stands in a history is explained."""
+    assert all(sentence.endswith(".") for sentence in command.SENTENCES.values())
+    assert command.RESTS_ON.keys() == set(Evidence)
+
+
+# --- resolve
+
+
+def resolve(identifier: str, decision: str, *more: str) -> int:
+    arguments = [
+        "ledger",
+        "resolve",
+        identifier,
+        "--as",
+        decision,
+        "--actor",
+        "ana",
+        "--reason",
+        "the portal",
+    ]
+    return main([*arguments, *more])
+
+
+@pytest.mark.parametrize("decision", ["accepted", "cancelled", "refused"])
+@pytest.mark.parametrize("state", [State.UNKNOWN, State.EXPIRED])
+def test_resolve(book: Book, state: State, decision: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """An unknown or expired sale is decided, with the person and the reason as its evidence."""
+    assert resolve(f"order-{state}", decision, "--yes") == 0
+    record = book.get(f"order-{state}")
+    assert (record.state, record.evidence) == (decision, Evidence.OPERATOR)
+    assert record.decided_at == pytest.approx(time.time(), abs=60)
+    change = book.use(lambda ledger: ledger.history(f"order-{state}"))[-1]
+    assert json.loads(change.detail or "") == {"actor": "ana", "reason": "the portal"}
+    assert (decision == "refused") == ("RE-OPENS CHARGING" in capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("decision", ["accepted", "cancelled", "refused"])
+@pytest.mark.parametrize("state", set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED})
+def test_resolve_only_what_the_table_allows(
+    book: Book, state: State, decision: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Any other state is refused by name, and nothing changes."""
+    before = book.get(f"order-{state}")
+    assert resolve(f"order-{state}", decision, "--yes") == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert f"order-{state} is {state}: only what is unknown or expired is decided by hand" in said
+    assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
+    assert book.get(f"order-{state}") == before
+
+
+def test_resolve_asks(book: Book, person: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """On a terminal it says what the decision means; only a yes decides."""
+    for answer in ("", "n", "yes please"):
+        person.append(answer)
+        assert resolve("order-unknown", "refused") == 2
+    assert resolve("order-unknown", "refused") == 2  # the terminal is gone
+    said = " ".join(capfd.readouterr().err.split())
+    assert "This RE-OPENS CHARGING" in said
+    assert "the customer pays twice" in said
+    assert "nothing was changed" in said
+    assert book.get("order-unknown").state is State.UNKNOWN
+    person.append(" Yes ")
+    assert resolve("order-unknown", "refused") == 0
+    assert book.get("order-unknown").state is State.REFUSED
+
+
+def test_resolve_does_not_hold_the_ledger_while_it_asks(
+    book: Book, person: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A charge may go on meanwhile; where it changes the sale, the answer is void."""
+
+    def ask(_: str) -> str:
+        book.use(lambda ledger: ledger.apply(fresh("order-unknown"), Notified(at=NOW, transaction_id=7)))
+        return "y"
+
+    monkeypatch.setattr(terminal.err, "input", ask)
+    assert resolve("order-unknown", "refused") == 2
+    assert "has changed meanwhile" in capfd.readouterr().err
+    assert book.get("order-unknown").state is State.UNKNOWN
+
+
+def test_resolve_without_a_terminal_needs_yes(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """A script must say that it means it."""
+    assert resolve("order-unknown", "refused") == 2
+    assert "give --yes; nothing was changed" in capfd.readouterr().err
+    assert book.get("order-unknown").state is State.UNKNOWN
+
+
+def test_resolve_says_that_the_customer_may_still_approve(
+    book: Book, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sale whose window is open is no sale to be called refused lightly."""
+    now = time.time()
+
+    async def fill(ledger: Ledger) -> None:
+        await ledger.permit(fresh("order-9", at=now))
+        await ledger.apply(fresh("order-9"), Lost(at=now, expires_at=now + 330))
+
+    book.use(fill)
+    assert resolve("order-9", "refused", "--yes") == 0
+    assert "The customer may still approve it, until " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--actor", "--reason"])
+def test_resolve_needs_a_person_and_a_reason(
+    book: Book, option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Blanks are none."""
+    assert resolve("order-unknown", "refused", "--yes", option, "  ") == 2
+    assert option in capfd.readouterr().err
+    assert book.get("order-unknown").state is State.UNKNOWN
+
+
+def test_resolve_to_another_word(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody decides that a sale is pending."""
+    assert resolve("order-unknown", "pending", "--yes") == 2
+    assert "--as" in capfd.readouterr().err
+
+
+# --- export
+
+
+def fill_export(book: Book) -> None:
+    async def fill(ledger: Ledger) -> None:
+        await ledger.permit(fresh("=cmd()"))
+        refused = Refused(at=NOW, error_type="X", error_code=-1, messages=("@no", "ñ"))
+        await ledger.apply(fresh("=cmd()"), refused)
+
+    book.use(fill)
+    assert main(
+        ["ledger", "resolve", "order-unknown", "--as", "accepted", "--actor", "+ana", "--reason=-seen", "--yes"]
+    ) == 0  # fmt: skip
+
+
+def test_export_csv(book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A row for every attempt, earlier ones too; no cell is a formula."""
+    fill_export(book)
+    out = tmp_path / "out.csv"
+    assert main(["ledger", "export", "--out", str(out)]) == 0
+    assert "9 attempts are in" in capfd.readouterr().err
+    with out.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == command.COLUMNS
+    assert [row["attempt"] for row in rows if row["client_transaction_id"] == "order-refused"] == ["1", "2"]
+    by_id = {row["client_transaction_id"]: row for row in rows}
+    assert (by_id["'=cmd()"]["messages"], by_id["'=cmd()"]["error_code"]) == ("'@no; ñ", "'-1")
+    unknown = by_id["order-unknown"]
+    assert (unknown["actor"], unknown["reason"], unknown["paid"]) == ("'+ana", "'-seen", "true")
+    assert unknown["created_at"] == "2023-11-14T22:13:20.000Z"
+    assert by_id["order-cancelled"]["paid"] == "false"
+    assert by_id["order-expired"]["paid"] == ""
+    assert not any(cell.startswith(tuple("=+-@\t\r\n")) for row in rows for cell in row.values())
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+
+
+def test_export_jsonl(book: Book, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """The same rows as JSON, its values as they are; printed where no file is given."""
+    fill_export(book)
+    out = tmp_path / "out.jsonl"
+    assert main(["ledger", "export", "--out", str(out)]) == 0
+    assert main(["ledger", "export", "--format", "jsonl"]) == 0
+    assert capfdbinary.readouterr().out == out.read_bytes()
+    rows = {row["client_transaction_id"]: row for row in map(json.loads, out.read_bytes().splitlines())}
+    assert rows["=cmd()"]["messages"] == ["@no", "ñ"]
+    assert (rows["order-unknown"]["paid"], rows["order-expired"]["paid"]) == (True, None)
+    assert (rows["order-pending"]["transaction_id"], rows["order-pending"]["amount"]) == (7, 1150)
+    assert main(["ledger", "export"]) == 0
+    assert capfdbinary.readouterr().out.startswith(b"client_transaction_id,attempt,")
+
+
+def test_export_overwrites_nothing(book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A file that is there stays as it is, the ledger above all."""
+    before = book.path.read_bytes()
+    assert main(["ledger", "export", "--out", str(book.path)]) == 2
+    assert "is there already" in capfd.readouterr().err
+    assert book.path.read_bytes() == before
+    assert main(["ledger", "export", "--out", str(tmp_path / "nowhere" / "out.csv")]) == 2
+    assert "cannot be written" in capfd.readouterr().err
+
+
+def test_export_to_a_full_disk(
+    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that takes no more gives one line, no traceback and no half of a file."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["ledger", "export", "--out", str(tmp_path / "out.csv")]) == 2
+    assert "--out out.csv: cannot be written: No space left on device" in capfd.readouterr().err
+    assert not (tmp_path / "out.csv").exists()
+
+
+# --- Any of them
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list"], ["show", "order-1"], ["export"],
+     ["resolve", "order-1", "--as", "refused", "--actor", "a", "--reason", "b", "--yes"]],
+)  # fmt: skip
+def test_no_ledger(
+    tmp_path: Path,
+    arguments: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is missing is not made; one line says what is wrong."""
+    monkeypatch.delenv("PAYCLIENT_LEDGER", raising=False)
+    path = tmp_path / "slip.db"
+    for url, words in (
+        ([], "give --ledger"),
+        (["--ledger", f"sqlite:{path}"], f"there is no ledger at {path}"),
+        (["--ledger", "memory:"], "ended with its process"),
+        (["--ledger", "paper:"], "a ledger is"),
+    ):
+        assert main(["ledger", *arguments, *url]) == 2
+        said = capfd.readouterr()
+        assert words in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("arguments", [["show", "order-0"], ["resolve", "order-0"]])
+def test_no_such_sale(book: Book, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """An id that the ledger does not have is said to be missing."""
+    if arguments[0] == "resolve":
+        arguments = [*arguments, "--as", "refused", "--actor", "a", "--reason", "b", "--yes"]
+    assert main(["ledger", *arguments]) == 2
+    assert "the ledger has no sale 'order-0'" in capfd.readouterr().err
+
+
+HOLDER = """
+import asyncio, sys
+from payclient.ledger import open_ledger
+async def main():
+    ledger = await open_ledger(sys.argv[1])
+    print("open", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await ledger.aclose()
+asyncio.run(main())
+"""
+
+
+def test_a_ledger_in_use(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """While another process has it, each command says so in one line and ends with 2."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, book.url], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        for arguments in (["list"], ["show", "order-unknown"], ["export"]):
+            assert main(["ledger", *arguments]) == 2
+            said = capfd.readouterr().err
+            assert said.count("\n") == 1
+            assert "in use by another process" in said
+        assert resolve("order-unknown", "refused", "--yes") == 2
+        holder.communicate(b"")
+    assert holder.returncode == 0
+    assert main(["ledger", "list"]) == 0

@@ -1,0 +1,412 @@
+"""Power failure: what the ledger said is written is there, whatever the disk had not been told to keep.
+
+A child process runs the shipped ledger under a small library that notes every write and sync of its files, and
+each acknowledgement in between. From prefixes of those notes come the files as a power failure may leave them:
+what was synced is there, of the rest each sector may be there or not. Each image is opened as a ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from payclient.errors import PayError
+from payclient.ledger import files, open_ledger
+from payclient.lifecycle import Created, FoundAccepted, Record, State
+
+ROOT = Path(__file__).parents[1]
+IMAGES = 320
+ROUNDS = 130
+SECTOR = 512
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+#include <fcntl.h>
+
+static int notes = -1;
+static char folder[4096];
+static size_t folder_length;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("POWER_NOTES"), *watched = getenv("POWER_FOLDER");
+    if (!path || !watched || strlen(watched) >= sizeof folder) return;
+    strcpy(folder, watched);
+    folder_length = strlen(folder);
+    notes = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+}
+
+/* The name below the folder, "" for the folder itself, NULL for what lies elsewhere. */
+static const char *below(const char *path) {
+    if (strncmp(path, folder, folder_length)) return NULL;
+    if (path[folder_length] == 0) return "";
+    return path[folder_length] == '/' ? path + folder_length + 1 : NULL;
+}
+
+static const char *name_of(int fd, char *path, size_t size) {
+    char link[64];
+    if (notes < 0) return NULL;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, size - 1);
+    if (length < 0) return NULL;
+    path[length] = 0;
+    return below(path);
+}
+
+/* One append, so that what two threads note is not mixed. */
+static void note(char kind, const char *name, uint64_t offset, const void *data, uint64_t size) {
+    unsigned char head[18];
+    head[0] = kind;
+    head[1] = (unsigned char)strlen(name);
+    memcpy(head + 2, &offset, 8);
+    memcpy(head + 10, &size, 8);
+    struct iovec parts[3] = {{head, 18}, {(void *)name, strlen(name)}, {(void *)data, data ? size : 0}};
+    if (syscall(SYS_writev, notes, parts, 3) < 0) abort();
+}
+
+#define REAL(name) static __typeof__(&name) real; if (!real) real = dlsym(RTLD_NEXT, #name)
+
+#define PWRITE(function) \
+ssize_t function(int fd, const void *data, size_t size, off_t offset) { \
+    REAL(function); \
+    char path[4096]; \
+    const char *name = name_of(fd, path, sizeof path); \
+    ssize_t done = real(fd, data, size, offset); \
+    if (name && done > 0) note('W', name, offset, data, done); \
+    return done; \
+}
+PWRITE(pwrite)
+PWRITE(pwrite64)
+
+ssize_t write(int fd, const void *data, size_t size) {
+    REAL(write);
+    char path[4096];
+    const char *name = name_of(fd, path, sizeof path);
+    off_t offset = name ? lseek(fd, 0, SEEK_CUR) : 0;
+    ssize_t done = real(fd, data, size);
+    if (name && done > 0) note('W', name, offset, data, done);
+    return done;
+}
+
+#define TRUNCATE(function) \
+int function(int fd, off_t size) { \
+    REAL(function); \
+    char path[4096]; \
+    const char *name = name_of(fd, path, sizeof path); \
+    int done = real(fd, size); \
+    if (name && !done) note('T', name, size, NULL, 0); \
+    return done; \
+}
+TRUNCATE(ftruncate)
+TRUNCATE(ftruncate64)
+
+/* Noted before it returns: whatever is acknowledged later stands behind it. */
+#define SYNC(function) \
+int function(int fd) { \
+    REAL(function); \
+    char path[4096]; \
+    const char *name = name_of(fd, path, sizeof path); \
+    int done = real(fd); \
+    if (name && !done) note('S', name, 0, NULL, 0); \
+    return done; \
+}
+SYNC(fsync)
+SYNC(fdatasync)
+
+int unlink(const char *path) {
+    REAL(unlink);
+    int done = real(path);
+    const char *name = notes < 0 ? NULL : below(path);
+    if (name && !done) note('U', name, 0, NULL, 0);
+    return done;
+}
+"""
+
+# --- The child: it charges, and says what it was promised
+
+
+def child(path: str, synchronous: str) -> None:
+    """Permit and record for some rounds; after each answer of the ledger, note what it acknowledged."""
+    if synchronous != "FULL":
+        files._SETTINGS = tuple(
+            ("synchronous", "NORMAL", 1) if setting[0] == "synchronous" else setting
+            for setting in files._SETTINGS
+        )
+    notes = os.open(os.environ["POWER_NOTES"], os.O_WRONLY | os.O_APPEND)
+
+    def acknowledge(number: int, state: State) -> None:
+        said = json.dumps([number, state]).encode()
+        os.write(notes, struct.pack("<BBQQ", ord("A"), 0, 0, len(said)) + said)
+
+    async def charge_all() -> None:
+        ledger = await open_ledger(f"sqlite:{path}")
+        chance, number = random.Random(1), 0  # noqa: S311 - the same charges each time
+
+        async def charge(number: int) -> None:
+            record = record_of(number)
+            assert await ledger.permit(record)
+            acknowledge(number, State.SENDING)
+            record = await ledger.apply(
+                record, Created(at=2.0, transaction_id=1000 + number, expires_at=300.0)
+            )
+            acknowledge(number, State.PENDING)
+            if number % 3 == 0:
+                await ledger.apply(record, FoundAccepted(at=3.0))
+                acknowledge(number, State.ACCEPTED)
+
+        for _ in range(ROUNDS):
+            size = chance.choice((1, 1, 2, 6))
+            await asyncio.gather(*(charge(number + each) for each in range(size)))
+            number += size
+        await ledger.aclose()
+
+    asyncio.run(charge_all())
+
+
+def record_of(number: int) -> Record:
+    """A charge of the child's."""
+    return Record(
+        client_transaction_id=f"order-{number}",
+        digest=b"d" * 16,
+        lane=b"l" * 16,
+        amount=number,
+        currency="USD",
+        created_at=1.0,
+    )
+
+
+# --- The notes, and the images that come of them
+
+
+@attrs.frozen
+class Note:
+    """One operation. `kind`: Write, Truncate, Sync, Unlink, Acknowledged."""
+
+    kind: str
+    name: str
+    offset: int
+    data: bytes
+
+
+def read_notes(path: Path) -> list[Note]:
+    raw, notes, at = path.read_bytes(), [], 0
+    while at < len(raw):
+        kind, length, offset, size = struct.unpack_from("<BBQQ", raw, at)
+        name = raw[at + 18 : at + 18 + length].decode()
+        at += 18 + length
+        size = size if chr(kind) in "WA" else 0
+        notes.append(Note(chr(kind), name, offset, raw[at : at + size]))
+        at += size
+    return notes
+
+
+class File:
+    """What the disk holds of one file, and what it was told and not yet made to keep."""
+
+    def __init__(self) -> None:
+        self.durable = bytearray()
+        self.pending: list[Note] = []
+
+    def sync(self) -> None:
+        for note in self.pending:
+            _carry_out(self.durable, note)
+        self.pending.clear()
+
+    def after_power_failure(self, chance: random.Random) -> bytes:
+        """Any part of what was pending may have come through, a sector at a time."""
+        content, kept = bytearray(self.durable), chance.choice((0.0, 0.3, 0.7, 0.95))
+        torn = chance.random() < 0.5
+        for note in self.pending:
+            if note.kind == "W" and torn:
+                for begin in range(0, len(note.data), SECTOR):
+                    if chance.random() < kept:
+                        part = note.data[begin : begin + SECTOR]
+                        _carry_out(content, Note("W", note.name, note.offset + begin, part))
+            elif chance.random() < kept:
+                _carry_out(content, note)
+        return bytes(content)
+
+
+def _carry_out(content: bytearray, note: Note) -> None:
+    if note.kind == "T":
+        del content[note.offset :]
+    end = note.offset + len(note.data)
+    content.extend(bytes(max(end - len(content), 0)))
+    content[note.offset : end] = note.data
+
+
+class Disk:
+    """One folder on a disk. Its entries are kept in the order of their making, as file systems' journals do."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.durable: dict[str, File] = {}
+        self.pending: list[tuple[str, File | None]] = []
+
+    def take(self, note: Note) -> None:
+        if note.kind == "S" and note.name == "":
+            for name, file in self.pending:
+                _enter(self.durable, name, file)
+            self.pending.clear()
+        elif note.kind == "S":
+            if note.name in self.files:
+                self.files[note.name].sync()
+        elif note.kind == "U":
+            self.files.pop(note.name, None)
+            self.pending.append((note.name, None))
+        else:
+            if note.name not in self.files:
+                self.files[note.name] = File()
+                self.pending.append((note.name, self.files[note.name]))
+            self.files[note.name].pending.append(note)
+
+    def after_power_failure(self, chance: random.Random) -> dict[str, bytes]:
+        entries = dict(self.durable)
+        for name, file in self.pending[: chance.randint(0, len(self.pending))]:
+            _enter(entries, name, file)
+        return {name: file.after_power_failure(chance) for name, file in entries.items()}
+
+
+def _enter(entries: dict[str, File], name: str, file: File | None) -> None:
+    if file is None:
+        entries.pop(name, None)
+    else:
+        entries[name] = file
+
+
+def images(notes: list[Note]) -> Iterator[tuple[dict[str, bytes], dict[int, State]]]:
+    """Folders as a power failure may leave them, each with what had been acknowledged by then."""
+    chance = random.Random(2)  # noqa: S311 - the same failures each time
+    # Half of them at the worst moment: something has just been acknowledged.
+    acknowledged = [place for place, note in enumerate(notes, 1) if note.kind == "A"]
+    cuts = chance.choices(range(1, len(notes) + 1), k=IMAGES // 2) + chance.choices(
+        acknowledged, k=IMAGES // 2
+    )
+    disk, promised, done = Disk(), dict[int, State](), 0
+    for cut in sorted(cuts):
+        for note in notes[done:cut]:
+            if note.kind == "A":
+                number, state = json.loads(note.data)
+                promised[number] = State(state)
+            else:
+                disk.take(note)
+        done = cut
+        yield disk.after_power_failure(chance), dict(promised)
+
+
+# --- The ledger after the power is back
+
+
+async def lost(path: Path, promised: dict[int, State]) -> list[str]:
+    """What was acknowledged and is not in the ledger, or what is wrong with the ledger."""
+    ids = {f"order-{number}": state for number, state in promised.items()}
+    try:
+        ledger = await open_ledger(f"sqlite:{path}")
+    except PayError as error:
+        return [f"the ledger does not open: {error}"]
+    try:
+        found = await ledger.get_many(list(ids))
+        missing = [
+            f"{key} is lost, acknowledged as {state}" for key, state in ids.items() if key not in found
+        ]
+        for key, record in found.items():
+            number = int(key.removeprefix("order-"))
+            known = ids[key] is State.SENDING or record.transaction_id == 1000 + number
+            if not known or (ids[key] is State.ACCEPTED and record.state is not State.ACCEPTED):
+                missing.append(f"{key} is {record.state}, acknowledged as {ids[key]}")
+            if len(await ledger.history(key)) != record.version + 1:
+                missing.append(f"{key} has lost a part of its history")
+        if promised and await ledger.permit(record_of(max(promised))):
+            missing.append(f"order-{max(promised)} may be sent a second time")
+    finally:
+        await ledger.aclose()
+    with sqlite3.connect(path) as connection:
+        said = connection.execute("PRAGMA integrity_check").fetchone()[0]
+    connection.close()
+    return missing if said == "ok" else [*missing, f"the file is damaged: {said}"]
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The noting library, compiled here."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux and a C compiler, to note what SQLite writes and syncs")
+    folder = tmp_path_factory.mktemp("shim")
+    (folder / "shim.c").write_text(SHIM)
+    library = folder / "shim.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "shim.c", "-ldl"],
+        check=True,
+        timeout=60,
+    )
+    return library
+
+
+def check_power_failures(shim: Path, tmp_path: Path, synchronous: str) -> None:
+    """Run the child, fail the power at hundreds of moments, and find nothing lost."""
+    folder = tmp_path / "ledger"
+    folder.mkdir()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(shim),
+        "POWER_NOTES": str(tmp_path / "notes"),
+        "POWER_FOLDER": str(folder.resolve()),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, __file__, str(folder.resolve() / "charges.db"), synchronous]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=120)
+    notes = read_notes(tmp_path / "notes")
+    kinds = {(note.kind, note.name.removeprefix("charges.db")) for note in notes}
+    # What the library must have seen, lest it prove nothing: the log and its folder synced, and checkpoints.
+    assert {("W", "-wal"), ("S", "-wal"), ("W", ""), ("S", ""), ("A", "")} <= kinds
+    assert ("S", "") in {(note.kind, note.name) for note in notes}
+    assert len([note for note in notes if (note.kind, note.name) == ("S", "charges.db")]) >= 3
+    found, count = [], 0
+    for content, promised in images(notes):
+        image = tmp_path / f"image-{count}"
+        image.mkdir()
+        for name, data in content.items():
+            (image / name).write_bytes(data)
+        if faults := asyncio.run(lost(image / "charges.db", promised)):
+            found.append((count, faults[:3]))
+        shutil.rmtree(image)
+        count += 1
+    assert count == IMAGES
+    assert not found, f"{len(found)} of {count} images have lost something: {found[:3]}"
+
+
+def test_no_acknowledged_permit_is_lost(shim: Path, tmp_path: Path) -> None:
+    """With the shipped settings every acknowledged permit and answer survives every power failure."""
+    check_power_failures(shim, tmp_path, "FULL")
+
+
+def test_a_weaker_setting_is_caught(shim: Path, tmp_path: Path) -> None:
+    """The same test fails with `synchronous=NORMAL`, so it would see a ledger that promises too early."""
+    with pytest.raises(AssertionError, match="images have lost something"):
+        check_power_failures(shim, tmp_path, "NORMAL")
+
+
+if __name__ == "__main__":
+    child(*sys.argv[1:])

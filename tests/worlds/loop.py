@@ -1,0 +1,161 @@
+"""An event loop without I/O: the world says what time it is, and steps it one callback at a time.
+
+Every await that suspends ends in a callback, so that to stop stepping is to stop a process at an await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVarTuple
+
+__all__ = ["VirtualLoop"]
+
+_Ts = TypeVarTuple("_Ts")
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash is its number, so that sets of tasks are walked in the same order in every run."""
+
+    number: int
+
+    def __new__(cls, *args: Any, **options: Any) -> _Task:
+        self = super().__new__(cls)
+        self.number = options["loop"].next_number()
+        return self
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(asyncio.Future[Any]):
+    """A future whose hash is its number."""
+
+    number: int
+
+    def __new__(cls, *args: Any, **options: Any) -> _Future:
+        self = super().__new__(cls)
+        self.number = options["loop"].next_number()
+        return self
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """One process's event loop. `now` is its monotonic clock; `failed` is told of what nobody caught."""
+
+    def __init__(self, now: Callable[[], float], failed: Callable[[str], object]) -> None:
+        self.time = now  # type: ignore[method-assign]  # a call less for each look at the clock
+        self.ready: deque[asyncio.Handle] = deque()
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._failed = failed
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._number = 0
+
+    def next_number(self) -> int:
+        """A number that no other task, future or timer of this loop has."""
+        self._number += 1
+        return self._number
+
+    # --- What asyncio asks for
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self.next_number(), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(loop=self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        task = _Task(coro, loop=self, name="", context=context)
+        self.tasks.append(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self._failed(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # --- What the world asks for
+
+    def next_timer(self) -> float | None:
+        """The monotonic time of the first timer that still counts."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def wake(self) -> None:
+        """Make ready what is due."""
+        now, timers = self.time(), self._timers
+        while timers and timers[0][0] <= now:
+            self.ready.append(heapq.heappop(timers)[2])
+
+    def run(self, coroutine: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Start a task from outside."""
+        return self.create_task(coroutine)
+
+    def step(self) -> None:
+        """Run one callback: a task from one await to the next."""
+        handle = self.ready.popleft()
+        if not handle.cancelled():
+            events._set_running_loop(self)
+            try:
+                handle._run()
+            finally:
+                events._set_running_loop(None)
+
+    def abandon(self) -> None:
+        """The world is over: let go of every task, here and now and not when garbage is collected."""
+        self._failed = _nobody
+        events._set_running_loop(self)
+        try:
+            for task in self.tasks:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    coroutine = task.get_coro()
+                    if coroutine is not None:
+                        coroutine.close()
+                elif not task.cancelled():
+                    task.exception()
+        finally:
+            events._set_running_loop(None)
+        self.tasks.clear()
+        self.ready.clear()
+        self._timers.clear()
+
+
+def _nobody(what: str) -> None:
+    """Nobody listens any more."""

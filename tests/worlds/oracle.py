@@ -1,0 +1,189 @@
+"""Who sees everything: the ledger, the service, each byte that left. Says which promise was broken, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+import payclient
+from payclient import Record, State
+
+if TYPE_CHECKING:
+    from worlds.world import World
+
+__all__ = ["Oracle", "Post", "Transaction"]
+
+
+@attrs.define(eq=False)
+class Post:
+    """One Sale whose bytes left."""
+
+    client_id: str
+    attempt: int
+    worker: str
+    at: float
+    #: When its permit was committed.
+    permitted_at: float
+    #: Copies of it that may still be executed.
+    under_way: int = 0
+    transactions: list[Transaction] = attrs.field(factory=list)
+    #: Decided once: copies of what the service refused are refused too.
+    refused: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Nothing was created by it, nor will be."""
+        return self.refused or (not self.under_way and not self.transactions)
+
+
+@attrs.define(eq=False)
+class Transaction:
+    """What the service holds."""
+
+    number: int
+    client_id: str
+    phone: str
+    amount: int
+    currency: str
+    visible_at: float
+    state: str = "Pendiente"
+
+
+class Oracle:
+    """Checks at each byte, each commit and each word said to an application."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.posts: list[Post] = []
+        #: When the permit of (client transaction id, attempt) was committed.
+        self.permits: dict[tuple[str, int], float] = {}
+        self.violations: list[str] = []
+
+    def violated(self, what: str) -> None:
+        """A promise is broken."""
+        self._world.note(f"VIOLATION {what}")
+        self.violations.append(what)
+
+    # --- What is true
+
+    def posts_of(self, client_id: str, attempt: int | None = None) -> list[Post]:
+        """The Sales of a client transaction id, or of one attempt of it."""
+        return [
+            post
+            for post in self.posts
+            if post.client_id == client_id and (attempt is None or post.attempt == attempt)
+        ]
+
+    def transactions_of(self, client_id: str) -> list[Transaction]:
+        """What the service holds under a client transaction id."""
+        return [transaction for post in self.posts_of(client_id) for transaction in post.transactions]
+
+    def settled(self, client_id: str) -> bool:
+        """Whether what the service holds of it will not change."""
+        return all(
+            not post.under_way and all(each.state != "Pendiente" for each in post.transactions)
+            for post in self.posts_of(client_id)
+        )
+
+    # --- Each byte
+
+    def bytes_leave(self, worker: str, client_id: str) -> Post:
+        """The first byte of a Sale leaves: there must be one committed permit, fresh and unused."""
+        newest = self._world.store.newest(client_id)
+        now, total = self._world.now, self._world.settings.total
+        attempt = 0 if newest is None else newest.attempt
+        permitted_at = self.permits.get((client_id, attempt), now)
+        post = Post(client_id, attempt, worker, now, permitted_at)
+        if newest is None:
+            self.violated(f"{client_id}: a POST without a committed permit")
+        elif self.posts_of(client_id, attempt):
+            self.violated(f"{client_id}: POSTed again under attempt {attempt}, which is {newest.state}")
+        elif newest.state is not State.SENDING:
+            self.violated(f"{client_id}: a POST of attempt {attempt}, which is {newest.state}")
+        elif now - permitted_at > total + 1e-6:
+            self.violated(f"{client_id}: a POST {now - permitted_at:.1f} s after its permit")
+        for earlier in self.posts_of(client_id):
+            if not earlier.nothing:
+                self.violated(f"{client_id}: POSTed again, and attempt {earlier.attempt} may exist")
+        self.posts.append(post)
+        return post
+
+    def created(self, post: Post) -> None:
+        """The service created a transaction: the ledger must have its row."""
+        record = self._world.store.attempt(post.client_id, post.attempt)
+        if record is None:
+            self.violated(f"{post.client_id}: created at the service, and lost: there is no row")
+        elif record.state is State.REFUSED:
+            self.violated(
+                f"{post.client_id}: created at the service after it was refused ({record.evidence})"
+            )
+
+    # --- Each commit
+
+    def committed(self, record: Record) -> None:
+        """A row is on disk: what it says must be true, now and for ever."""
+        name = f"{record.client_transaction_id}/{record.attempt}"
+        if record.state is State.REFUSED:
+            for post in self.posts_of(record.client_transaction_id, record.attempt):
+                if not post.nothing:
+                    self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")
+        elif record.state in (State.ACCEPTED, State.CANCELLED):
+            word = "Aceptado" if record.state is State.ACCEPTED else "Cancelado"
+            if not self._holds(record.client_transaction_id, record.transaction_id, word):
+                self.violated(f"{name}: recorded as {record.state}, which the service does not hold")
+
+    def _holds(self, client_id: str, number: int | None, word: str) -> bool:
+        any_of_them = number is None or self._twins(client_id)
+        return any(
+            each.state == word
+            for each in self.transactions_of(client_id)
+            if any_of_them or each.number == number
+        )
+
+    def _twins(self, client_id: str) -> bool:
+        """A copy of the network's was charged too, by a service that does not look: no word is all the truth."""
+        return any(len(post.transactions) > 1 for post in self.posts_of(client_id))
+
+    # --- Each word
+
+    def said(self, outcome: payclient.Outcome) -> None:
+        """An application was told: True and False must be so."""
+        client_id = outcome.client_transaction_id
+        if outcome.paid is True and not self._holds(client_id, outcome.transaction_id, "Aceptado"):
+            self.violated(f"{client_id}: said to be paid ({outcome.state}), and it is not")
+        elif outcome.paid is False and outcome.state is State.REFUSED:
+            attempts = {post.attempt for post in self.posts_of(client_id)}
+            if attempts and not any(
+                all(post.nothing for post in self.posts_of(client_id, attempt))
+                for attempt in range(1, max(attempts) + 1)
+            ):
+                self.violated(f"{client_id}: said to be refused, and it may exist")
+        elif outcome.paid is False and not self._holds(client_id, outcome.transaction_id, "Cancelado"):
+            self.violated(f"{client_id}: said to be unpaid ({outcome.state}), and it is not cancelled")
+
+    def raised(self, worker: str, client_id: str, since: int, error: Exception) -> None:
+        """`sale` raised: what that call sent created nothing."""
+        if not isinstance(error, payclient.PayError):
+            self.violated(f"{client_id}: sale raised {error!r}")
+        for post in self.posts[since:]:
+            if post.client_id == client_id and post.worker == worker and not post.nothing:
+                self.violated(f"{client_id}: sale raised {type(error).__name__}, and it may exist")
+
+    # --- The end
+
+    def at_the_end(self) -> None:
+        """Everything was repaired, restarted and asked for: what was created is known, and nothing was lost."""
+        settings = self._world.settings
+        for post in self.posts:
+            if post.transactions and self._world.store.attempt(post.client_id, post.attempt) is None:
+                self.violated(f"{post.client_id}: created at the service, and lost")
+        for record in self._world.store.all():
+            name = f"{record.client_transaction_id}/{record.attempt}"
+            self.committed(record)
+            if record.state is State.SENDING:
+                self.violated(f"{name}: still sending at the end")
+            twins = self._twins(record.client_transaction_id)
+            asks = settings.by_client or (settings.by_transaction and record.transaction_id is not None)
+            if asks and not twins and not record.state.decided:
+                self.violated(f"{name}: still {record.state} at the end, and the service would say")

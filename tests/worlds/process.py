@@ -1,0 +1,257 @@
+"""A worker: one process with its event loop, its tracker and the application around it. It may stop at any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import payclient
+from fake_service import sale
+from payclient.clock import Timer
+from payclient.lifecycle import Decision
+from payclient.schedule import Fixed
+from worlds.loop import VirtualLoop
+from worlds.service import Line
+from worlds.store import WorldLedger
+
+if TYPE_CHECKING:
+    from worlds.world import World
+
+__all__ = ["Machine", "Process"]
+
+_EPOCH = 1_700_000_000.0
+#: Steps without time passing that no honest program makes.
+_SPINNING = 20_000
+
+
+class Machine:
+    """Where processes run, one after another. Its wall clock is off, and may jump."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.starts = 0
+        self.offset = 0.0
+
+
+class Process:
+    """One life of a worker, from its start to its end; also the `Clock` of its tracker."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        machine.starts += 1
+        self.world = world
+        self.machine = machine
+        self.name = f"m{machine.number}.{machine.starts}"
+        self.dead = False
+        #: Standing still until somebody wakes it.
+        self.paused = False
+        self.steps = 0
+        self.open = False
+        #: Calls and waits that the application has not heard the end of.
+        self.waiting: dict[int, str] = {}
+        self._lag = 0.0
+        self._postponed: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._instant = (-1.0, 0)
+        self._next_incident = world.draw_incident(self)
+        self.loop = VirtualLoop(self.monotonic, self._failed)  # type: ignore[abstract]  # no I/O in it
+        self.ledger = WorldLedger(self, world.store)
+        settings = world.settings
+        self._session = payclient.PaySession(
+            "https://pay.example",
+            "token",
+            profile=world.profile,
+            timeouts=payclient.Timeouts(total=settings.total, connect=settings.total),
+            transport=Line(world, self),
+        )
+        self.tracker = payclient.Tracker(self._session, self.ledger, schedule=Fixed(settings.gap), clock=self)
+        self.loop.run(self._start())
+
+    # --- Clocks
+
+    def time(self) -> float:
+        return _EPOCH + self.world.now + self.machine.offset
+
+    def monotonic(self) -> float:
+        return self.world.now - self._lag
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
+        return self.loop.call_at(when, callback, *args)
+
+    # --- Stepping, stopping, ending
+
+    @property
+    def away(self) -> bool:
+        """Dead or standing still."""
+        return self.dead or self.paused
+
+    def next_timer(self) -> float | None:
+        """In the world's time; a trifle later after a suspension, so that no rounding makes it early."""
+        when = self.loop.next_timer()
+        return None if when is None else when + self._lag + (1e-6 if self._lag else 0.0)
+
+    def run_ready(self) -> None:
+        """Step until nothing is ready, or the process stops."""
+        ready = self.loop.ready
+        since = self.steps
+        while ready and not self.dead and not self.paused:
+            self.steps += 1
+            if self.steps == self._next_incident:
+                self.incident()
+                return
+            self.loop.step()
+        now, steps = self._instant
+        steps = steps if now == self.world.now else 0
+        self._instant = (self.world.now, steps + self.steps - since)
+        if self._instant[1] > _SPINNING:
+            self.world.oracle.violated(f"{self.name} spins")
+
+    def later(self, delay: float, callback: Callable[..., object], *args: Any) -> None:
+        """Something of this process: it waits while the process stands still, and is gone with it."""
+        self.world.after(delay, self._own, callback, args)
+
+    def _own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        if self.paused:
+            self._postponed.append((callback, args))
+        elif not self.dead:
+            callback(*args)
+
+    def is_hot(self) -> bool:
+        """Whether an incident comes around this very commit."""
+        return self.world.may_happen() and self.world.happens(self.world.settings.hot)
+
+    def incident(self) -> None:
+        """Crash, or stand still for a while."""
+        world = self.world
+        self._next_incident = 0
+        if not world.may_happen():
+            return
+        world.incidents += 1
+        if world.random.random() < world.settings.crash:
+            self.kill()
+            world.after(world.random.choice((0.5, 20.0, 100.0, 900.0)), world.start, self.machine)
+            return
+        seconds = world.random.choice((5.0, 29.0, 31.0, 70.0, 400.0, 1300.0))
+        suspended = world.settings.suspend and world.random.random() < 0.5
+        world.note(f"{self.name} {'is suspended' if suspended else 'stops'} for {seconds:g} s")
+        self.paused = True
+        world.after(seconds, self.resume, seconds if suspended else 0.0)
+
+    def resume(self, lag: float = 0.0) -> None:
+        """Go on, the monotonic clock having stood still for so long."""
+        if not self.paused:
+            return
+        self._lag += lag
+        self.paused = False
+        self.world.note(f"{self.name} goes on")
+        postponed, self._postponed = self._postponed, []
+        for callback, args in postponed:
+            self._own(callback, args)
+        self._next_incident = self.world.draw_incident(self)
+
+    def kill(self) -> None:
+        """All that is not on disk or on its way is gone."""
+        if not self.dead:
+            self.world.note(f"{self.name} crashes at step {self.steps}")
+            self.dead = True
+            self.paused = False
+            self.waiting.clear()
+
+    def _failed(self, what: str) -> None:
+        if not self.dead:
+            self.world.oracle.violated(f"{self.name}: {what}")
+
+    # --- The application
+
+    def do(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Start something the application does."""
+        self.loop.run(coroutine)
+
+    async def _start(self) -> None:
+        try:
+            await self.tracker.__aenter__()
+        except payclient.LedgerError:
+            self.kill()
+            self.world.after(5.0, self.world.start, self.machine)
+            return
+        self.open = True
+        self.world.note(f"{self.name} is open")
+
+    async def close(self) -> None:
+        """End in good order: every wait ends by an error of its own."""
+        self.open = False
+        await self._ending("closing", self.tracker.aclose())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if self.waiting:
+            self.world.oracle.violated(f"{self.name} closed, and {list(self.waiting.values())} never ended")
+        self.dead = True
+
+    async def buy(self, client_id: str, phone: str, tax: int) -> None:
+        """Bring a request, and wait for its outcome."""
+        world = self.world
+        since = len(world.oracle.posts)
+        try:
+            pending = await self._ending(
+                f"sale {client_id}", self.tracker.sale(sale(client_id, phone, tax=tax))
+            )
+        except payclient.TrackerClosedError:
+            return
+        except Exception as error:
+            world.note(f"{self.name} sale {client_id} raised {type(error).__name__}")
+            world.oracle.raised(self.name, client_id, since, error)
+            return
+        world.oracle.said(pending.outcome)
+        await self.wait(pending)
+
+    async def wait(self, pending: payclient.PendingSale) -> None:
+        """Wait, perhaps in a hurry first."""
+        world, name = self.world, pending.client_transaction_id
+        try:
+            if world.random.random() < 0.3:
+                try:
+                    await self._ending(f"short wait {name}", pending.wait(world.random.uniform(0.0, 60.0)))
+                except payclient.StillPendingError:
+                    world.oracle.said(pending.outcome)
+                await self._ending(f"check {name}", pending.check())
+            outcome = await self._ending(f"wait {name}", pending.wait())
+        except (payclient.TrackerClosedError, asyncio.CancelledError):
+            return
+        world.note(f"{self.name} heard of {name}: {outcome.state} {outcome.paid}")
+        world.oracle.said(outcome)
+
+    async def look(self, client_id: str) -> None:
+        """Find a sale by its id, and wait for it."""
+        try:
+            pending = await self._ending(f"find {client_id}", self.tracker.find(client_id))
+        except payclient.LedgerError:
+            return
+        if pending is not None:
+            world = self.world
+            world.oracle.said(pending.outcome)
+            await self.wait(pending)
+
+    async def hear(self, transaction_id: int, client_id: str) -> None:
+        """A notification came in."""
+        notification = payclient.Notification(transaction_id=transaction_id, client_transaction_id=client_id)
+        try:
+            receipt = await self._ending(f"notify {client_id}", self.tracker.notify(notification))
+        except payclient.PayError as error:
+            self.world.note(f"{self.name} notify {client_id} raised {type(error).__name__}")
+            return
+        self.world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
+
+    async def decide(self, record: payclient.Record, event: Decision) -> None:
+        """An operator decides."""
+        try:
+            await self.ledger.apply(record, event)
+        except payclient.PayError as error:
+            self.world.note(f"{self.name} operator: {type(error).__name__}")
+
+    async def _ending(self, what: str, call: Awaitable[Any]) -> Any:
+        """What must end."""
+        number = self.loop.next_number()
+        self.waiting[number] = what
+        try:
+            return await call
+        finally:
+            self.waiting.pop(number, None)

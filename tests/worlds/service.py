@@ -1,0 +1,240 @@
+"""The service and the network in front of it: what arrives, what is executed, what is answered, when and whether."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import payclient
+from worlds.oracle import Post, Transaction
+
+if TYPE_CHECKING:
+    from worlds.process import Process
+    from worlds.world import World
+
+__all__ = ["Line", "Service"]
+
+
+def _answer(status: int, value: object, **headers: str) -> payclient.HttpResponse:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return payclient.HttpResponse(status, headers, body)
+
+
+def _refusal(code: int, inner: int | None = None, status: int = 400) -> payclient.HttpResponse:
+    errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
+    return _answer(status, {"message": "general", "errorCode": code, "errors": errors})
+
+
+_HTML = b"<html>proxy</html>"
+
+#: Answers that prove nothing, whatever was executed before them.
+_USELESS = (
+    _answer(500, _HTML),
+    _answer(502, _HTML),
+    _answer(503, b""),
+    _answer(504, _HTML),
+    _answer(500, {"message": "oops", "errorCode": 1}),
+    _answer(307, b"", Location="/api/Sale"),
+    _answer(308, b"", Location="/api/Sale"),
+    _answer(302, b"", Location="/login"),
+    _answer(408, b""),
+    _answer(409, {"message": "conflict"}),
+    _answer(429, b"slow down"),
+    _answer(200, b""),
+    _answer(200, b"{}"),
+    _answer(200, _HTML),
+    _answer(200, b'{"transactionId": '),
+    _answer(200, {"transactionId": "12"}),
+    _answer(200, {"transactionId": 12, "errorCode": 22}),
+)
+
+#: Answers that refuse: whoever gives one creates nothing.
+_REFUSALS = (
+    _refusal(22),
+    _refusal(800),
+    _refusal(99),
+    _refusal(22, 2061),
+    _refusal(22, status=500),
+    _refusal(5, status=429),
+    _answer(401, {"message": "no"}),
+)
+
+
+class Service:
+    """Creates, decides, answers queries, and notifies."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.transactions: dict[int, Transaction] = {}
+
+    # --- Sales
+
+    def execute(self, post: Post, data: dict[str, Any]) -> payclient.HttpResponse:
+        """Carry out a Sale, and give its true answer."""
+        world, settings = self._world, self._world.settings
+        if post.refused or (not post.transactions and world.happens(settings.refuse)):
+            post.refused = True
+            return world.random.choice(_REFUSALS)
+        client_id, phone = data["clientTransactionId"], data["phoneNumber"]
+        held = self.transactions.values()
+        if settings.checks_duplicates and any(each.client_id == client_id for each in held):
+            post.refused = not post.transactions
+            return _refusal(23)
+        if settings.checks_busy and any(each.phone == phone and each.state == "Pendiente" for each in held):
+            post.refused = not post.transactions
+            return _refusal(22, 2061)
+        lag = world.random.choice((0.0, 0.0, 3.0)) if not world.calm else 0.0
+        transaction = Transaction(
+            1000 + len(self.transactions), client_id, phone, data["amount"], data["currency"], world.now + lag
+        )
+        self.transactions[transaction.number] = transaction
+        post.transactions.append(transaction)
+        world.note(f"service created {transaction.number} for {client_id}/{post.attempt}")
+        world.oracle.created(post)
+        self._meet_the_customer(transaction)
+        return _answer(200, {"transactionId": transaction.number})
+
+    def _meet_the_customer(self, transaction: Transaction) -> None:
+        world, settings = self._world, self._world.settings
+        act = world.random.choice(("Aceptado", "Aceptado", "Cancelado", ""))
+        if act:
+            longest = world.random.choice((1.0, 20.0, settings.window - 1))
+            world.after(world.random.uniform(0.05, longest), self._decide, transaction, act)
+        world.after(settings.window, self._decide, transaction, "Cancelado")
+        if world.happens(settings.notify_early):
+            world.after(world.random.uniform(0.0, 0.2), self._notify, transaction)
+
+    def _decide(self, transaction: Transaction, state: str) -> None:
+        if transaction.state != "Pendiente":
+            return
+        world, settings = self._world, self._world.settings
+        transaction.state = state
+        world.note(f"service decided {transaction.number}: {state}")
+        if world.random.random() < settings.notify:
+            self._notify(transaction)
+            if world.happens(settings.notify_twice):
+                self._notify(transaction)
+
+    def _notify(self, transaction: Transaction) -> None:
+        delay = self._world.random.choice((0.01, 0.5, 30.0))
+        self._world.after(delay, self._world.notify, transaction.number, transaction.client_id)
+
+    # --- Queries
+
+    def query(self, path: str) -> payclient.HttpResponse:
+        """Answer a status query by either id."""
+        world, name = self._world, path.rpartition("/")[2]
+        by_client = path.startswith("/api/Sale/client/")
+        found = [
+            self._report(each)
+            for each in self.transactions.values()
+            if each.visible_at <= world.now and name == (each.client_id if by_client else str(each.number))
+        ]
+        if by_client and (world.settings.answers_array or len(found) > 1):
+            return _answer(200, found)
+        return _answer(200, found[0]) if found else _refusal(20, status=404)
+
+    def _report(self, transaction: Transaction) -> dict[str, object]:
+        world, settings = self._world, self._world.settings
+        report: dict[str, object] = {"transactionId": transaction.number, "state": transaction.state}
+        if world.happens(settings.odd_word):
+            report["state"] = world.random.choice(("Revisando", "", None, "ACEPTADO"))
+        if settings.reports_client_id:
+            report["clientTransactionId"] = transaction.client_id
+        if settings.reports_amount:
+            report |= {"amount": transaction.amount, "currency": transaction.currency}
+        return report
+
+
+class Line:
+    """One process's way to the service: a `Transport`."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        """Connect, ask for the permit, let the bytes go, and wait for what comes back."""
+        world, settings = self._world, self._world.settings
+        if world.happens(settings.no_connection):
+            await asyncio.sleep(world.random.choice((0.01, 3.0, 40.0)))
+            raise ConnectionRefusedError
+        await asyncio.sleep(world.random.choice((0.0, 0.01, 0.1)))
+        if before_send is not None:
+            await before_send()
+        answer: asyncio.Future[payclient.HttpResponse] = asyncio.get_running_loop().create_future()
+        if request.method == "GET":
+            self._send_query(request.path, answer)
+        else:
+            if world.happens(settings.dead_connection):
+                raise payclient.NotSentError("the connection was dead")
+            self._send_sale(request.body, answer)
+        return await answer
+
+    def _send_query(self, path: str, answer: asyncio.Future[payclient.HttpResponse]) -> None:
+        world, settings = self._world, self._world.settings
+        if world.happens(settings.query_fault):
+            fault = world.random.choice((None, ConnectionResetError(), *_USELESS[:4], *_REFUSALS[-2:]))
+            if fault is not None:
+                self._reply(answer, fault, 0.1)
+            return
+        world.after(0.02, lambda: self._reply(answer, world.service.query(path), 0.02))
+
+    def _send_sale(self, body: bytes, answer: asyncio.Future[payclient.HttpResponse]) -> None:
+        world, settings, random = self._world, self._world.settings, self._world.random
+        data = json.loads(body)
+        post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"])
+        world.note(f"{self._process.name} POST {post.client_id}/{post.attempt}")
+        if world.happens(settings.drop_request):
+            if random.random() < 0.5:
+                self._reply(answer, random.choice((ConnectionResetError(), *_USELESS)), 1.0)
+            return
+        delay = random.choice((0.01, 0.2))
+        if world.happens(settings.slow):
+            delay = random.uniform(0.0, settings.total)
+        # Nothing is executed later than `absent_after`, without which there is no proof of absence at all.
+        latest = post.permitted_at + settings.absent_after - 5.0
+        if world.happens(settings.late):
+            delay = random.uniform(0.0, latest - world.now)
+            if random.random() < 0.5:
+                self._reply(answer, random.choice((ConnectionResetError(), *_USELESS)), 0.5)
+        copies = [min(world.now + delay, latest)]
+        if world.happens(settings.duplicate_request):
+            copies.append(random.uniform(copies[0], latest))
+        post.under_way = len(copies)
+        for number, when in enumerate(copies):
+            world.at(when, self._arrive, post, data, answer if number == 0 else None)
+
+    def _arrive(
+        self, post: Post, data: dict[str, Any], answer: asyncio.Future[payclient.HttpResponse] | None
+    ) -> None:
+        world, settings = self._world, self._world.settings
+        post.under_way -= 1
+        response: payclient.HttpResponse | Exception = world.service.execute(post, data)
+        if answer is None or world.happens(settings.drop_answer):
+            return
+        if world.happens(settings.mangle_answer):
+            response = world.random.choice((ConnectionResetError(), *_USELESS))
+        self._reply(answer, response, world.random.choice((0.01, 0.2, 2.0)))
+
+    def _reply(
+        self,
+        answer: asyncio.Future[payclient.HttpResponse],
+        response: payclient.HttpResponse | Exception,
+        delay: float,
+    ) -> None:
+        self._world.after(delay, self._hear, answer, response)
+
+    def _hear(
+        self, answer: asyncio.Future[payclient.HttpResponse], response: payclient.HttpResponse | Exception
+    ) -> None:
+        if self._process.dead or answer.done():
+            return
+        if isinstance(response, Exception):
+            # A fresh one, since it carries its traceback.
+            answer.set_exception(type(response)())
+        else:
+            answer.set_result(response)

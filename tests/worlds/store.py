@@ -1,0 +1,166 @@
+"""The ledger of a world: the shipped `SqliteLedger` and its SQL, its thread replaced by events of the world.
+
+Several machines share one connection, as they would share a server: the permit's unique key decides between them,
+and what is SENDING is recovered by its age.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from payclient.ledger.schema import SCHEMA, SELECT_ATTEMPT, record_of, select_newest
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.ledger.writer import Apply, Operation, Permit, Writer, _Answers, _resolve
+from payclient.lifecycle import Record, State
+
+if TYPE_CHECKING:
+    from worlds.process import Process
+    from worlds.world import World
+
+__all__ = ["LoopWriter", "Store", "WorldLedger"]
+
+
+@cache
+def _empty() -> bytes:
+    """A database with the shipped tables and triggers."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in SCHEMA:
+        connection.execute(statement)
+    image = connection.serialize()
+    connection.close()
+    return image
+
+
+class Store:
+    """What is on disk. It outlives every process."""
+
+    def __init__(self, world: World) -> None:
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        self.connection.deserialize(_empty())
+        self.connection.execute("PRAGMA recursive_triggers = ON")
+        self.digest_key = world.random.randbytes(32)
+
+    def newest(self, client_id: str) -> Record | None:
+        """The newest attempt."""
+        rows = self.connection.execute(select_newest(1), (client_id,)).fetchall()
+        return record_of(rows[-1]) if rows else None
+
+    def attempt(self, client_id: str, attempt: int) -> Record | None:
+        """One attempt."""
+        row = self.connection.execute(SELECT_ATTEMPT, (client_id, attempt)).fetchone()
+        return record_of(row) if row else None
+
+    def all(self) -> list[Record]:
+        """Every attempt."""
+        keys = self.connection.execute("SELECT client_transaction_id, attempt FROM attempts ORDER BY seq")
+        return [record for key in keys.fetchall() if (record := self.attempt(*key)) is not None]
+
+
+class _Connection:
+    """The connection, with a disk that may fail at COMMIT: before it, or after it was carried out."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.fault: str | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        if sql != "COMMIT" or self.fault is None:
+            return self._connection.execute(sql, parameters)
+        if self.fault == "after":
+            self._connection.execute(sql)
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+class LoopWriter(Writer):
+    """The shipped writer, by events: it takes a batch, commits it a moment later, and answers a moment later."""
+
+    def __init__(self, process: Process, store: Store) -> None:
+        # Not `super().__init__`, which starts the thread.
+        self._process = process
+        self._store = store
+        self._loop = process.loop
+        self._pending: list[Operation] = []
+        self._queued: list[Operation] = []
+        self._busy = False
+        self._proxy = _Connection(store.connection)
+
+    def _hand_over(self) -> None:
+        batch, self._pending = self._pending, []
+        self._queued += batch
+        if not self._busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._busy = True
+        batch, self._queued = self._queued, []
+        world, process = self._process.world, self._process
+        # A hot incident comes around the COMMIT of a permit, where most depends on the order of things.
+        hot = any(isinstance(each, Permit) for each in batch) and process.is_hot()
+        if hot and world.random.random() < 0.3:
+            process.incident()
+        process.later(world.random.choice((0.0005, 0.002, 0.02)), self._commit, batch, hot)
+
+    def _commit(self, batch: list[Operation], hot: bool) -> None:
+        world = self._process.world
+        writes = [each for each in batch if isinstance(each, (Permit, Apply))]
+        self._proxy.fault = None
+        if writes and world.happens(world.settings.disk_fault):
+            self._proxy.fault = world.random.choice(("before", "after"))
+            world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
+        self._carry_out(self._proxy, batch)  # type: ignore[arg-type]  # a connection as far as it is used
+        for write in writes:
+            key = (write.record.client_transaction_id, write.record.attempt)
+            record = self._store.attempt(*key)
+            if record is not None:
+                if isinstance(write, Permit) and key not in world.oracle.permits:
+                    world.oracle.permits[key] = world.now
+                world.note(
+                    f"{self._process.name} committed {key[0]}/{key[1]} {record.state} ({record.evidence})"
+                )
+                world.oracle.committed(record)
+        if hot and not self._process.away:
+            self._process.incident()
+        self._busy = False
+        if self._queued:
+            self._begin()
+
+    def _answer(self, answers: _Answers) -> None:
+        delay = self._process.world.random.choice((0.0, 0.001, 0.01))
+        self._process.later(delay, self._loop.call_soon, _resolve, answers)
+
+    def stop(self) -> None:
+        """There is no thread to stop."""
+
+    def join(self) -> None:
+        """Nor one to wait for."""
+
+
+class WorldLedger(SqliteLedger):
+    """The shipped ledger over that writer."""
+
+    def __init__(self, process: Process, store: Store) -> None:
+        super().__init__(LoopWriter(process, store), store.digest_key, process.loop)
+        self._forgotten.detach()
+        self._world = process.world
+
+    def unfinished(self) -> AsyncIterator[Record]:
+        records = super().unfinished()
+        return records if self._world.settings.workers == 1 else self._orphans(records)
+
+    async def _orphans(self, records: AsyncIterator[Record]) -> AsyncIterator[Record]:
+        """Of many machines: what is SENDING has lost its owner only when it is old, by the database's clock."""
+        world = self._world
+        async for record in records:
+            since = world.oracle.permits[record.client_transaction_id, record.attempt]
+            if record.state is not State.SENDING or world.now - since > world.settings.total + 30.0:
+                yield record
+
+    def __del__(self) -> None:
+        """A crashed process closes nothing, and nobody is to be warned of it."""

@@ -1,0 +1,441 @@
+"""The samples, end to end: what the SDK sends reaches the simulated service whole, and what that answers is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import attrs
+import pytest
+
+import payclient
+from payclient.errors import (
+    CustomerBusyError,
+    NotCreatedError,
+    RefusedError,
+    UnauthorizedError,
+    ValidationFailedError,
+)
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Evidence, State
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
+from payclient.profile import ServiceProfile, StatusProfile
+from payclient.session import Exchange, PaySession
+from payclient.simulator import Form, ManualClock, Settings, Simulator
+from payclient.spelling import from_service
+from payclient.tracker import Tracker
+from payclient.wire import HttpRequest, HttpResponse, decode_status
+
+SAMPLES = Path(__file__).parent / "samples"
+TOKEN = "token-1"
+ID = "ID_UNICO_X_TRANSACCION-001"
+
+WORDS = {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"}
+#: A profile and settings that say the same of one service, the way that the sampled status answers.
+SHOP = ServiceProfile(
+    name="shop",
+    not_found_codes=frozenset({20}),
+    duplicate_codes=frozenset({23}),
+    wallet_link_field="payWithBrand",
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        state_field="transactionStatus",
+        states=WORDS,
+    ),
+)
+SERVICE = Settings(
+    status_by_transaction_id="/api/Sale/{transaction_id}",
+    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+    state_field="transactionStatus",
+    state_words={state: word for word, state in WORDS.items()},
+    wallet_link_field="payWithBrand",
+    duplicate_code=23,
+)
+
+
+def sample(name: str) -> Any:
+    return json.loads((SAMPLES / name).read_bytes())
+
+
+def ours(fields: dict[str, Any]) -> dict[str, Any]:
+    return {from_service(name): value for name, value in fields.items()}
+
+
+def modelled(name: str) -> dict[str, Any]:
+    """The fields of a sampled request, as the models take them."""
+    fields = sample(name)
+    order = fields["order"]
+    items = [LineItem(**ours(item)) for item in order["lineItems"]]
+    return ours(fields) | {"order": Order(bill_to=BillTo(**ours(order["billTo"])), line_items=tuple(items))}
+
+
+SALE = SaleRequest(**modelled("sale_request.json"))
+PREPARE = PrepareRequest(**modelled("prepare_request.json"))
+
+
+class Wire:
+    """aiohttp as ever, and what it carried: each answer's status and body, by the path of its request."""
+
+    def __init__(self, session: PaySession) -> None:
+        self._transport = session._transport
+        self.carried: list[tuple[HttpRequest, HttpResponse]] = []
+        session._transport = self
+
+    async def __call__(self, request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+        response = await self._transport(request, before_send)
+        self.carried.append((request, response))
+        return response
+
+    @property
+    def last(self) -> Any:
+        return json.loads(self.carried[-1][1].body)
+
+
+class Recorded(Simulator):
+    """A simulator that keeps the bodies that it was sent."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.bodies: list[Any] = []
+
+    def _application(self) -> Any:
+        application = super()._application()
+
+        @aiohttp.web.middleware
+        async def keep(request: aiohttp.web.Request, handler: Any) -> Any:
+            if request.method == "POST" and request.path.startswith("/api/"):
+                assert request.headers["Content-Type"] == "application/json"
+                assert request.headers["Authorization"].startswith("Bearer ")
+                self.bodies.append(await request.json())
+            return await handler(request)
+
+        application.middlewares.append(keep)
+        return application
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[tuple[Recorded, PaySession, Wire]]:
+    """A simulator over HTTP on a clock that stands, a session to it, and what went between them."""
+    service = Recorded(clock=ManualClock(), settings=SERVICE, token=TOKEN, **options)
+    async with service, PaySession(service.url, TOKEN, profile=SHOP) as session:
+        yield service, session, Wire(session)
+
+
+def typed(value: Any) -> Any:
+    """A JSON value with the type of each leaf, so that 1, 1.0 and True are three things."""
+    if isinstance(value, dict):
+        return {name: typed(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [typed(each) for each in value]
+    return type(value).__name__, value
+
+
+def shape(value: Any) -> Any:
+    """A JSON value by its names and types alone."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return type(value).__name__
+
+
+# --- The requests
+
+
+async def test_the_sampled_sale_is_accepted_as_it_stands() -> None:
+    """§2.2: what the service receives is the sample, name for name and type for type, and it creates the sale."""
+    async with serving() as (service, session, _):
+        result = await session.sale(SALE)
+        (body,) = service.bodies
+        assert typed(body) == typed(sample("sale_request.json"))
+        (sale,) = service.sales.values()
+    assert (sale.transaction_id, sale.client_transaction_id) == (result.transaction_id, ID)
+    assert (sale.amount, sale.currency, sale.store_id) == (315, "USD", "your_storeId")
+    assert sale.response_url == sample("sale_request.json")["responseUrl"]
+
+
+async def test_the_sampled_prepare_is_accepted_as_it_stands() -> None:
+    """§2.3: the same of a form; what the sample has as null is left out."""
+    async with serving() as (service, session, wire):
+        result = await session.prepare(PREPARE)
+        (body,) = service.bodies
+        wanted = {name: value for name, value in sample("prepare_request.json").items() if value is not None}
+        assert typed(body) == typed(wanted)
+        (form,) = service.forms.values()
+    assert result.payment_id == form.payment_id
+    assert (form.client_transaction_id, form.amount, form.currency) == (ID, 315, "USD")
+    assert form.response_url == wanted["responseUrl"]
+    assert form.cancellation_url == wanted["cancellationUrl"]
+    assert set(wire.last) == {"paymentId", "payWithCard", "payWithBrand"}
+    assert (result.pay_with_card, result.pay_with_wallet) == (
+        wire.last["payWithCard"],
+        wire.last["payWithBrand"],
+    )
+
+
+async def test_the_sampled_sale_through_the_tracker() -> None:
+    """The front door sends the same bytes."""
+    async with serving() as (service, session, _):
+        async with Tracker(session, MemoryLedger(), clock=service.clock) as tracker:
+            pending = await tracker.sale(SALE)
+        assert typed(service.bodies) == [typed(sample("sale_request.json"))]
+        assert pending.transaction_id in service.sales
+
+
+# --- The errors
+
+
+async def test_a_busy_customer_is_answered_as_sampled() -> None:
+    """§7.3: the general code 22 with an entry 2061, word for word."""
+    async with serving() as (_, session, wire):
+        await session.sale(SALE)
+        with pytest.raises(CustomerBusyError) as caught:
+            await session.sale(attrs.evolve(SALE, client_transaction_id="order-2"))
+        assert wire.last == sample("sale_error_2061.json")
+    assert caught.value.error_code == 22
+    assert [detail.error_code for detail in caught.value.errors] == [2061]
+    assert caught.value.user_messages == ("El cliente tiene transacciones pendientes con su local",)
+
+
+async def test_a_wrong_token_is_answered_as_sampled() -> None:
+    """§5: one message and no code, on 401, for a Sale, a Prepare and a query alike."""
+    async with serving() as (service, _, _):
+        async with PaySession(service.url, "token-2", profile=SHOP) as session:
+            wire = Wire(session)
+            for call in (session.sale(SALE), session.prepare(PREPARE), session.status(transaction_id=5)):
+                with pytest.raises(UnauthorizedError) as caught:
+                    await call
+                assert shape(wire.last) == shape(sample("error_401.json"))
+                assert caught.value.http_status == 401
+                assert caught.value.error_code is None
+                assert caught.value.user_messages == (wire.last["message"],)
+        assert service.counts.created == service.counts.prepared == 0
+
+
+async def test_not_found_is_answered_as_sampled() -> None:
+    """Code 20 is "not found" where the profile knows it, else an error."""
+    async with serving() as (service, session, wire):
+        assert await session.status(transaction_id=5) is None
+        assert await session.status(client_transaction_id=ID) is None
+        for _, response in wire.carried:
+            assert response.status == 404
+            said = json.loads(response.body)
+            # The sample has no `errors` at all, the simulator an empty list.
+            assert shape({name: value for name, value in said.items() if value != []}) == shape(
+                sample("reverse_error_20.json")
+            )
+            assert said["errorCode"] == sample("reverse_error_20.json")["errorCode"]
+        unaware = attrs.evolve(SHOP, not_found_codes=frozenset())
+        async with PaySession(service.url, TOKEN, profile=unaware) as other:
+            with pytest.raises(RefusedError) as caught:
+                await other.status(transaction_id=5)
+        assert caught.value.error_code == 20
+
+
+async def test_an_error_with_details_has_the_sampled_shape() -> None:
+    """§7.2, §7.5: a general code with entries, as the sample of a cancellation has them too, whatever the code."""
+    keys = set(sample("cancel_error_25.json"))
+    async with serving() as (service, session, wire):
+        body = json.dumps({"clientTransactionId": "x", "amount": 1}).encode()
+        with pytest.raises(ValidationFailedError) as caught:
+            await session.send_sale(attrs.evolve(session.encode_sale(SALE), body=body))
+        assert set(wire.last) == keys
+        assert all({"message", "errorCode"} <= set(entry) for entry in wire.last["errors"])
+        assert {"phoneNumber", "countryCode", "currency"} <= set(caught.value.fields)
+        assert service.counts.created == 0
+    refusing = attrs.evolve(SERVICE, refuse_phones=frozenset({str(SALE.phone_number)}))
+    async with (
+        Simulator(settings=refusing) as strict,
+        PaySession(strict.url, TOKEN, profile=SHOP) as session,
+    ):
+        with pytest.raises(NotCreatedError) as refused:
+            await session.sale(SALE)
+    assert refused.value.error_code == 22
+
+
+# --- The status
+
+
+def test_the_sampled_status_is_read_with_its_profile() -> None:
+    """Every field that payclient knows, by the profile's field and words; without them it is no state."""
+    body = (SAMPLES / "status_approved.json").read_bytes()
+    report = decode_status(HttpResponse(200, {}, body), SHOP)
+    assert report == StatusReport(
+        state="Aceptado",
+        transaction_id=23178284,
+        client_transaction_id=ID,
+        amount=315,
+        currency="USD",
+        raw=sample("status_approved.json"),
+    )
+    for secret in ("aloy", "593999999999", "1234567890", "SOBECK", "530219"):
+        assert secret not in repr(report)
+    unmapped = attrs.evolve(
+        SHOP,
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"),
+    )
+    other = decode_status(HttpResponse(200, {}, body), unmapped)
+    assert other is not None
+    assert other.state is None
+
+
+async def test_the_simulators_status_has_the_samples_names_and_types() -> None:
+    """Each field of the simulator's answer is one of the sample's, of its type, and is read to the same report."""
+    async with serving() as (service, session, wire):
+        result = await session.sale(SALE)
+        await service.approve(result.transaction_id)
+        report = await session.status(transaction_id=result.transaction_id)
+        seen = sample("status_approved.json")
+        for name, value in wire.last.items():
+            assert type(value) is type(seen[name]), name
+        for name in ("clientTransactionId", "amount", "currency", "transactionStatus", "statusCode"):
+            assert wire.last[name] == seen[name]
+    wanted = decode_status(HttpResponse(200, {}, json.dumps(seen).encode()), SHOP)
+    assert report is not None
+    assert wanted is not None
+    assert attrs.evolve(report, raw={}, transaction_id=1) == attrs.evolve(wanted, raw={}, transaction_id=1)
+
+
+# --- Forms, from the prepare to the outcome
+
+
+class Shop:
+    """A tracker on a simulator, whose time passes while somebody waits."""
+
+    def __init__(self, service: Simulator, tracker: Tracker) -> None:
+        assert isinstance(service.clock, ManualClock)
+        self.service, self.tracker, self.clock = service, tracker, service.clock
+        self.told: list[Exchange] = []
+
+    async def outcome(self, client_transaction_id: str, limit: int = 6000) -> payclient.Outcome:
+        """Let virtual time pass until the wait ends; a query is let through before time goes on."""
+        pending = await self.tracker.find(client_transaction_id)
+        assert pending is not None
+        wait = asyncio.ensure_future(pending.wait())
+        for _ in range(limit):
+            # aiohttp needs real turns of the loop for its sockets.
+            await asyncio.sleep(0)
+            while queries := list(self.tracker._following._queries):
+                await asyncio.wait(queries)
+            await asyncio.sleep(0)
+            if wait.done():
+                break
+            await self.clock.advance(1.0)
+        assert wait.done(), "the wait did not end"
+        return await wait
+
+
+@asynccontextmanager
+async def shop(settings: Settings = SERVICE) -> AsyncIterator[Shop]:
+    async with (
+        Simulator(clock=ManualClock(), settings=settings, token=TOKEN) as service,
+        PaySession(service.url, TOKEN, profile=SHOP) as session,
+        Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
+    ):
+        yield Shop(service, tracker)
+
+
+def form_of(shop: Shop, form: payclient.PaymentForm) -> Form:
+    return shop.service.forms[form.payment_id]
+
+
+@pytest.mark.parametrize("method", ["card", "wallet"])
+async def test_a_form_that_is_paid_is_paid(method: Any) -> None:
+    """Prepared, handed out, paid by either link: the wait says so, with the transaction id of the payment."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        assert form.card.is_live(here.clock.time())
+        await here.clock.advance(30.0)
+        await here.service.pay(form.payment_id, method)
+        outcome = await here.outcome(ID)
+        assert (outcome.state, outcome.paid, outcome.evidence) == (State.ACCEPTED, True, Evidence.QUERY)
+        assert outcome.transaction_id == form_of(here, form).transaction_id
+        assert here.service.counts.forms_paid == 1
+
+
+async def test_a_form_that_is_declined_is_not_paid() -> None:
+    """A declined card is the service's word `Cancelado`."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        await here.service.pay(form.payment_id, "card", declined=True)
+        outcome = await here.outcome(ID)
+    assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
+
+
+async def test_a_form_that_is_cancelled_is_never_said_to_be_paid() -> None:
+    """Closed by its X it is no transaction: nobody's word says what became of it, so `paid` stays None."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        await here.service.cancel_form(form.payment_id)
+        assert form_of(here, form).how == "cancelled"
+        outcome = await here.outcome(ID)
+    assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+    assert outcome.evidence is Evidence.CLOCK
+
+
+async def test_a_form_that_nobody_opens_expires() -> None:
+    """Its links die by the clock; late, at the end of the longest life that they may have, the record does too."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        await here.clock.advance(600.0)
+        assert not form.card.is_live(here.clock.time())
+        assert not form.wallet.is_live(here.clock.time())
+        outcome = await here.outcome(ID)
+        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+        assert here.clock.time() >= form.prepared_at + 1200.0
+        assert form_of(here, form).how is None
+
+
+async def test_a_form_that_expires_at_the_service_cannot_be_paid() -> None:
+    """Ten minutes after its load a link is dead there too (§8), and the tracker never says that it was paid."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        here.service._opened(form.payment_id, "card")
+        form.card.mark_loaded(here.clock.time())
+        await here.clock.advance(600.0)
+        with pytest.raises(ValueError, match="has expired"):
+            await here.service.pay(form.payment_id, "card")
+        assert not form.card.is_live(here.clock.time())
+        outcome = await here.outcome(ID)
+    assert outcome.paid is None
+
+
+async def test_a_form_that_is_loaded_and_paid_at_the_last_moment_is_paid() -> None:
+    """Loaded just before it dies, and paid just before that life ends: nearly twenty minutes, and still found."""
+    async with shop() as here:
+        form = await here.tracker.prepare(PREPARE)
+        await here.clock.advance(599.0)
+        here.service._opened(form.payment_id, "card")
+        await here.clock.advance(599.0)
+        await here.service.pay(form.payment_id, "card")
+        outcome = await here.outcome(ID)
+    assert (outcome.state, outcome.paid) == (State.ACCEPTED, True)
+
+
+async def test_a_sampled_sale_to_its_end() -> None:
+    """The sampled Sale, approved, rejected and left alone: paid, not paid, and cancelled on the service's word."""
+    for how, state, paid in (
+        ("approve", State.ACCEPTED, True),
+        ("reject", State.CANCELLED, False),
+        ("ignore", State.CANCELLED, False),
+    ):
+        # Without the sample's responseUrl: nobody is there to be notified.
+        async with shop() as here:
+            pending = await here.tracker.sale(attrs.evolve(SALE, response_url=None))
+            assert pending.transaction_id is not None
+            await getattr(here.service, how)(pending.transaction_id)
+            outcome = await here.outcome(ID)
+        assert (outcome.state, outcome.paid) == (state, paid), how
+
+
+def test_every_sample_goes_through() -> None:
+    """A new sample asks for a test here."""
+    tested = Path(__file__).read_text(encoding="utf-8")
+    for path in SAMPLES.glob("*.json"):
+        assert f'"{path.name}"' in tested

@@ -1,0 +1,1274 @@
+"""No secret anywhere: canaries go through every success and failure, and nothing that is shown or kept has one.
+
+Promised: no token, personal data or form link in logs (asyncio's debug mode and aiohttp's loggers included), warnings,
+the `repr` of what payclient hands out, its errors with their chains, pickles and the local variables of every frame in
+their tracebacks, the report of `payclient charge`, its output, and the ledger's file.
+
+Not promised: the service's own messages are kept as they came, bounded, since a person is to read them (§7.1): a
+service that repeats a phone number in a message has it in the error, the ledger and the report, though never in a log.
+Nor the local variables of a frame that is handed secrets as bare texts and fails before it has an object to hide them
+(a request that refuses itself, `PaySession.from_env` and `open_tracker` given a bad setting, `parse_notification`),
+those of a raising callable that is the caller's own, of what ends a program (`KeyboardInterrupt`, `SystemExit`), and
+of asyncio's own frames in what its debug mode logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import csv
+import gc
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import attrs
+import pytest
+
+import payclient
+from payclient.errors import (
+    ConfigurationError,
+    CustomerBusyError,
+    DifferentRequestError,
+    InvalidNotificationError,
+    InvalidRequestError,
+    LedgerInUseError,
+    LedgerUnavailableError,
+    NotCreatedError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    StillPendingError,
+    TrackerClosedError,
+    UnauthorizedError,
+    UsageError,
+    ValidationFailedError,
+)
+from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.lifecycle import Record
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.session import Exchange, PaySession
+from payclient.simulator import ManualClock
+from payclient.tracker import Tracker
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from raw_server import (
+    Connection,
+    ConnectProxy,
+    RawServer,
+    Step,
+    answer,
+    client_context,
+    fin,
+    hang,
+    next_turns,
+    read,
+    requests_in,
+    reset,
+    server_context,
+    turns,
+    write,
+)
+
+#: One of each kind. All are module globals, so that no frame of a test has them among its local variables.
+TOKEN = "canary-token-5QdX"
+PHONE = "0987654321"
+EMAIL = "canary.mail@shop.example"
+DOCUMENT_ID = "1716151413"
+FIRST_NAME = "Canaria"
+LAST_NAME = "Canarez"
+ADDRESS = "Canary Street 5"
+POSTCODE = "EC-CANARY"
+NICK_NAME = "canarito"
+IP = "203.0.113.77"
+LATITUDE = "-1.831239"
+REFERENCE = "Canary Reference"
+HOOK = "https://shop.example/canary-hook"
+CARD = "https://pay.example/form/canary-card-link"
+WALLET = "https://pay.example/form/canary-wallet-link"
+PROXY_PASSWORD = "canary-proxy-password"
+
+CANARIES = (
+    TOKEN, PHONE[1:], "canary.mail", DOCUMENT_ID, FIRST_NAME, LAST_NAME, ADDRESS, POSTCODE, NICK_NAME, IP, LATITUDE,
+    REFERENCE, "canary-hook", "canary-card-link", "canary-wallet-link", PROXY_PASSWORD,
+    base64.b64encode(f"user:{PROXY_PASSWORD}".encode()).decode(),
+)  # fmt: skip
+
+ORDER = Order(
+    bill_to=BillTo(
+        first_name=FIRST_NAME, last_name=LAST_NAME, address1=ADDRESS, address2=ADDRESS, state=ADDRESS, locality=ADDRESS,
+        phone_number=f"+593{PHONE[1:]}", email=EMAIL, postal_code=POSTCODE, customer_id=DOCUMENT_ID, ip_address=IP,
+    ),
+    line_items=(LineItem(product_name="Producto", unit_price=100),),
+)  # fmt: skip
+SALE = SaleRequest(
+    phone_number=PHONE, country_code="593", currency="USD", client_transaction_id="order-1", store_id="S1",
+    amount_without_tax=100, reference=REFERENCE, response_url=HOOK, client_user_id=DOCUMENT_ID, lat=LATITUDE,
+    lng=LATITUDE, optional_parameter1=LAST_NAME, optional_parameter2=EMAIL, optional_parameter3=ADDRESS, order=ORDER,
+    nick_name=NICK_NAME,
+)  # fmt: skip
+PREPARE = PrepareRequest(
+    currency="USD", client_transaction_id="order-1", store_id="S1", response_url=HOOK, cancellation_url=HOOK,
+    amount_without_tax=100, reference=REFERENCE, phone_number=f"+593{PHONE[1:]}", email=EMAIL, document_id=DOCUMENT_ID,
+    optional_parameter=ADDRESS, lat=LATITUDE, lng=LATITUDE, order=ORDER,
+)  # fmt: skip
+
+PROFILE = payclient.ServiceProfile(
+    name="secrets",
+    nick_name_flag="byNickName",
+    duplicate_codes=frozenset({23}),
+    not_found_codes=frozenset({20}),
+    status=payclient.StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        state_field="state",
+    ),
+)
+
+#: Long enough never to be reached, and what only a time-out ends.
+LONG = payclient.Timeouts(connect=5, total=5)
+SHORT = payclient.Timeouts(connect=0.2, total=0.1)
+
+
+# --- What is looked at
+
+
+def found_in(*texts: object) -> list[str]:
+    """The canaries in the texts."""
+    whole = "\n".join(text.decode("latin-1") if isinstance(text, bytes) else str(text) for text in texts)
+    return [canary for canary in CANARIES if canary in whole]
+
+
+def traced(error: BaseException, *, local: bool) -> str:
+    return "".join(traceback.TracebackException.from_exception(error, capture_locals=local).format())
+
+
+def shown_by(error: BaseException, *, local: bool = True) -> list[str]:
+    """Every text that a log, a debugger or an error tracker would make of an exception and of its chain."""
+    texts = [traced(error, local=local)]
+    todo, seen = [error], list[BaseException]()
+    while todo:
+        each = todo.pop()
+        if any(each is one for one in seen):
+            continue
+        seen.append(each)
+        texts += [
+            repr(each),
+            str(each),
+            repr(each.args),
+            repr(vars(each)),
+            repr(getattr(each, "__notes__", ())),
+        ]
+        if isinstance(each, (InvalidRequestError, RefusedError)):
+            texts += each.user_messages
+        todo += [one for one in (each.__cause__, each.__context__) if one is not None]
+        todo += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+        # Suppressed in what is printed, and there all the same.
+        texts += [traced(each, local=local)]
+    return texts
+
+
+def check_hidden(outcome: object) -> None:
+    """Nothing that payclient gave or raised shows a canary."""
+    if isinstance(outcome, BaseException):
+        assert found_in(*shown_by(outcome)) == [], shown_by(outcome)
+        if isinstance(outcome, PayError):
+            assert found_in(pickle.dumps(outcome)) == []
+            assert repr(pickle.loads(pickle.dumps(outcome))) == repr(outcome)  # noqa: S301 - our own bytes
+    assert found_in(repr(outcome), str(outcome), repr([outcome])) == []
+
+
+class Listener(logging.Handler):
+    """Keeps all that a handler could make of every log record."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines += [record.getMessage(), repr(record.args), repr(vars(record))]
+        if record.exc_info and record.exc_info[1] is not None:
+            # asyncio's own frames hold what it was writing; no formatter shows that unless it is made to.
+            self.lines += shown_by(record.exc_info[1], local=record.name.startswith("payclient"))
+
+
+LOGGERS = (
+    "",
+    "payclient",
+    "asyncio",
+    "concurrent.futures",
+    "aiohttp.client",
+    "aiohttp.internal",
+    "aiohttp.server",
+)
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[Listener]:
+    """All logs of a test at DEBUG, looked through at its end."""
+    listener = Listener()
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger, logger.level, logger.disabled) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(listener)
+        logger.setLevel(logging.DEBUG)
+        logger.disabled = False
+    try:
+        yield listener
+    finally:
+        for logger, level, disabled in before:
+            logger.removeHandler(listener)
+            logger.setLevel(level)
+            logger.disabled = disabled
+    assert found_in(*listener.lines) == [], [line for line in listener.lines if found_in(line)]
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+def debug() -> None:
+    """asyncio's debug mode, in which every step of the loop is logged with its arguments and results."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.0
+
+
+async def outcome_of(call: Awaitable[object]) -> object:
+    try:
+        return await call
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+
+
+# --- The operations
+
+
+async def sale(session: PaySession) -> object:
+    return await session.sale(SALE)
+
+
+async def prepare(session: PaySession) -> object:
+    return await session.prepare(PREPARE)
+
+
+async def status(session: PaySession) -> object:
+    return await session.status(transaction_id=12)
+
+
+@asynccontextmanager
+async def tracking(
+    session: PaySession, ledger: payclient.Ledger | None = None, clock: ManualClock | None = None
+) -> AsyncIterator[Tracker]:
+    book = MemoryLedger() if ledger is None else ledger
+    async with Tracker(session, book, clock=ManualClock() if clock is None else clock) as tracker:
+        yield tracker
+
+
+async def tracker_sale(session: PaySession) -> object:
+    async with tracking(session) as tracker:
+        pending = await tracker.sale(SALE)
+        check_hidden(pending.outcome)
+        return pending
+
+
+async def tracker_prepare(session: PaySession) -> object:
+    async with tracking(session) as tracker:
+        return await tracker.prepare(PREPARE)
+
+
+def form_of(client_transaction_id: str) -> PrepareRequest:
+    return attrs.evolve(PREPARE, client_transaction_id=client_transaction_id)
+
+
+async def live_form(session: PaySession) -> object:
+    async with tracking(session) as tracker:
+        form = await tracker.live_form("cart-1", form_of)
+        check_hidden([form.links, form.card, form.wallet, form.result, form.result.links])
+        return form
+
+
+async def batch(session: PaySession) -> object:
+    clock = ManualClock()
+    async with tracking(session, clock=clock) as tracker:
+        async with payclient.charge_all(tracker, [SALE], wait=0) as results:
+            following = asyncio.ensure_future(anext(results))
+            while not following.done():
+                await clock.advance(1.0)  # a busy customer is tried again for minutes
+            result = await following
+        check_hidden(result)
+        if result.error is not None:
+            raise result.error
+        return result.outcome
+
+
+OPERATIONS: dict[str, Callable[[PaySession], Awaitable[object]]] = {
+    "sale": sale,
+    "prepare": prepare,
+    "status": status,
+    "tracker.sale": tracker_sale,
+    "tracker.prepare": tracker_prepare,
+    "tracker.live_form": live_form,
+    "charge_all": batch,
+}
+
+#: What the tracker does not raise: the sale may exist, and a handle is given.
+HANDLES = ("tracker.sale", "charge_all")
+
+operations = pytest.mark.parametrize("operation", OPERATIONS)
+
+
+def check_kind(operation: str, outcome: object, kind: type) -> None:
+    """The outcome is of the class that the case asks for, where it may exist a handle."""
+    if kind is OutcomeUnknownError and operation in HANDLES:
+        assert not isinstance(outcome, BaseException), repr(outcome)
+    elif kind is not object:
+        assert type(outcome) is kind, repr(outcome)
+    else:
+        assert not isinstance(outcome, BaseException), repr(outcome)
+
+
+# --- Whatever the service answers
+
+#: What a service may repeat of a request in an answer, all but its messages.
+ECHO: dict[str, object] = {
+    "phoneNumber": PHONE, "email": EMAIL, "document": DOCUMENT_ID, "name": f"{FIRST_NAME} {LAST_NAME}",
+    "address": ADDRESS, "token": TOKEN, "nickName": NICK_NAME, "reference": REFERENCE, "url": HOOK,
+}  # fmt: skip
+#: One body that is a success for each of the operations.
+GOOD: dict[str, object] = {
+    "transactionId": 12, "paymentId": "p-1", "payWithCard": CARD, "payWithWallet": WALLET, "state": "Pendiente", **ECHO,
+}  # fmt: skip
+PAGE = f"<html><body>{TOKEN} {PHONE} {EMAIL} {CARD}</body></html>".encode()
+#: Lines of a head that repeat the request, as proxies do that add headers of their own.
+HEADERS = (f"X-Echo: Bearer {TOKEN}", f"X-Phone: {PHONE}", f"Set-Cookie: a={TOKEN}", f"Location: {CARD}")
+
+
+def error_object(code: object, *entries: object) -> dict[str, object]:
+    return {"message": "no", "errorCode": code, "errors": list(entries), **ECHO}
+
+
+@attrs.frozen
+class Answer:
+    """One answer, and the class that it is for every operation; `object` is a success."""
+
+    name: str
+    body: object
+    kind: type
+    http_status: int = 200
+
+    @property
+    def content(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+ANSWERS = [
+    Answer("success", GOOD, object),
+    Answer("22", error_object(22), NotCreatedError, 400),
+    Answer("2061", error_object(22, {"message": "busy", "errorCode": 2061, **ECHO}), CustomerBusyError, 400),
+    Answer(
+        "800",
+        error_object(800, {"message": "Amount", "errorCode": 0, "errorDescriptions": ["is off"], **ECHO}),
+        ValidationFailedError,
+        422,
+    ),
+    Answer("another code", error_object(21), RefusedError, 409),
+    Answer("401", {"message": "who?", **ECHO}, UnauthorizedError, 401),
+    Answer("403", error_object(5), UnauthorizedError, 403),
+    Answer("429", error_object(5), RateLimitedError, 429),
+    Answer("HTML 200", PAGE, OutcomeUnknownError),
+    Answer("HTML 502", PAGE, OutcomeUnknownError, 502),
+    Answer("empty", b"", OutcomeUnknownError),
+    Answer("no id", {"ok": True, **ECHO}, OutcomeUnknownError),
+    Answer("a text", json.dumps(TOKEN).encode(), OutcomeUnknownError),
+    Answer("an array", [list(ECHO.values())], OutcomeUnknownError),
+    Answer("a redirect", PAGE, OutcomeUnknownError, 307),
+    Answer("cut JSON", json.dumps(GOOD).encode()[:-9], OutcomeUnknownError),
+    Answer("an error on 500", error_object(21), OutcomeUnknownError, 500),
+]
+#: Not of one class for every operation.
+MIXED = [
+    Answer("the id as a text", GOOD | {"transactionId": PHONE}, object),
+    Answer("both at once", GOOD | {"errorCode": 22, "message": "no"}, object),
+    Answer("an id on 400", GOOD, object, 400),
+    Answer("an unsafe link", GOOD | {"payWithCard": f"{CARD} {PHONE}"}, object),
+    Answer("an unmapped state", GOOD | {"state": PHONE}, object),
+]
+
+answers = pytest.mark.parametrize("case", ANSWERS + MIXED, ids=lambda case: case.name)
+
+
+def check_answer(operation: str, case: Answer, outcome: object) -> None:
+    """It shows nothing, and is what it should be, so that each case goes the way it is for."""
+    check_hidden(outcome)
+    if case not in MIXED and (operation, case.name) != ("tracker.prepare", "another code"):
+        check_kind(operation, outcome, case.kind)
+
+
+def function_of(case: Answer) -> payclient.Transport:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        return HttpResponse(case.http_status, dict(line.split(": ", 1) for line in HEADERS), case.content)
+
+    return transport
+
+
+@answers
+@operations
+async def test_answers_over_a_function(operation: str, case: Answer) -> None:
+    """Whatever a service answers to whatever operation, no canary shows, in asyncio's debug mode too."""
+    debug()
+    told: list[Exchange] = []
+    session = PaySession(
+        "https://pay.example", TOKEN, profile=PROFILE, transport=function_of(case), on_exchange=told.append
+    )
+    async with session:
+        outcome = await outcome_of(OPERATIONS[operation](session))
+    check_answer(operation, case, outcome)
+    assert told
+    check_hidden([told, session])
+
+
+@answers
+async def test_answers_over_a_socket(case: Answer) -> None:
+    """The same over aiohttp and a socket, with a token that a callable gives."""
+    debug()
+
+    async def token() -> str:
+        return TOKEN
+
+    once = (read, write(answer(case.content, case.http_status, *HEADERS)))
+    async with RawServer(once * TRIES) as server:
+        for operation, call in OPERATIONS.items():
+            async with PaySession(server.url, token, profile=PROFILE, timeouts=LONG) as session:
+                outcome = await outcome_of(call(session))
+                check_answer(operation, case, outcome)
+        assert found_in(server.data), "the canaries went out"
+
+
+# --- Whatever the network does
+
+#: A status query is repeated, and a busy customer is tried again, on the connection that there is.
+TRIES = 16
+
+Broken = tuple[Step, ...]
+
+ECHOED = f"Bearer {TOKEN} {PHONE} {EMAIL}".encode()
+
+BROKEN: dict[str, Broken] = {
+    "reset": (read, reset),
+    "closed": (read, fin),
+    "reset in the body": (read, write(answer(GOOD, length=9999)), next_turns, reset),
+    "closed in the body": (read, write(answer(GOOD, length=9999)), fin),
+    "no status line": (read, write(ECHOED + b"\r\n\r\n"), fin),
+    "a bad status line": (read, write(b"HTTP/1.1 " + ECHOED + b"\r\n\r\n"), fin),
+    "a bad header": (read, write(b"HTTP/1.1 200 OK\r\n" + ECHOED + b"\r\n\r\n"), fin),
+    "a bad length": (read, write(b"HTTP/1.1 200 OK\r\nContent-Length: " + ECHOED + b"\r\n\r\n"), fin),
+    "a bad chunk": (
+        read,
+        write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + ECHOED + b"\r\n"),
+        fin,
+    ),
+    "a long header": (
+        read,
+        write(b"HTTP/1.1 200 OK\r\nX-A: " + ECHOED * 9000 + b"\r\n\r\n"),
+        fin,
+    ),
+    "too long an answer": (read, write(answer(ECHOED * 40_000))),
+    "no answer": (read, hang),
+}
+
+
+@pytest.mark.parametrize("steps", list(BROKEN.values()), ids=list(BROKEN))
+async def test_broken_answers(steps: Broken) -> None:
+    """What aiohttp raises holds the request and the server's bytes; nothing of it comes through."""
+    debug()
+    async with RawServer(steps) as server:
+        for operation, call in OPERATIONS.items():
+            timeouts = SHORT if hang in steps else LONG
+            async with PaySession(server.url, TOKEN, profile=PROFILE, timeouts=timeouts) as session:
+                outcome = await outcome_of(call(session))
+            check_hidden(outcome)
+            if hang not in steps:  # on a slow machine its time-out may come before the first byte
+                check_kind(operation, outcome, OutcomeUnknownError)
+        assert found_in(server.data)
+
+
+# --- Whatever happens before the first byte
+
+
+class LoudError(Exception):
+    """What a network library raises: it holds the request, in its words, its arguments and its attributes."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        super().__init__(
+            f"{request.headers and dict(request.headers)} {request.body!r}", dict(request.headers or {})
+        )
+        self.request = attrs.asdict(request)
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["not sent", "unknown"])
+async def test_what_a_transport_raises(sent: bool) -> None:
+    """However loud a transport's exception is, payclient's own says its class only, and chains nothing."""
+    debug()
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        if sent:
+            await before_send()
+        raise LoudError(request) from OSError(104, TOKEN)
+
+    kind = OutcomeUnknownError if sent else NotSentError
+    async with PaySession("https://pay.example", TOKEN, profile=PROFILE, transport=transport) as session:
+        for operation, call in OPERATIONS.items():
+            outcome = await outcome_of(call(session))
+            check_hidden(outcome)
+            check_kind(operation, outcome, kind)
+            if isinstance(outcome, PayError):
+                assert "LoudError" in str(outcome)
+                assert outcome.__context__ is outcome.__cause__ is None
+
+
+@operations
+async def test_nobody_listens(operation: str) -> None:
+    """A refused connection is not sent, and shows nothing."""
+    debug()
+    async with RawServer((fin,)) as server:
+        url = server.url
+    async with PaySession(url, TOKEN, profile=PROFILE, timeouts=LONG) as session:
+        outcome = await outcome_of(OPERATIONS[operation](session))
+    check_hidden(outcome)
+    check_kind(operation, outcome, NotSentError)
+
+
+PROXIES: dict[str, bytes | None] = {
+    "works": None,
+    "502": answer(PAGE, 502, *HEADERS),
+    "407": b"HTTP/1.1 407 " + ECHOED + b"\r\nProxy-Authenticate: Basic\r\nContent-Length: 0\r\n\r\n",
+    "garbage": ECHOED + b"\r\n\r\n",
+    "closed": b"",
+}
+
+
+@pytest.mark.parametrize("refusal", list(PROXIES.values()), ids=list(PROXIES))
+async def test_proxies(refusal: bytes | None) -> None:
+    """A proxy's password goes to the proxy and nowhere else, whatever the proxy says."""
+    debug()
+    good = (read, write(answer(GOOD))) * TRIES
+    async with RawServer(good, context=server_context()) as server, ConnectProxy(refusal) as proxy:
+        address = proxy.url.replace("//", f"//user:{PROXY_PASSWORD}@")
+        for operation, call in OPERATIONS.items():
+            connector = aiohttp.TCPConnector(ssl=client_context())
+            async with PaySession(
+                server.url, TOKEN, profile=PROFILE, timeouts=LONG, connector=connector, proxy=address
+            ) as session:
+                outcome = await outcome_of(call(session))
+            await connector.close()
+            check_hidden([outcome, session])
+            check_hidden(outcome)
+            check_kind(operation, outcome, object if refusal is None else NotSentError)
+        seen = [canary for connection in proxy.connections for canary in found_in(bytes(connection.data))]
+        assert set(seen) == {CANARIES[-1]}, "the password, in the head of the CONNECT"
+
+
+@pytest.mark.parametrize("raised", [ValueError, LedgerUnavailableError, NotSentError, asyncio.CancelledError])
+async def test_what_before_send_raises(raised: type[BaseException]) -> None:
+    """It comes through unchanged, without the frames that it crossed: aiohttp's hold the token."""
+    debug()
+
+    async def before_send() -> None:
+        raise raised("no")
+
+    async with (
+        RawServer((hang,)) as server,
+        PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session,
+    ):
+        outcome = await outcome_of(session.sale(SALE, before_send=before_send))
+    assert type(outcome) is raised
+    check_hidden(outcome)
+    names = [frame.name for frame in traceback.extract_tb(outcome.__traceback__)]
+    assert "_request" not in names
+    if raised is not asyncio.CancelledError:
+        assert names[-1] == "before_send", "whoever wrote it finds the line"
+
+
+async def test_cancelled_and_timed_out() -> None:
+    """A caller that is cancelled, or that has a time-out of its own, gets no frame of aiohttp's."""
+    debug()
+    async with RawServer((read, hang)) as server:
+        for operation, call in OPERATIONS.items():
+            async with PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session:
+                charged = server.complete
+                task = asyncio.ensure_future(outcome_of(call(session)))
+                await server.charged(charged + 1)
+                task.cancel()
+                await turns(3)
+                await session.aclose()
+                outcome = await task
+            check_hidden(outcome)
+            if operation in ("sale", "prepare", "status"):
+                assert isinstance(outcome, asyncio.CancelledError)
+        async with PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session:
+
+            async def hurried() -> object:
+                async with asyncio.timeout(0.05):
+                    return await session.sale(SALE)
+
+            outcome = await outcome_of(hurried())
+        assert isinstance(outcome, TimeoutError)
+        check_hidden(outcome)
+
+
+async def test_a_session_that_is_forgotten(heard: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp's warnings about a session that nobody closed show nothing."""
+    debug()
+    said: list[str] = []
+
+    def keep(message: Warning | str, *_: object, **__: object) -> None:
+        said.append(f"{message!r} {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # Not `record=True`: it would keep the session alive, and so its connector's warning for later.
+        monkeypatch.setattr(warnings, "showwarning", keep)
+        async with RawServer((read, write(answer(GOOD)))) as server:
+            session = PaySession(server.url, TOKEN, profile=PROFILE)
+            await session.sale(SALE)
+            del session
+            gc.collect()
+        await turns()
+        gc.collect()
+    assert any("Unclosed client session" in line for line in heard.lines)
+    assert any("Unclosed connector" in text for text in said)
+    assert found_in(*said) == []
+
+
+# --- Used wrongly
+
+
+def session_over(
+    transport: payclient.Transport | None = None, token: Any = TOKEN, **options: Any
+) -> PaySession:
+    options.setdefault("profile", PROFILE)
+    return PaySession("https://pay.example", token, transport=transport or function_of(ANSWERS[0]), **options)
+
+
+@pytest.mark.parametrize(
+    "token", [f"Bearer {TOKEN}", f"{TOKEN}\n", f" {TOKEN}", f"<{TOKEN}>", f"{TOKEN}\r\nX: 1", [TOKEN]]
+)
+async def test_a_bad_token(token: Any) -> None:
+    """A token that cannot be is not shown by the error that says so, whether it is given or a callable gives it."""
+
+    async def give() -> Any:
+        return tokens[0]
+
+    tokens = Hidden([token])
+    check_hidden(await outcome_of(make_session(tokens)))
+    async with session_over(token=give) as session:
+        outcome = await outcome_of(session.sale(SALE))
+    assert type(outcome) is ConfigurationError
+    check_hidden(outcome)
+
+
+class Hidden(list[Any]):
+    """Values that a test's frame may hold."""
+
+    def __repr__(self) -> str:
+        return "<hidden>"
+
+
+async def make_session(tokens: Hidden) -> object:
+    return PaySession("https://pay.example", tokens[0])
+
+
+@pytest.mark.parametrize("name", ["base_url", "proxy"])
+async def test_a_bad_address(name: str) -> None:
+    """An address with a password in it is refused without repeating it."""
+    addresses = {
+        "base_url": f"https://user:{PROXY_PASSWORD}@pay.example",
+        "proxy": f"socks5://u:{PROXY_PASSWORD}@p",
+    }
+    options: dict[str, Any] = {"base_url": "https://pay.example", name: addresses[name]}
+    with pytest.raises(ConfigurationError) as caught:
+        PaySession(token=TOKEN, **options)
+    error = caught.value
+    assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"phone_number": f"{PHONE}\x00"},
+        {"currency": PHONE},
+        {"country_code": ADDRESS},
+        {"amount": EMAIL},
+        {"lat": LATITUDE * 2},
+        {"response_url": REFERENCE},
+        {"order": PHONE},
+        {"nick_name": f"{NICK_NAME}\n"},
+        {"by_nick_name": NICK_NAME},
+        {"client_transaction_id": f" {PHONE}"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_invalid_requests(fields: dict[str, Any]) -> None:
+    """A request that refuses itself repeats no value, whatever is wrong; only its id, by which it is found."""
+    hidden = Hidden([fields])
+    with pytest.raises(InvalidRequestError) as caught:
+        attrs.evolve(SALE, **hidden[0])
+    error = caught.value
+    texts = [repr(error), str(error), repr(vars(error)), *error.user_messages]
+    if "client_transaction_id" not in fields:
+        assert found_in(*texts, pickle.dumps(error)) == []
+    else:
+        assert error.client_transaction_id == fields["client_transaction_id"]
+
+
+async def test_a_profile_refuses_a_request() -> None:
+    """What the profile's limits refuse, and what it has no name for, is not repeated."""
+    profile = attrs.evolve(
+        PROFILE,
+        nick_name_flag=None,
+        max_lengths={"reference": 3, "phone_number": 3, "email": 3, "document_id": 3},
+    )
+    nick = attrs.evolve(SALE, by_nick_name=True)
+    spanish = attrs.evolve(PREPARE, language="es")
+    async with session_over(profile=profile) as session, tracking(session) as tracker:
+        for call, kind in (
+            (session.sale(SALE), InvalidRequestError),
+            (tracker.sale(SALE), InvalidRequestError),
+            (session.prepare(PREPARE), InvalidRequestError),
+            (tracker.prepare(PREPARE), InvalidRequestError),
+            (tracker.live_form("cart", form_of), InvalidRequestError),
+            (tracker.live_form("cart", lambda _: PREPARE), ConfigurationError),
+            (tracker.live_form("cart", lambda _: PREPARE, margin=-1), ConfigurationError),
+            (session.sale(nick), ConfigurationError),
+            (session.prepare(spanish), ConfigurationError),
+        ):  # fmt: skip
+            outcome = await outcome_of(cast("Awaitable[object]", call))
+            assert type(outcome) is kind
+            check_hidden(outcome)
+
+
+async def test_closed() -> None:
+    """A closed session and a closed tracker say so, and no more."""
+    session = session_over()
+    async with tracking(session) as tracker:
+        pass
+    await session.aclose()
+    for call in (tracker.sale(SALE), tracker.prepare(PREPARE), tracker.notify(payclient.Notification(
+        transaction_id=12, client_transaction_id="order-1"))):  # fmt: skip
+        outcome = await outcome_of(cast("Awaitable[object]", call))
+        assert type(outcome) is TrackerClosedError
+        check_hidden(outcome)
+    for operation in ("sale", "prepare", "status"):
+        outcome = await outcome_of(OPERATIONS[operation](session))
+        assert type(outcome) is UsageError
+        check_hidden(outcome)
+    check_hidden([session, tracker])
+    for thing in (session, tracker):
+        with pytest.raises(TypeError):
+            pickle.dumps(thing)
+
+
+@pytest.mark.parametrize("how", ["foreign loop", "forked"])
+def test_in_the_wrong_place(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Used from another event loop or after a fork, a session says so, and no more."""
+    session = session_over()
+
+    async def use() -> object:
+        return await outcome_of(session.sale(SALE))
+
+    assert not isinstance(asyncio.run(use()), BaseException)
+    if how == "forked":
+        # The child's counter, without a child: its own test forks.
+        monkeypatch.setattr("payclient.session._generation", 1_000_000)
+    outcome = asyncio.run(use())
+    assert type(outcome) is UsageError
+    check_hidden(outcome)
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+async def test_a_token_callable_that_fails(how: str) -> None:
+    """A token callable that raises or hangs: what it says is the caller's own, and the request shows nowhere."""
+    debug()
+
+    async def token() -> str:
+        if how == "raises":
+            raise RuntimeError("the vault is closed")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with session_over(token=token, timeouts=SHORT) as session:
+        for operation, call in OPERATIONS.items():
+            outcome = await outcome_of(call(session))
+            check_hidden(outcome)
+            check_kind(operation, outcome, RuntimeError if how == "raises" else NotSentError)
+
+
+async def test_a_refreshed_token() -> None:
+    """A token that is asked for again after a 401 stands in no task's `repr`, which asyncio's debug mode logs."""
+    debug()
+    bodies = [error_object(5), GOOD]
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        return HttpResponse(401 if len(bodies) == 2 else 200, {}, json.dumps(bodies.pop(0)).encode())
+
+    async def token() -> str:
+        return TOKEN
+
+    async with session_over(transport, token) as session:
+        tasks = [asyncio.create_task(cast("Any", session.status(transaction_id=12)))]
+        outcome = await tasks[0]
+    assert bodies == []
+    check_hidden([outcome, tasks])
+
+
+async def test_a_hook_that_raises() -> None:
+    """What `on_exchange` raises is logged by its class alone."""
+
+    def hook(exchange: Exchange) -> None:
+        raise ValueError(TOKEN)
+
+    async with session_over(on_exchange=hook) as session:
+        check_hidden(await outcome_of(sale(session)))
+
+
+# --- The tracker follows
+
+
+class Following:
+    """A service whose status answers are scripted: a value to answer, or an exception to raise."""
+
+    def __init__(self, *said: object) -> None:
+        self.clock = ManualClock()
+        self.said = list(said)
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        if request.method == "POST":
+            return HttpResponse(200, {}, json.dumps({"transactionId": 12, **ECHO}).encode())
+        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if said is LoudError:
+            raise LoudError(request)
+        code, value = said if isinstance(said, tuple) else (200, said)
+        return HttpResponse(code, {}, value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def report(state: str, **changes: object) -> dict[str, object]:
+    fields = {
+        "transactionId": 12,
+        "clientTransactionId": "order-1",
+        "amount": 100,
+        "currency": "USD",
+        "state": state,
+    }
+    return fields | ECHO | changes
+
+
+SAID: dict[str, tuple[object, ...]] = {
+    "accepted": (report("Pendiente"), report("Aceptado")),
+    "cancelled": (report("Cancelado"),),
+    "pending": (report("Pendiente"),),
+    "accepted twice": ([report("Aceptado"), report("Aceptado", transactionId=13)],),
+    "cancelled, then accepted": (report("Cancelado"), report("Aceptado")),
+    "an unmapped state": (report(PHONE),),
+    "another amount": (report("Aceptado", amount=5),),
+    "another currency": (report("Aceptado", currency="EUR"),),
+    "another id of ours": (report("Aceptado", clientTransactionId="order-9"),),
+    "another id": (report("Aceptado", transactionId=99),),
+    "not found": ((404, error_object(20)),),
+    "401": ((401, error_object(5)),),
+    "429": ((429, error_object(5)),),
+    "refused": ((400, error_object(21)),),
+    "HTML": ((502, PAGE),),
+    "garbage": (ECHOED,),
+    "a loud exception": (LoudError,),
+}
+
+
+@pytest.mark.parametrize("said", list(SAID.values()), ids=list(SAID))
+async def test_following(said: tuple[object, ...], heard: Listener) -> None:
+    """Waits, checks, notifications and the feed show nothing of what status answers hold."""
+    debug()
+    service = Following(*said)
+    ledger = MemoryLedger()
+    async with session_over(service) as session, tracking(session, ledger, service.clock) as tracker:
+        pending = await tracker.sale(SALE)
+        shown: list[object] = [pending, await pending.check()]
+        for _ in range(2):
+            wait = asyncio.ensure_future(outcome_of(pending.wait(timeout=1.0)))
+            for _ in range(3):
+                await service.clock.advance(1.0)
+            shown += [wait, await wait]
+            assert not isinstance(shown[-1], BaseException) or isinstance(shown[-1], StillPendingError)
+        for number in (12, 12, 77):
+            notice = payclient.Notification(transaction_id=number, client_transaction_id="order-1")
+            shown.append(await tracker.notify(notice))
+            await service.clock.advance(2.0)
+        shown.append(await outcome_of(tracker.sale(attrs.evolve(SALE, tax=1, amount=101))))
+        assert type(shown[-1]) is DifferentRequestError
+        await service.clock.advance(600.0)
+        last = asyncio.ensure_future(outcome_of(pending.wait()))
+        await turns()
+        shown += [
+            pending,
+            pending.outcome,
+            pending.outcome.report,
+            tracker.open_sales(),
+            await tracker.find("order-1"),
+        ]
+        shown += [
+            await ledger.history("order-1"),
+            await ledger.changes(),
+            [one async for one in ledger.records()],
+        ]
+        forgotten = outcome_of(tracker.sale(attrs.evolve(SALE, client_transaction_id="order-2")))
+        shown.append(await forgotten)
+    for each in [*shown, await last]:
+        check_hidden(each)
+    assert heard.lines
+
+
+async def test_waits_end_with_the_tracker() -> None:
+    """`TrackerClosedError` shows nothing, nor does a cancelled wait."""
+    service = Following(report("Pendiente"))
+    async with session_over(service) as session, tracking(session, None, service.clock) as tracker:
+        pending = await tracker.sale(SALE)
+        wait, cancelled = (asyncio.ensure_future(outcome_of(pending.wait())) for _ in range(2))
+        await turns()
+        cancelled.cancel()
+        await turns()
+    assert type(await wait) is TrackerClosedError
+    assert type(await cancelled) is asyncio.CancelledError
+    check_hidden(await wait)
+    check_hidden(await cancelled)
+
+
+def test_invalid_notifications() -> None:
+    """What arrived from anybody is not repeated by the error."""
+    for body in (ECHOED, json.dumps({"id": PHONE, "clientTransactionId": EMAIL}).encode(), b"id=" + ECHOED):
+        with pytest.raises(InvalidNotificationError) as caught:
+            payclient.parse_notification(query=f"id={TOKEN}", body=body)
+        error = caught.value
+        assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
+
+
+# --- Ledgers
+
+
+class Failing(MemoryLedger):
+    """Fails at the permit, or at every write behind it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    async def permit(self, record: Record) -> bool:
+        if self.how == "permit":
+            raise LedgerUnavailableError("the ledger could not be written")
+        return await super().permit(record)
+
+    async def apply(self, record: Record, event: payclient.Event) -> Record:
+        if self.how == "answer":
+            raise LedgerUnavailableError("the ledger could not be written")
+        return await super().apply(record, event)
+
+
+@pytest.mark.parametrize("case", [ANSWERS[0], ANSWERS[1]], ids=["created", "refused"])
+@pytest.mark.parametrize("how", ["permit", "answer"])
+async def test_a_ledger_that_fails(how: str, case: Answer) -> None:
+    """Before the first byte it raises, and behind it the answer is given all the same; neither shows anything."""
+    debug()
+    once = (read, write(answer(case.content, case.http_status)))
+    async with (
+        RawServer(once * TRIES) as server,
+        PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session,
+        tracking(session, Failing(how)) as tracker,
+    ):
+        outcomes = [
+            await outcome_of(tracker.sale(SALE)),
+            await outcome_of(tracker.prepare(form_of("form-1"))),
+        ]
+    for outcome in outcomes:
+        check_hidden(outcome)
+        kind = object if case.kind is object else case.kind
+        check_kind("sale", outcome, LedgerUnavailableError if how == "permit" else kind)
+
+
+def files_of(path: Path) -> bytes:
+    """The ledger's bytes, by another process: closing a handle of this one would drop its locks."""
+    names = sorted(str(one) for one in path.parent.glob(f"{path.name}*"))
+    return subprocess.run(["cat", *names], check=True, capture_output=True, timeout=10).stdout
+
+
+async def test_the_ledgers_file(tmp_path: Path) -> None:
+    """Neither the SQLite file nor its write-ahead log has a canary in its raw bytes, open or closed."""
+    debug()
+    path = tmp_path / "charges.db"
+    ledger = await SqliteLedger.open(str(path))
+    check_hidden(ledger)
+    clock = ManualClock()
+    for number, case in enumerate([*ANSWERS, *MIXED]):
+        async with session_over(function_of(case)) as session, tracking(session, ledger, clock) as tracker:
+            name = f"order-{number}"
+            check_hidden(await outcome_of(tracker.sale(attrs.evolve(SALE, client_transaction_id=name))))
+            form = attrs.evolve(PREPARE, client_transaction_id=f"form-{number}")
+            check_hidden(await outcome_of(tracker.prepare(form)))
+            await tracker.notify(payclient.Notification(transaction_id=12, client_transaction_id=name))
+            await clock.advance(5.0)
+            check_hidden(
+                await outcome_of(
+                    tracker.sale(attrs.evolve(SALE, client_transaction_id=name, tip=1, amount=101))
+                )
+            )
+    second = await outcome_of(SqliteLedger.open(str(path)))
+    assert type(second) is LedgerInUseError
+    check_hidden(second)
+    assert (tmp_path / "charges.db-wal").exists()
+    raw = await asyncio.to_thread(files_of, path)
+    assert b"order-1" in raw
+    assert found_in(raw) == []
+    await ledger.aclose()
+    assert b"order-1" in path.read_bytes()
+    assert found_in(await asyncio.to_thread(files_of, path)) == []
+
+
+@pytest.mark.parametrize("how", ["in use", "no directory", "no ledger", "not a scheme"])
+async def test_a_tracker_that_cannot_be_opened(how: str, tmp_path: Path) -> None:
+    """The frame of `open_tracker` was handed the token, and does not have it when the ledger fails."""
+    path = tmp_path / "charges.db"
+    urls = {"no directory": f"sqlite:{tmp_path}/no/charges.db", "not a scheme": "postgres"}
+    held = await SqliteLedger.open(str(path)) if how == "in use" else None
+    if how == "no ledger":
+        path.write_bytes(b"no database at all" * 99)
+
+    async def use() -> object:
+        url = urls.get(how, f"sqlite:{path}")
+        async with payclient.open_tracker("https://pay.example", TOKEN, ledger=url, profile=PROFILE):
+            raise AssertionError
+
+    outcome = await outcome_of(use())
+    assert type(outcome) is (LedgerInUseError if how == "in use" else ConfigurationError)
+    check_hidden(outcome)
+    if held is not None:
+        await held.aclose()
+
+
+# --- The service's own messages
+
+
+async def test_the_services_messages_are_kept_and_bounded(tmp_path: Path, heard: Listener) -> None:
+    """A service that repeats a phone in its message has it in the error and the ledger, 500 characters, and no log."""
+    debug()
+    message = f"{PHONE} is busy\n" + "x" * 9000
+    body = {"message": "no", "errorCode": 22, "errors": [{"message": message, "errorCode": 5}] * 99, **ECHO}
+    path = tmp_path / "charges.db"
+    ledger = await SqliteLedger.open(str(path))
+    async with (
+        session_over(function_of(Answer("loud", body, object, 400))) as session,
+        tracking(session, ledger) as tracker,
+    ):
+        outcome = await outcome_of(tracker.sale(SALE))
+        found = await tracker.find("order-1")
+    raw = await asyncio.to_thread(files_of, path)
+    await ledger.aclose()
+    assert isinstance(outcome, NotCreatedError)
+    assert found is not None
+    assert isinstance(found.outcome.error, RefusedError)
+    for error in (outcome, found.outcome.error):
+        assert PHONE in str(error)
+        assert set(found_in(*shown_by(error), pickle.dumps(error))) == {PHONE[1:]}, "and nothing else"
+        assert len(str(error)) < 50 * 520
+        assert "\n" not in str(error)
+    assert len(outcome.errors) == 50
+    assert all(len(detail.message) == 500 for detail in outcome.errors)
+    assert found_in(raw) == [PHONE[1:]]
+    assert found_in(*heard.lines) == [], "never in a log"
+
+
+# --- `payclient charge`
+
+ROOT = Path(__file__).parents[1]
+
+#: The command, with every logger at DEBUG on stderr.
+PROGRAM = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG)
+logging.getLogger("payclient").addHandler(logging.StreamHandler())
+from payclient.cli import main
+sys.exit(main())
+"""
+
+TOML = """
+name = "secrets"
+sale_window = 3
+queries_per_minute = 60000
+[status]
+by_transaction_id = "/api/Sale/{transaction_id}"
+by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
+state_field = "state"
+[status.states]
+Approved = "Aceptado"
+"""
+
+
+class Charging:
+    """A service that does with each Sale what its id says, and calls accepted whatever it is asked about."""
+
+    def __init__(self, authorized: bool = True) -> None:
+        self.authorized = authorized
+        self.created: list[str] = []
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            before = connection.complete
+            await connection.request()
+            if connection.complete == before:
+                return
+            *_, (first, body) = requests_in(bytes(connection.data))
+            said = (
+                self.queried(first.split()[1]) if first.startswith("GET") else self.charged(json.loads(body))
+            )
+            await connection.write(said)
+            if not said.endswith(b"}"):
+                connection.close("fin")
+                return
+
+    def charged(self, sale: dict[str, Any]) -> bytes:
+        name = sale["clientTransactionId"]
+        if not self.authorized:
+            return answer({"message": "who?", **ECHO}, 401)
+        refusals = {"refused": error_object(22), "invalid": error_object(800), "limited": error_object(21)}
+        if name in refusals:
+            return answer(refusals[name], 400)
+        self.created.append(name)
+        broken = {"closed": b"", "garbage": ECHOED, "html": answer(PAGE, 502)}
+        return broken.get(name) or answer({"transactionId": len(self.created), **ECHO}) * (name != "closed")
+
+    def queried(self, path: str) -> bytes:
+        name = path.rpartition("/")[2]
+        if name.isdigit():
+            name = self.created[int(name) - 1]
+        found = report("Approved", transactionId=self.created.index(name) + 1, clientTransactionId=name)
+        return answer([found] if "client" in path else found)
+
+
+async def charge(
+    folder: Path, rows: list[dict[str, Any]], url: str, token: str = TOKEN
+) -> tuple[int | None, bytes]:
+    """The exit code of the command, and all that it said, with the files that it left."""
+    file, report_file, ledger = folder / "charges.jsonl", folder / "report.csv", folder / "charges.db"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "profile.toml").write_text(TOML)
+    options = [
+        "--base-url",
+        url,
+        "--profile",
+        str(folder / "profile.toml"),
+        "--ledger",
+        f"sqlite:{ledger}",
+        "--yes",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-X", "dev", "-c", PROGRAM, "charge", str(file), *options, "--report", str(report_file),
+        env=os.environ | {"PAYCLIENT_TOKEN": token}, cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(30):
+        out, err = await process.communicate()
+    left = [path.read_bytes() for path in folder.iterdir() if path not in (file,)]
+    return process.returncode, b"\n".join([out, err, *left])
+
+
+def row(name: str, number: int) -> dict[str, Any]:
+    request = attrs.evolve(SALE, client_transaction_id=name, store_id=f"S{number}")
+    body: dict[str, Any] = json.loads(session_over().encode_sale(request).body)
+    return body
+
+
+NAMES = ("good", "good-2", "refused", "invalid", "limited", "html", "garbage", "closed")
+
+
+async def test_charge(tmp_path: Path) -> None:
+    """All outcomes of a file of charges: output, log, report and ledger show none of what the file holds."""
+    service = Charging()
+    async with RawServer((service,)) as server:
+        code, said = await charge(
+            tmp_path, [row(name, number) for number, name in enumerate(NAMES)], server.url
+        )
+    assert code == 3, said
+    assert sorted(service.created) == ["closed", "garbage", "good", "good-2", "html"]
+    with (tmp_path / "report.csv").open(newline="") as file:
+        lines = {line["client_transaction_id"]: line["state"] for line in csv.DictReader(file)}
+    assert lines == {
+        name: "refused" if name in ("refused", "invalid", "limited") else "accepted" for name in NAMES
+    }
+    assert b"DEBUG" in said
+    assert found_in(said) == []
+
+
+async def test_charge_unauthorized(tmp_path: Path) -> None:
+    """A token that is not taken stops the sending, and is not shown."""
+    async with RawServer((Charging(authorized=False),)) as server:
+        code, said = await charge(tmp_path, [row("good", 1), row("good-2", 2)], server.url)
+    assert code in (3, 4), said  # both may be in flight at the first refusal
+    assert found_in(said) == []
+
+
+async def test_charge_without_a_service(tmp_path: Path) -> None:
+    """Rows that were never sent are said to be so, and no more."""
+    async with RawServer((fin,)) as server:
+        url = server.url
+    code, said = await charge(tmp_path, [row("good", 1)], url)
+    assert code == 4, said
+    assert b"ECONNREFUSED" in said
+    assert found_in(said) == []
+
+
+@pytest.mark.parametrize(
+    "token", [f"Bearer {TOKEN}", f"{TOKEN} {TOKEN}"], ids=["with Bearer", "with a blank"]
+)
+async def test_charge_with_a_bad_token(tmp_path: Path, token: str) -> None:
+    """A token that cannot be is refused by the setting's name."""
+    code, said = await charge(tmp_path, [row("good", 1)], "https://pay.example", token)
+    assert code == 2, said
+    assert b"token: " in said
+    assert found_in(said) == []
+
+
+async def test_charge_with_bad_rows(tmp_path: Path) -> None:
+    """Faults name the line and the field, never what stands there."""
+    good = row("good", 1)
+    bad: list[dict[str, Any]] = [
+        {"phoneNumber": f"{PHONE}\x00"}, {"phoneNumber": [PHONE]}, {"amount": EMAIL}, {"currency": PHONE},
+        {"countryCode": ADDRESS}, {"lat": f"{LATITUDE}x"}, {"responseUrl": REFERENCE}, {"order": NICK_NAME},
+        {"order": {"billTo": {"phoneNumber": PHONE, "email": [EMAIL]}}}, {"order": {"billTo": ADDRESS}},
+        {"order": {"lineItems": [ADDRESS]}}, {"timeZone": DOCUMENT_ID},
+    ]  # fmt: skip
+    rows = [good | change | {"clientTransactionId": f"bad-{number}"} for number, change in enumerate(bad)]
+    code, said = await charge(tmp_path, rows, "https://pay.example")
+    assert code == 2, said
+    for number in range(len(bad)):
+        assert f"line {number + 1}".encode() in said
+    assert found_in(said) == []

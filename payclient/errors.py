@@ -22,7 +22,8 @@ PayError                        each carries client_transaction_id where there i
     ├── LedgerUnavailableError  it could not be read or written
     └── DifferentRequestError   the same client transaction id with other content
 
-None holds a token, personal data or an object of aiohttp, and each survives pickling.
+None holds a token, personal data of yours or an object of aiohttp, and each survives pickling. What the service wrote
+into its own messages is kept, bounded.
 """
 
 from __future__ import annotations

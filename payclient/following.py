@@ -61,7 +61,7 @@ class Entry:
     """One open sale. Times are the monotonic clock's."""
 
     __slots__ = (
-        "absent_at", "asked_at", "begun", "chase", "due", "expires", "failures", "last_asked",
+        "absent_at", "asked_at", "begun", "chase", "conflict", "due", "expires", "failures", "last_asked",
         "missing_since", "opened", "query", "record", "report", "spent", "waiters",
     )  # fmt: skip
 
@@ -80,6 +80,8 @@ class Entry:
         self.failures = 0
         #: Queries made since the last notification; None: it has been chased to its end.
         self.chase: int | None = None
+        #: What of the last report was not ours.
+        self.conflict: str | None = None
         #: The first of two proofs of absence.
         self.absent_at: float | None = None
         self.missing_since: float | None = None
@@ -377,8 +379,10 @@ class Following:
             return
         entry.missing_since = entry.absent_at = None
         if conflict := conflict_of(record, report, by_candidate=not self._proves_absence):
-            await self._apply(entry, Conflicted(at=self._clock.time(), what=conflict))
-            logger.error("%s: a status report is not ours: %s", record.client_transaction_id, conflict)
+            if conflict != entry.conflict:  # written and said once, not at every query
+                entry.conflict = conflict
+                await self._apply(entry, Conflicted(at=self._clock.time(), what=conflict))
+                logger.error("%s: a status report is not ours: %s", record.client_transaction_id, conflict)
             return
         if report.also_accepted:
             others = ", ".join(map(str, report.also_accepted))

@@ -59,7 +59,8 @@ class PaymentForm:
     """A prepared form: send the customer to one of its links by a redirect that brings the referrer (§4)."""
 
     client_transaction_id: str
-    payment_id: str
+    #: A secret where the links are made of it.
+    payment_id: str = attrs.field(repr=False)
     #: UTC seconds since the epoch.
     prepared_at: float
     result: PrepareResult = attrs.field(repr=False)

@@ -363,7 +363,8 @@ class FormLinks(Mapping[str, str]):
 class PrepareResult:
     """A prepared payment form (§2.6)."""
 
-    payment_id: str
+    #: A secret where the links are made of it.
+    payment_id: str = private()
     links: FormLinks = private()
     raw: Mapping[str, Any] = private(attrs.Factory(dict))
     #: The profile's name of the wallet link, which carries the service's brand (§2.6).

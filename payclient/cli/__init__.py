@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     try:
         import cyclopts  # noqa: F401 - only whether they are there
-        import rich  # noqa: F401
+        import rich  # noqa: F401 - likewise
     except ModuleNotFoundError:
         print(
             "payclient: the command line needs more packages: pip install 'payclient[cli]'", file=sys.stderr

@@ -164,13 +164,13 @@ _RECORD = """
 """
 _CHANGE = "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail"
 
-SELECT_ATTEMPT = f"SELECT {_RECORD} FROM attempts WHERE client_transaction_id = ? AND attempt = ?"  # noqa: S608
+SELECT_ATTEMPT = f"SELECT {_RECORD} FROM attempts WHERE client_transaction_id = ? AND attempt = ?"  # noqa: S608 - our own column names
 SELECT_UNFINISHED = f"""
-SELECT {_RECORD} FROM attempts WHERE decided_at IS NULL ORDER BY created_at, seq"""  # noqa: S608
+SELECT {_RECORD} FROM attempts WHERE decided_at IS NULL ORDER BY created_at, seq"""  # noqa: S608 - our own column names
 #: A page of them, each with its `seq` behind it, from which the next page goes on.
-SELECT_RECORDS = f"SELECT {_RECORD}, seq FROM attempts WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
-SELECT_HISTORY = f"SELECT {_CHANGE} FROM changes WHERE client_transaction_id = ? ORDER BY cursor"  # noqa: S608
-SELECT_CHANGES = f"SELECT {_CHANGE} FROM changes WHERE cursor > ? AND {_NEWS} ORDER BY cursor LIMIT ?"  # noqa: S608
+SELECT_RECORDS = f"SELECT {_RECORD}, seq FROM attempts WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608 - our own column names
+SELECT_HISTORY = f"SELECT {_CHANGE} FROM changes WHERE client_transaction_id = ? ORDER BY cursor"  # noqa: S608 - our own column names
+SELECT_CHANGES = f"SELECT {_CHANGE} FROM changes WHERE cursor > ? AND {_NEWS} ORDER BY cursor LIMIT ?"  # noqa: S608 - our own column names
 
 # What changes with an event, in the order of `apply_row`; its first three say which row.
 _CHANGING = (

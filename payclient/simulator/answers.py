@@ -60,7 +60,7 @@ class Answers:
     def draw(self, client_transaction_id: str) -> tuple[Answer, float]:
         """The answer to this sale's push and the seconds until it is given."""
         # Random hashes a text with SHA-512: the same in every process, and no secret hangs on it.
-        chance = Random(f"{self.seed}:{client_transaction_id}")  # noqa: S311
+        chance = Random(f"{self.seed}:{client_transaction_id}")  # noqa: S311 - no secret
         point = chance.random()
         if point < self.approve:
             answer: Answer = "approved"

@@ -53,6 +53,9 @@ __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 #: §2.5: an integer; a 64-bit one, since no service counts further.
 MAX_ID = 2**63 - 1
 
+#: Transactions under one client transaction id, beyond which an answer is none.
+MAX_REPORTS = 1000
+
 #: The fields of an answer that decide what it is.
 _DECIDING = ("transactionId", "errorCode")
 
@@ -302,7 +305,11 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
     if data is not None and _repeats(response.body, *_DECIDING, profile.status.state_field):
         data = None
     if 200 <= response.status <= 299:
-        if isinstance(data, list) and all(isinstance(entry, dict) for entry in data):
+        if (
+            isinstance(data, list)
+            and len(data) <= MAX_REPORTS
+            and all(isinstance(entry, dict) for entry in data)
+        ):
             return _reduce([_read_report(entry, profile) for entry in data])
         if isinstance(data, dict) and data.get("errorCode") is None and profile.status.state_field in data:
             return _read_report(data, profile)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -109,7 +110,8 @@ class Forms:
         if known is not None and known.state is not State.REFUSED:
             raise _used(identifier)
         attempt = self._permits.attempt(
-            Record(
+            partial(
+                Record,
                 client_transaction_id=identifier,
                 attempt=1 if known is None else known.attempt + 1,
                 kind="form",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 
-import attrs
 import orjson
 
 from payclient.clock import Clock, sleep
@@ -56,9 +56,9 @@ class Permits:
         """A digest that says nothing outside this ledger."""
         return hashlib.blake2b(content, digest_size=16, key=self.ledger.digest_key).digest()
 
-    def attempt(self, record: Record) -> Attempt:
-        """A permit for this attempt, to be asked for right before its first byte."""
-        return Attempt(self, record)
+    def attempt(self, make: Callable[..., Record]) -> Attempt:
+        """A permit for an attempt, to be asked for right before its first byte; `make(created_at=...)` makes it."""
+        return Attempt(self, make)
 
     def refused(self, error: RefusedError) -> Refused:
         """The event of an error object."""
@@ -120,9 +120,12 @@ class Permits:
 class Attempt:
     """One attempt's permit; `permit` is the session's `before_send`."""
 
-    def __init__(self, permits: Permits, record: Record) -> None:
+    #: As it was asked for.
+    record: Record
+
+    def __init__(self, permits: Permits, make: Callable[..., Record]) -> None:
         self._permits = permits
-        self.record = record
+        self._make = make
         #: The INSERT may have been carried out.
         self.asked = False
         #: The INSERT was committed, and the send may go on.
@@ -132,7 +135,7 @@ class Attempt:
         """Insert the attempt, or raise `TakenError`. Raising anything means that no byte leaves."""
         clock = self._permits.clock
         wall, steady = clock.time(), clock.monotonic()
-        self.record = attrs.evolve(self.record, created_at=wall)
+        self.record = self._make(created_at=wall)
         self.asked = True
         if not await self._permits.ledger.permit(self.record):
             self.asked = False

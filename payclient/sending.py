@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from payclient.errors import LedgerUnavailableError, NotSentError, OutcomeUnknownError, RefusedError
 from payclient.lifecycle import Created, Event, Evidence, Lost, NotSent, Record, State
@@ -46,7 +47,8 @@ class Sender:
         if known is not None and known.state is not State.REFUSED:
             return same_request(known, digest)
         attempt = self._permits.attempt(
-            Record(
+            partial(
+                Record,
                 client_transaction_id=identifier,
                 attempt=1 if known is None else known.attempt + 1,
                 digest=digest,

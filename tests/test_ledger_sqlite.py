@@ -168,7 +168,7 @@ def _foreign(path: Path) -> None:
 
 def _newer(path: Path) -> None:
     asyncio.run(filled(path))
-    raw(path, "PRAGMA user_version = 2")
+    raw(path, "PRAGMA user_version = 99")
 
 
 def _stripped(path: Path) -> None:
@@ -198,7 +198,7 @@ def _missing(path: Path) -> None:
     ("make", "words"),
     [
         (_foreign, "another program's"),
-        (_newer, "version 2"),
+        (_newer, "version 99"),
         (_stripped, "lacks"),
         (_keyless, "no digest key"),
         (_text, "not a SQLite database"),
@@ -460,7 +460,29 @@ async def test_a_cancelled_open(path: Path) -> None:
 def test_the_schema_has_a_version() -> None:
     """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old files, and then changes this."""
     digest = hashlib.sha256("\n".join(schema.SCHEMA).encode()).hexdigest()
-    assert (schema.VERSION, digest[:16]) == (1, "1b7be52ca5f208ee")
+    assert (schema.VERSION, digest[:16]) == (2, "20fd3e025306b052")
+
+
+async def test_an_older_file_is_converted(path: Path) -> None:
+    """A file of version 1 keeps its records and history, and gets the guards of today."""
+    await filled(path, State.PENDING)
+    before = raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("DROP INDEX attempts_open")
+    connection.execute("CREATE INDEX attempts_old ON attempts (amount)")
+    connection.execute("DROP TRIGGER attempts_move")
+    connection.execute("CREATE TRIGGER attempts_move BEFORE UPDATE ON attempts BEGIN SELECT 1; END")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    ledger = await SqliteLedger.open(str(path))
+    await ledger.aclose()
+    assert (raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")) == before
+    assert raw(path, "PRAGMA user_version") == [(schema.VERSION,)]
+    assert raw(path, "SELECT schema_version FROM meta") == [(schema.VERSION,)]
+    indexes = "SELECT name FROM sqlite_schema WHERE name IN ('attempts_old', 'attempts_open')"
+    assert raw(path, indexes) == [("attempts_open",)]
+    with pytest.raises(sqlite3.IntegrityError, match="illegal move"):
+        raw(path, "UPDATE attempts SET state = 'sending', version = version + 1")
 
 
 @pytest.mark.parametrize("before", State)

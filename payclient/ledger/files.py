@@ -127,12 +127,14 @@ def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
     # Asked before anything is changed: a file that is not ours stays as it was.
     if application != APPLICATION_ID and (application or version or tables):
         raise ConfigurationError("the ledger's file is another program's SQLite database")
-    if application == APPLICATION_ID and version != VERSION:
+    if application == APPLICATION_ID and not (isinstance(version, int) and 1 <= version <= VERSION):
         raise ConfigurationError(f"the ledger has version {version}; this payclient knows version {VERSION}")
     for setting in _SETTINGS[1:]:
         _set(connection, *setting)
     if not tables:
         _create(connection)
+    elif version != VERSION:
+        _convert(connection)
     for each in (path, f"{path}-wal"):
         _tighten(each)
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
@@ -165,6 +167,22 @@ def _create(connection: sqlite3.Connection) -> None:
         (secrets.token_bytes(32), time.time(), VERSION),
     )
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+
+
+def _convert(connection: sqlite3.Connection) -> None:
+    """Bring an older file up to date: the tables have not changed since version 1, what guards them has."""
+    connection.execute("BEGIN IMMEDIATE")
+    guards = connection.execute(
+        "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
+    )
+    for kind, name in guards.fetchall():
+        connection.execute(f'DROP {kind} "{name}"')
+    for statement in SCHEMA:
+        if "CREATE TABLE" not in statement:
+            connection.execute(statement)
+    connection.execute("UPDATE meta SET schema_version = ?", (VERSION,))
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 

@@ -36,7 +36,7 @@ __all__ = [
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
 #: Of the tables and triggers below. Whoever changes them, or `TRANSITIONS`, raises it and converts old files.
-VERSION = 1
+VERSION = 2
 
 
 def _quoted(*states: State) -> str:
@@ -96,7 +96,7 @@ CREATE TABLE attempts (
     "CREATE INDEX attempts_unfinished ON attempts (created_at) WHERE decided_at IS NULL",
     """
 CREATE TABLE changes (
-    cursor INTEGER PRIMARY KEY AUTOINCREMENT,
+    cursor INTEGER PRIMARY KEY,
     client_transaction_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     at REAL NOT NULL,

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -29,10 +29,10 @@ from payclient.lifecycle import Event, Record, State, advance
 
 __all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
 
-T = TypeVar("T")
 
-#: Rows of one statement, largest first: few statements, whatever the size of a batch.
-_CHUNKS = (64, 16, 4, 1)
+#: Rows of one statement, largest first: few statements, whatever the size of a batch, since after each the thread
+#: waits for the interpreter's lock.
+_CHUNKS = (128, 64, 32, 16, 8, 4, 2, 1)
 #: What a value that no column takes raises. It is that operation's own fault, not the batch's.
 _VALUE_FAULTS = (
     sqlite3.InterfaceError,
@@ -200,41 +200,58 @@ def _resolve(answers: _Answers) -> None:
             future.set_exception(error)
 
 
-def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+def _chunks(count: int) -> Iterator[tuple[int, int]]:
+    """Where each chunk of so many rows begins and ends."""
     start = 0
     for size in _CHUNKS:
-        while len(rows) - start >= size:
-            yield rows[start : start + size]
+        while count - start >= size:
+            yield start, start + size
             start += size
 
 
 def _execute_many(
-    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[tuple[Any, ...]]
+    connection: sqlite3.Connection, statement: Callable[[int], str], values: list[Any], count: int
 ) -> None:
-    for chunk in _chunks(rows):
-        cursor = connection.execute(statement(len(chunk)), [value for row in chunk for value in row])
-        if cursor.rowcount != len(chunk):
+    """Carry out a statement for so many rows, whose values stand one after another."""
+    if not count:
+        return
+    width = len(values) // count
+    for start, end in _chunks(count):
+        cursor = connection.execute(statement(end - start), values[start * width : end * width])
+        if cursor.rowcount != end - start:
             raise _Conflict
 
 
 def _write(connection: sqlite3.Connection, writes: list[Permit | Apply]) -> _Answers:
     """Commit them all in one transaction."""
     # Order matters only within one client transaction id; where none comes twice, like goes with like.
-    if len({each.record.client_transaction_id for each in writes}) == len(writes):
-        permits = [each.row for each in writes if isinstance(each, Permit)]
-        applies = [each for each in writes if isinstance(each, Apply)]
-        if all(each.after is not None for each in applies):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                _execute_many(connection, insert_attempts, permits)
-                _execute_many(connection, update_attempts, [each.row for each in applies])
-            except (_Conflict, sqlite3.IntegrityError, *_VALUE_FAULTS):
-                connection.execute("ROLLBACK")
-            else:
-                connection.execute("COMMIT")
-                return [
-                    (each.future, True if isinstance(each, Permit) else each.after, None) for each in writes
-                ]
+    permits: list[Any] = []
+    applies: list[Any] = []
+    count = 0
+    answers: _Answers = []
+    ids = set()
+    for each in writes:
+        ids.add(each.record.client_transaction_id)
+        if isinstance(each, Permit):
+            count += 1
+            permits += each.row
+            answers.append((each.future, True, None))
+        else:
+            applies += each.row
+            answers.append((each.future, each.after, None))
+            if each.after is None:
+                ids.clear()  # the record that it takes must be looked for
+                break
+    if len(ids) == len(writes):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _execute_many(connection, insert_attempts, permits, count)
+            _execute_many(connection, update_attempts, applies, len(writes) - count)
+        except (_Conflict, sqlite3.IntegrityError, *_VALUE_FAULTS):
+            connection.execute("ROLLBACK")
+        else:
+            connection.execute("COMMIT")
+            return answers
     connection.execute("BEGIN IMMEDIATE")
     answers = [_one_by_one(connection, each) for each in writes]
     connection.execute("COMMIT")
@@ -267,7 +284,7 @@ def _permit(connection: sqlite3.Connection, write: Permit) -> bool:
         raise TransitionError(
             "the attempt before it is missing", client_transaction_id=record.client_transaction_id
         )
-    _execute_many(connection, insert_attempts, [write.row])
+    _execute_many(connection, insert_attempts, [*write.row], 1)
     return True
 
 
@@ -278,14 +295,14 @@ def _apply(connection: sqlite3.Connection, write: Apply) -> Record:
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     current = record_of(row)
     after = advance(current, write.event)
-    _execute_many(connection, update_attempts, [apply_row(current, write.event, after)])
+    _execute_many(connection, update_attempts, [*apply_row(current, write.event, after)], 1)
     return after
 
 
 def _newest(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Record]:
     rows: dict[str, tuple[Any, ...]] = {}
-    for chunk in _chunks(ids):
-        for row in connection.execute(select_newest(len(chunk)), chunk):
+    for start, end in _chunks(len(ids)):
+        for row in connection.execute(select_newest(end - start), ids[start:end]):
             rows[row[0]] = row
     return {each: record_of(row) for each, row in rows.items()}
 

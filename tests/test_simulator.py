@@ -640,6 +640,13 @@ async def test_another_process_reads_and_decides(service: Simulator) -> None:
         "forms_paid": 0,
         "forms_declined": 0,
         "forms_cancelled": 0,
+        "confirms": 0,
+        "cancelled": 0,
+        "reversed": 0,
+        "reversed_unconfirmed": 0,
+        "collected": 1150,
+        "external_notifications_sent": 0,
+        "external_notifications_failed": 0,
         "duplicates": {"order-1": 2},
     }
 

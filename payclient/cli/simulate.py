@@ -13,9 +13,12 @@ from payclient.cli import terminal
 from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.simulator import Answers, Settings, Simulator
+from payclient.simulator import PAYPHONE, Answers, Settings, Simulator
 
 __all__: list[str] = []
+
+#: The profile that names a whole service of the simulator's, which is more than a profile says of one.
+PAYPHONE_NAME = "payphone"
 
 #: What is served for a profile that names no status query, and what the demo's own profile names.
 STATUS = StatusProfile(
@@ -36,6 +39,13 @@ def simulate(
     form_window: Annotated[
         float | None, Number, Parameter(help="Seconds that a form link lives; the profile's, or 600.")
     ] = None,
+    confirm_window: Annotated[
+        float | None,
+        Number,
+        Parameter(
+            help="Seconds in which a paid form must be confirmed, where the service asks for it, or 300."
+        ),
+    ] = None,
     answers: Annotated[
         str, Parameter(help="What the customers do, and how likely.")
     ] = "approve=0.8,reject=0.1,ignore=0.1",
@@ -45,10 +55,14 @@ def simulate(
     ] = 20.0,
 ) -> int:
     """Simulate the service on this machine. No real money moves."""
-    found = profile_of(profile)
     try:
         crowd = Answers.parse(answers, delay=(delay, 0.6), seed=seed)
-        settings = settings_of(found, sale_window=sale_window, form_window=form_window)
+        if profile == PAYPHONE_NAME:
+            settings = _payphone(sale_window, form_window, confirm_window)
+        elif confirm_window is not None:
+            raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
+        else:
+            settings = settings_of(profile_of(profile), sale_window=sale_window, form_window=form_window)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if not 0 <= port <= 65535:
@@ -74,6 +88,15 @@ async def _serve(simulator: Simulator) -> int:
         f"{counts.expired} expired, {counts.pending} pending; {counts.refused} refused"
     )
     return 0
+
+
+def _payphone(sale_window: float | None, form_window: float | None, confirm_window: float | None) -> Settings:
+    return attrs.evolve(
+        PAYPHONE,
+        sale_window=PAYPHONE.sale_window if sale_window is None else sale_window,
+        form_window=PAYPHONE.form_window if form_window is None else form_window,
+        confirm_window=PAYPHONE.confirm_window if confirm_window is None else confirm_window,
+    )
 
 
 def settings_of(

@@ -1,17 +1,21 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
-Read `settings`, `rules`, `answers`, `service`, `notify`, `forms`, `pages`, then the routes
-`api`, `site`, `control`, and `server`, in this order.
+Read `settings`, `rules`, `codes`, `limits`, `answers`, `agenda`, `transactions`, `service`, `forms`, `changes`,
+`status`, `notify`, `pages`, then the routes `reading`, `messages`, `api`, `site`, `control`, and `server`, in this
+order; `payphone` is one real service's settings.
 """
 
 from .answers import Answers
 from .clock import Clock, ManualClock, SystemClock, TimerHandle
 from .forms import Form
+from .payphone import PAYPHONE, TEST_MODE
 from .server import Simulator
 from .service import Counts, Sale
 from .settings import Settings
 
 __all__ = [
+    "PAYPHONE",
+    "TEST_MODE",
     "Answers",
     "Clock",
     "Counts",

@@ -1,21 +1,24 @@
-"""What the merchant asks over HTTP: Sale, Button/Prepare and, where there is one, the status (§4, §5)."""
+"""What the merchant asks over HTTP: Sale, Button/Prepare and, where there are any, status and changes (§4, §5)."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Literal, TypeVar
 
-import orjson
 from aiohttp import web
 
-from .forms import METHODS, Forms
-from .rules import Fault, Refusal, validation_refusal
+from .changes import CHANGES, Changes
+from .codes import refusal
+from .forms import METHODS, Form, Forms
+from .limits import QueryLimit
+from .messages import english, wants_english
+from .reading import read_body
+from .rules import PREPARE_FIELDS, SALE_FIELDS, Refusal
 from .service import Service
-from .settings import ACCEPTED, CANCELLED, PENDING
-from .transactions import Transaction
-from .web_values import id_in_path, json_response
+from .status import status_of
+from .web_values import any_case, id_in_path, json_response
 
 __all__ = ["Api"]
-
-_STATUS_CODES = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
 _T = TypeVar("_T")
 
@@ -23,112 +26,158 @@ _T = TypeVar("_T")
 class Api:
     """The routes that take a bearer token. `url` is called for the service's own address, known once it is open."""
 
-    def __init__(self, service: Service, forms: Forms, token: str | None, url: Callable[[], str]) -> None:
-        self._settings = service.settings
+    def __init__(
+        self,
+        service: Service,
+        forms: Forms,
+        changes: Changes,
+        limit: QueryLimit,
+        token: str | None,
+        url: Callable[[], str],
+    ) -> None:
+        self._settings = settings = service.settings
         self._service = service
         self._forms = forms
+        self._changes = changes
+        self._limit = limit
         self._token = token
         self._url = url
+        flag, language = settings.nick_name_flag, settings.language_field
+        self._sale_fields = {**SALE_FIELDS, **({} if flag is None else {flag: bool})}
+        self._prepare_fields = {
+            **PREPARE_FIELDS,
+            **({} if language is None else {language: str}),
+            "transactionSummaryUrl": str,
+        }
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        router.add_post("/api/Sale", self._post_sale)
-        router.add_post("/api/button/Prepare", self._post_prepare)
-        if (template := self._settings.status_by_client_transaction_id) is not None:
+        settings = self._settings
+        spelled = any_case if settings.tolerant else str
+        router.add_post(spelled("/api/Sale"), self._post_sale)
+        router.add_post(spelled("/api/button/Prepare"), self._post_prepare)
+        for operation in CHANGES:
+            for path in settings.paths.get(operation, ()):
+                router.add_post(spelled(path), partial(self._post_change, operation))
+        for path in settings.paths.get("regions", ()):
+            router.add_get(spelled(path), self._get_regions)
+        if (template := settings.status_by_client_transaction_id) is not None:
             # By default aiohttp keeps braces out of a path's variables; a merchant's id may have them.
             path = template.replace("{client_transaction_id}", "{client_transaction_id:[^/]+}")
-            router.add_get(path, self._get_status_by_client_id)
-        if self._settings.status_by_transaction_id is not None:
-            router.add_get(self._settings.status_by_transaction_id, self._get_status)
+            router.add_get(spelled(path), self._get_status_by_client_id)
+        if settings.status_by_transaction_id is not None:
+            router.add_get(spelled(settings.status_by_transaction_id), self._get_status)
 
     async def _post_sale(self, request: web.Request) -> web.Response:
-        sale = await self._execute(request, self._service.create)
+        sale = await self._execute(request, self._service.create, self._sale_fields, "API")
         if isinstance(sale, web.Response):
             return sale
         return json_response({"transactionId": sale.transaction_id})
 
     async def _post_prepare(self, request: web.Request) -> web.Response:
-        form = await self._execute(request, self._forms.prepare)
-        if isinstance(form, web.Response):
-            return form
-        links = {method: f"{self._url()}/form/{method}?paymentId={form.payment_id}" for method in METHODS}
-        return json_response(
-            {
-                "paymentId": form.payment_id,
-                self._settings.wallet_link_field: links["wallet"],
-                "payWithCard": links["card"],
-            }
+        form = await self._execute(request, self._forms.prepare, self._prepare_fields, "WEB")
+        return form if isinstance(form, web.Response) else json_response(self._prepared(form))
+
+    async def _post_change(self, operation: str, request: web.Request) -> web.Response:
+        changed = await self._execute(
+            request,
+            partial(self._changes.execute, operation),
+            CHANGES[operation],
+            "WEB" if operation == "confirm" else None,
         )
+        if isinstance(changed, web.Response):
+            return changed
+        return self._answer(request, status_of(changed, self._settings) if operation == "confirm" else True)
+
+    async def _get_regions(self, request: web.Request) -> web.Response:
+        if not self._is_authorized(request):
+            return self._unauthorized(request)
+        return json_response([dict(region) for region in self._settings.regions])
 
     async def _execute(
-        self, request: web.Request, operation: Callable[[Mapping[str, object]], _T | Refusal]
+        self,
+        request: web.Request,
+        operation: Callable[[Mapping[str, object]], _T | Refusal],
+        fields: Mapping[str, type],
+        application: Literal["API", "WEB"] | None,
     ) -> _T | web.Response:
         raw = await request.read()
-        tally = self._service.tally
+        settings, tally = self._settings, self._service.tally
         tally["requests"] += 1
-        if not self._is_authorized(request):
+        wrong_kind = application is not None and settings.application not in {None, application}
+        if wrong_kind or not self._is_authorized(request):
             tally["refused"] += 1
-            return self._unauthorized()
-        body = _parse_body(request.content_type, raw)
+            return self._unauthorized(request)
+        body = read_body(request.content_type, raw, fields, tolerant=settings.tolerant)
         result = body if isinstance(body, Refusal) else operation(body)
         if isinstance(result, Refusal):
             tally["refused"] += 1
-            return json_response(result.as_json(), self._settings.error_status)
+            status = settings.error_statuses.get(result.error_code, settings.error_status)
+            return self._refused(request, result, status)
         return result
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        if not self._count_query(request):
-            return self._unauthorized()
+        if (refused := self._refused_query(request)) is not None:
+            return refused
         number = id_in_path(request)
         found = None if number is None else self._service.query(number)
-        return self._not_found() if found is None else json_response(self._status(found))
+        if found is None:
+            return self._not_found(request)
+        return self._answer(request, status_of(found, self._settings))
 
     async def _get_status_by_client_id(self, request: web.Request) -> web.Response:
-        if not self._count_query(request):
-            return self._unauthorized()
+        if (refused := self._refused_query(request)) is not None:
+            return refused
         found = self._service.query_by_client_id(request.match_info["client_transaction_id"])
         if not found:
-            return self._not_found()
+            return self._not_found(request)
         if self._settings.client_status_as_array:
-            return json_response([self._status(one) for one in found])
-        return json_response(self._status(found[0]))
+            return self._answer(request, [status_of(one, self._settings) for one in found])
+        return self._answer(request, status_of(found[0], self._settings))
 
-    def _count_query(self, request: web.Request) -> bool:
+    def _refused_query(self, request: web.Request) -> web.Response | None:
         self._service.tally["requests"] += 1
         self._service.tally["queries"] += 1
-        return self._is_authorized(request)
+        if not self._is_authorized(request):
+            return self._unauthorized(request)
+        if (wait := self._limit.take()) > 0:
+            settings = self._settings
+            answer = self._answer(request, {"message": "Demasiadas consultas"}, settings.rate_limited_status)
+            if settings.rate_limited_retry_after:
+                answer.headers["Retry-After"] = str(math.ceil(wait))
+            return answer
+        return None
 
     def _is_authorized(self, request: web.Request) -> bool:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")  # §5.1
+        if self._settings.tolerant:
+            scheme = scheme.capitalize()
         return scheme == "Bearer" and (bool(token.strip()) if self._token is None else token == self._token)
 
-    def _unauthorized(self) -> web.Response:
-        return json_response(
-            {"message": "Authorization has been denied for this request."}, self._settings.unauthorized_status
-        )
+    def _unauthorized(self, request: web.Request) -> web.Response:
+        settings = self._settings
+        return self._answer(request, {"message": settings.unauthorized_message}, settings.unauthorized_status)
 
-    def _not_found(self) -> web.Response:
+    def _not_found(self, request: web.Request) -> web.Response:
         http_status, error_code = self._settings.not_found
-        return json_response(Refusal(error_code, "La transacción no existe").as_json(), http_status)
+        return self._refused(request, refusal(error_code), http_status)
 
-    def _status(self, transaction: Transaction) -> dict[str, object]:
-        state = transaction.state
-        return {
-            "transactionId": transaction.transaction_id,
-            "clientTransactionId": transaction.client_transaction_id,
-            "amount": transaction.amount,
-            "currency": transaction.currency,
-            self._settings.state_field: self._settings.state_words.get(state, state),
-            "statusCode": _STATUS_CODES[state],
+    def _refused(self, request: web.Request, why: Refusal, status: int) -> web.Response:
+        return self._answer(request, why.as_json(without_empty=not self._settings.empty_errors), status)
+
+    def _answer(self, request: web.Request, answer: object, status: int = 200) -> web.Response:
+        if self._settings.accept_language and wants_english(request.headers.get("Accept-Language", "")):
+            answer = english(answer)
+        return json_response(answer, status)
+
+    def _prepared(self, form: Form) -> dict[str, object]:
+        settings = self._settings
+        links = {m: f"{self._url()}{settings.form_paths[m]}?paymentId={form.payment_id}" for m in METHODS}
+        prepared: dict[str, object] = {
+            "paymentId": form.payment_id,
+            settings.wallet_link_field: links["wallet"],
+            "payWithCard": links["card"],
         }
-
-
-def _parse_body(content_type: str, raw: bytes) -> dict[str, object] | Refusal:
-    if content_type != "application/json":  # §5.2
-        return validation_refusal([Fault("Content-Type", "Debe ser application/json")])
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return validation_refusal([Fault("body", "El cuerpo no es JSON")])
-    if not isinstance(body, dict):
-        return validation_refusal([Fault("body", "El cuerpo debe ser un objeto")])
-    return body
+        if settings.payment_code_link_field is not None and form.has_payment_code:
+            link = f"{self._url()}{settings.payment_code_path}?paymentId={form.payment_id}"
+            prepared[settings.payment_code_link_field] = link
+        return prepared

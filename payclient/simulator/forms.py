@@ -2,16 +2,19 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from attrs import define, field
 
 from .addresses import with_query
+from .agenda import Agenda
 from .clock import Clock
+from .codes import refusal
+from .limits import failing_limits, refused_on_demand
 from .rules import Refusal, failing_prepare_fields, redirect_field, validation_refusal
-from .settings import CANCELLED, PENDING, Settings
-from .transactions import Transactions
+from .settings import ACCEPTED, CANCELLED, PENDING, Settings
+from .transactions import Reversal, Transactions
 
 __all__ = ["METHODS", "Form", "FormOutcome", "Forms", "Language", "Method"]
 
@@ -39,6 +42,9 @@ class Form:
     phone_number: str | None = field(repr=False)
     email: str | None = field(repr=False)
     document_id: str | None = field(repr=False)
+    optional_parameter: str | None = field(default=None, repr=False)
+    #: Whether the answer has the third link.
+    has_payment_code: bool = False
     prepared_at: float
     state: str = PENDING
     how: FormOutcome | None = None
@@ -49,15 +55,43 @@ class Form:
     transaction_id: int | None = None
     #: For each link that was loaded, the monotonic time at which its life ends.
     deadlines: dict[Method, float] = field(factory=dict)
+    confirmed_at: float | None = None
+    reversal: Reversal | None = None
+    #: What came of the external notification, as `Sale.external_notification`.
+    external_notification: str | None = None
+
+    @property
+    def created_at(self) -> float:
+        """As of a sale."""
+        return self.prepared_at
+
+    @property
+    def details(self) -> Mapping[str, object]:
+        """What a full status answer repeats of the request and of what was typed, by the service's names."""
+        return {
+            "phoneNumber": self.phone_number and self.phone_number.removeprefix("+"),
+            "email": self.email,
+            "document": self.document_id,
+            "reference": self.reference,
+            "optionalParameter3": self.optional_parameter,
+        }
 
 
 class Forms:
     """Prepares payments, and lets their links live, be paid and be cancelled."""
 
     def __init__(
-        self, settings: Settings, clock: Clock, transactions: Transactions, tally: Counter[str]
+        self,
+        settings: Settings,
+        clock: Clock,
+        agenda: Agenda,
+        transactions: Transactions,
+        tally: Counter[str],
+        on_settled: Callable[[Form], object],
     ) -> None:
         self.forms: dict[str, Form] = {}
+        self._agenda = agenda
+        self._on_settled = on_settled
         self._settings = settings
         self._clock = clock
         self._transactions = transactions
@@ -65,13 +99,19 @@ class Forms:
 
     def prepare(self, body: Mapping[str, object]) -> Form | Refusal:
         """A new payment that waits to be paid, or the reason why there is none."""
-        faults = failing_prepare_fields(body, language_field=self._settings.language_field)
+        settings = self._settings
+        faults = failing_prepare_fields(
+            body, language_field=settings.language_field, may_lack=settings.prepare_may_lack
+        )
+        faults += failing_limits(body, settings, settings.prepare_max_lengths)
         if faults:
             return validation_refusal(faults)
+        if (refused := refused_on_demand(body, settings)) is not None:
+            return refused
         form = self._read(body)
-        code = self._settings.duplicate_code
+        code = settings.duplicate_code
         if code is not None and self._transactions.find_by_client_id(form.client_transaction_id):
-            return Refusal(code, "Ya existe una transacción con este clientTransactionId")
+            return refusal(code)
         self.forms[form.payment_id] = form
         self._tally["prepared"] += 1
         return form
@@ -93,17 +133,28 @@ class Forms:
             self._decide(form, method, "declined", settings.state_after_reject)
         else:
             self._decide(form, method, "paid", settings.state_after_approve)
+            self._take(form)
         return with_query(form.response_url, self._parameters(form.transaction_id, form))
 
     def cancel(self, form: Form, method: Method) -> str | None:
         """The customer closes the form by its X; the address to which it leads, if there is one (§2.3)."""
         self._require_open(form, method)
         self._decide(form, method, "cancelled", CANCELLED)
-        if form.cancellation_url is None:
+        address = form.cancellation_url
+        if address is None and self._settings.cancel_leads_to_response_url:
+            address = form.response_url
+        if address is None:
             return None
         number = self._settings.cancelled_redirect_id
         parameters = {} if number is None else self._parameters(number, form)
-        return with_query(form.cancellation_url, parameters)
+        return with_query(address, parameters)
+
+    def confirm(self, form: Form) -> None:
+        """The merchant has seen that this form was paid; again and again, if it likes."""
+        if form.confirmed_at is None and form.how == "paid" and form.reversal is None:
+            form.confirmed_at = self._clock.time()
+            if form.state == ACCEPTED and self._settings.external_notification_on_confirm:
+                self._on_settled(form)
 
     def _read(self, body: Mapping[str, object]) -> Form:
         # The types hold: `failing_prepare_fields` passed.
@@ -112,9 +163,9 @@ class Forms:
         return Form(
             payment_id=secrets.token_urlsafe(24),
             client_transaction_id=str(body["clientTransactionId"]),
-            store_id=str(body["storeId"]),
+            store_id=str(body.get("storeId") or ""),
             amount=amount,
-            currency=str(body["currency"]),
+            currency=str(body.get("currency") or self._settings.default_currency),
             reference=_text(body, "reference"),
             language="en" if language_field is not None and body.get(language_field) == "en" else "es",
             response_url=str(body[redirect_field(body)]),
@@ -122,6 +173,8 @@ class Forms:
             phone_number=_text(body, "phoneNumber"),
             email=_text(body, "email"),
             document_id=_text(body, "documentId"),
+            optional_parameter=_text(body, "optionalParameter"),
+            has_payment_code=_text(body, "transactionSummaryUrl") is not None,
             prepared_at=self._clock.time(),
         )
 
@@ -135,6 +188,20 @@ class Forms:
         form.how, form.state, form.method = how, state, method
         form.decided_at = self._clock.time()
         self._tally[f"forms_{how}"] += 1
+
+    def _take(self, form: Form) -> None:
+        if form.state != ACCEPTED:
+            return
+        self._transactions.collect(form)
+        if self._settings.confirm_window is not None:
+            self._agenda.after(self._settings.confirm_window, self._lapse, form)
+        if not self._settings.external_notification_on_confirm:
+            self._on_settled(form)
+
+    def _lapse(self, form: Form) -> None:
+        if form.confirmed_at is None and form.reversal is None:
+            self._transactions.give_back(form, self._settings.state_after_reverse, "unconfirmed")
+            self._tally["reversed_unconfirmed"] += 1
 
     def _parameters(self, number: int, form: Form) -> dict[str, str | int]:
         settings = self._settings

@@ -4,7 +4,7 @@ Only what the document states is checked. Lengths, formats and bounds are not sh
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from attrs import frozen
@@ -12,10 +12,14 @@ from attrs import frozen
 from .addresses import is_address
 
 __all__ = [
+    "NESTED_FIELDS",
+    "PREPARE_FIELDS",
+    "SALE_FIELDS",
     "Fault",
     "Refusal",
     "failing_fields",
     "failing_prepare_fields",
+    "failing_reference",
     "redirect_field",
     "validation_refusal",
 ]
@@ -89,6 +93,18 @@ _LINE_ITEM: Final[dict[str, type]] = {
     "productSKU": str,
     "productDescription": str,
 }
+#: Every field of a request by its name, and those of the objects inside.
+SALE_FIELDS: Final[Mapping[str, type]] = {**_REQUIRED, **_OPTIONAL}
+PREPARE_FIELDS: Final[Mapping[str, type]] = {
+    **_PREPARE_REQUIRED,
+    **_PREPARE_OPTIONAL,
+    _REDIRECT_FIELDS[0]: str,
+}
+NESTED_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "order": _ORDER,
+    "billTo": _BILL_TO,
+    "lineItems": _LINE_ITEM,
+}
 _KINDS: Final[dict[type, str]] = {
     str: "una cadena",
     int: "un número entero",
@@ -114,8 +130,10 @@ class Refusal:
     message: str
     errors: tuple[dict[str, object], ...] = ()
 
-    def as_json(self) -> dict[str, object]:
-        return {"message": self.message, "errorCode": self.error_code, "errors": self.errors}
+    def as_json(self, *, without_empty: bool = False) -> dict[str, object]:
+        """The object of §7; `without_empty` leaves `errors` out where there are none."""
+        error: dict[str, object] = {"message": self.message, "errorCode": self.error_code}
+        return error if without_empty and not self.errors else {**error, "errors": self.errors}
 
 
 def validation_refusal(faults: Iterable[Fault]) -> Refusal:
@@ -138,8 +156,9 @@ def failing_fields(
     *,
     nick_name_flag: str | None = None,
     phone_optional_by_nick_name: bool = False,
+    may_lack: Set[str] = frozenset(),
 ) -> list[Fault]:
-    """The faults of a Sale's body; none means that it is valid."""
+    """The faults of a Sale's body; none means that it is valid. `may_lack` names fields that §2.2 requires."""
     required, optional = _REQUIRED, _OPTIONAL
     if nick_name_flag is not None:
         optional = {**optional, nick_name_flag: bool}
@@ -150,14 +169,16 @@ def failing_fields(
                 del required["phoneNumber"]
                 optional = {**optional, "phoneNumber": str}
 
-    return _faults(body, required, {k: v for k, v in optional.items() if k not in required})
+    return _faults(body, required, {k: v for k, v in optional.items() if k not in required}, may_lack)
 
 
-def failing_prepare_fields(body: Mapping[str, object], *, language_field: str | None = None) -> list[Fault]:
-    """The faults of a Button/Prepare's body (§2.3); none means that it is valid."""
+def failing_prepare_fields(
+    body: Mapping[str, object], *, language_field: str | None = None, may_lack: Set[str] = frozenset()
+) -> list[Fault]:
+    """The faults of a Button/Prepare's body (§2.3); none means that it is valid. `may_lack` as above."""
     redirect = redirect_field(body)
     optional = _PREPARE_OPTIONAL if language_field is None else {**_PREPARE_OPTIONAL, language_field: str}
-    faults = _faults(body, {**_PREPARE_REQUIRED, redirect: str}, optional)
+    faults = _faults(body, {**_PREPARE_REQUIRED, redirect: str}, optional, may_lack)
     failing = {fault.field for fault in faults}
     for name in (redirect, "cancellationUrl"):
         value = body.get(name)
@@ -178,22 +199,39 @@ def redirect_field(body: Mapping[str, object]) -> str:
     return next((name for name in _REDIRECT_FIELDS if body.get(name) is not None), _REDIRECT_FIELDS[0])
 
 
+def failing_reference(body: Mapping[str, object], required: Mapping[str, type]) -> list[Fault]:
+    """The faults of a body that only says which transaction is meant."""
+    faults: list[Fault] = []
+    _check_required(body, required, frozenset(), faults)
+    return faults
+
+
 def _faults(
-    body: Mapping[str, object], required: Mapping[str, type], optional: Mapping[str, type]
+    body: Mapping[str, object],
+    required: Mapping[str, type],
+    optional: Mapping[str, type],
+    may_lack: Set[str],
 ) -> list[Fault]:
     faults: list[Fault] = []
-    for field, kind in required.items():
-        value = body.get(field)
-        if value is None or (type(value) is str and not value.strip()):
-            faults.append(Fault(field, f"El campo {field} es obligatorio"))
-        elif type(value) is not kind:
-            faults.append(_wrong_kind(field, kind))
+    _check_required(body, required, may_lack, faults)
     _check_kinds(body, optional, "", faults)
     _check_sum(body, faults)
     order = body.get("order")
     if type(order) is dict:
         _check_order(order, faults)
     return faults
+
+
+def _check_required(
+    body: Mapping[str, object], required: Mapping[str, type], may_lack: Set[str], faults: list[Fault]
+) -> None:
+    for field, kind in required.items():
+        value = body.get(field)
+        if value is None or (type(value) is str and not value.strip()):
+            if field not in may_lack:
+                faults.append(Fault(field, f"El campo {field} es obligatorio"))
+        elif type(value) is not kind:
+            faults.append(_wrong_kind(field, kind))
 
 
 def _check_kinds(

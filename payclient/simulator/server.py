@@ -10,12 +10,14 @@ from aiohttp import web
 
 from .answers import Answers
 from .api import Api
+from .changes import Changes
 from .clock import Clock, SystemClock
 from .control import Control
 from .forms import METHODS, Form, Forms, Method
+from .limits import QueryLimit
 from .notify import Notifier
 from .service import Counts, Sale, Service
-from .settings import Settings
+from .settings import ACCEPTED, Settings
 from .site import Site
 
 __all__ = ["Simulator"]
@@ -46,8 +48,15 @@ class Simulator:
         self._token = token
         self._control = _is_loopback(host) if control is None else control
         self._service = Service(self.settings, self.clock, answers, self._on_answered)
-        self._forms = Forms(self.settings, self.clock, self._service.transactions, self._service.tally)
-        self._notifier = Notifier(self.settings.notification_method, self._service.tally)
+        self._notifier = Notifier(self.settings, self._service.tally)
+        self._forms = Forms(
+            self.settings,
+            self.clock,
+            self._service.agenda,
+            self._service.transactions,
+            self._service.tally,
+            self._notifier.start_external,
+        )
         self._runner: web.AppRunner | None = None
         self._url: str | None = None
 
@@ -102,6 +111,11 @@ class Simulator:
         """How many sales each client transaction id created; above 1, somebody was charged twice."""
         return self._service.created_per_client_id
 
+    @property
+    def collected_per_client_id(self) -> Counter[str]:
+        """The cents that each client transaction id paid and did not get back."""
+        return self._service.transactions.collected_per_client_id
+
     async def approve(self, transaction_id: int) -> None:
         """The customer approves now; returns once the notification is done, after 5 seconds at most.
 
@@ -151,10 +165,15 @@ class Simulator:
 
     def _on_answered(self, sale: Sale) -> None:
         self._notifier.start(sale)
+        if sale.state == ACCEPTED:
+            self._notifier.start_external(sale)
 
     def _application(self) -> web.Application:
         application = web.Application()
-        Api(self._service, self._forms, self._token, lambda: self.url).add_routes(application.router)
+        changes = Changes(self._service, self._forms, self.clock)
+        limit = QueryLimit(self.clock, self.settings.queries_per_minute)
+        api = Api(self._service, self._forms, changes, limit, self._token, lambda: self.url)
+        api.add_routes(application.router)
         Site(self.settings, self._forms).add_routes(application.router)
         if self._control:
             Control(self._service, self._forms, self._answer).add_routes(application.router)

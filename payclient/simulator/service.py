@@ -1,24 +1,23 @@
 """The service without HTTP: its sales, who is pending where, and what decides them (§3)."""
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 from attrs import define, field, fields, frozen
 
+from .agenda import Agenda
 from .answers import Answers
-from .clock import Clock, TimerHandle
+from .clock import Clock
+from .codes import refusal
+from .limits import failing_limits, refused_on_demand
 from .rules import Refusal, failing_fields, validation_refusal
-from .settings import CANCELLED, PENDING, Settings
-from .transactions import Transaction, Transactions
+from .settings import ACCEPTED, CANCELLED, PENDING, Settings
+from .transactions import Reversal, Transaction, Transactions
 
 __all__ = ["Counts", "How", "Sale", "Service"]
 
-How = Literal["approved", "rejected", "expired"]
-
-_NOT_CREATED = "La transacción no pudo ser creada por favor inténtelo de nuevo"
-_CUSTOMER_PENDING = "El cliente tiene transacciones pendientes con su local"
+How = Literal["approved", "rejected", "expired", "cancelled"]
 
 
 @define(eq=False, kw_only=True)
@@ -40,11 +39,19 @@ class Sale:
     ignored: bool = False
     #: What came of the notification: "HTTP 200" for any answer with that status, else the error's class name.
     notification: str | None = None
+    #: The same of the external notification; "acknowledged" or "duplicate" for an answer in its own words.
+    external_notification: str | None = None
+    reversal: Reversal | None = None
+    #: What a full status answer repeats of the request, by its own names.
+    details: Mapping[str, object] = field(factory=dict, repr=False)
 
 
 @frozen(kw_only=True)
 class Counts:
-    """What the service really executed. `requests` is `created` + `prepared` + `refused` + `queries`."""
+    """What the service really executed.
+
+    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`.
+    """
 
     requests: int
     created: int
@@ -60,6 +67,17 @@ class Counts:
     forms_paid: int
     forms_declined: int
     forms_cancelled: int
+    #: Confirm requests that were answered with a status, repeats too.
+    confirms: int
+    #: Sales that the merchant withdrew.
+    cancelled: int
+    #: Payments that the merchant reversed, and those that the service did because nobody confirmed them.
+    reversed: int
+    reversed_unconfirmed: int
+    #: Cents that were paid and not reversed, over all sales and forms.
+    collected: int
+    external_notifications_sent: int
+    external_notifications_failed: int
 
 
 class Service:
@@ -73,19 +91,16 @@ class Service:
         self.transactions = Transactions()
         self.created_per_client_id: Counter[str] = Counter()
         self.tally: Counter[str] = Counter()
+        self.agenda = Agenda(clock)
         self._clock = clock
         self._answers = answers
         self._on_answered = on_answered
         self._pending: set[tuple[str | None, str]] = set()
-        # (monotonic time, transaction id, what happens): one heap and one timer, however many are pending.
-        self._agenda: list[tuple[float, int, How]] = []
-        self._timer: TimerHandle | None = None
-        self._timer_at = float("inf")
 
     @property
     def counts(self) -> Counts:
         known = {attribute.name: self.tally[attribute.name] for attribute in fields(Counts)}
-        return Counts(**{**known, "pending": len(self._pending)})
+        return Counts(**{**known, "pending": len(self._pending), "collected": self.transactions.collected})
 
     def create(self, body: Mapping[str, object]) -> Sale | Refusal:
         """A new pending sale with its push on the way, or the reason why there is none."""
@@ -94,18 +109,22 @@ class Service:
             body,
             nick_name_flag=settings.nick_name_flag,
             phone_optional_by_nick_name=settings.phone_optional_by_nick_name,
+            may_lack=settings.sale_may_lack,
         )
+        faults += failing_limits(body, settings, settings.sale_max_lengths)
         if faults:
             return validation_refusal(faults)
-        self._run_due()
+        self.agenda.run_due()
         sale = self._read(body)
         if body.get("phoneNumber") in settings.refuse_phones:
-            return Refusal(22, _NOT_CREATED)  # §7.2
+            return refusal(22)  # §7.2
+        if (refused := refused_on_demand(body, settings)) is not None:
+            return refused
         code = settings.duplicate_code
         if code is not None and self.transactions.find_by_client_id(sale.client_transaction_id):
-            return Refusal(code, "Ya existe una transacción con este clientTransactionId")
+            return refusal(code)
         if (sale.store_id, sale.customer) in self._pending:
-            return Refusal(22, _NOT_CREATED, ({"message": _CUSTOMER_PENDING, "errorCode": 2061},))  # §7.3
+            return refusal(22, 2061)  # §7.3
         self._add(sale)
         return sale
 
@@ -121,27 +140,29 @@ class Service:
         sale.ignored = True
         return sale
 
+    def cancel(self, sale: Sale) -> None:
+        """The merchant withdraws a pending sale."""
+        self._decide(sale, "cancelled")
+
     def find(self, transaction_id: int) -> Sale | None:
-        self._run_due()
+        self.agenda.run_due()
         return self.sales.get(transaction_id)
 
     def query(self, transaction_id: int) -> Transaction | None:
         """The transaction that a status query finds."""
-        self._run_due()
+        self.agenda.run_due()
         found = self.transactions.find(transaction_id)
         return None if found is None or self._is_forgotten(found) else found
 
     def query_by_client_id(self, client_transaction_id: str) -> list[Transaction]:
         """All transactions with this id that a status query finds, newest first."""
-        self._run_due()
+        self.agenda.run_due()
         found = self.transactions.find_by_client_id(client_transaction_id)
         return [one for one in found if not self._is_forgotten(one)]
 
     def close(self) -> None:
         """Stop the timer: nothing more is decided by time."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._agenda.clear()
+        self.agenda.close()
 
     def _read(self, body: Mapping[str, object]) -> Sale:
         # The types hold: `failing_fields` passed. Only `_add` makes the sale real, and the number used.
@@ -158,9 +179,10 @@ class Service:
             customer=customer,
             store_id=None if store_id is None else str(store_id),
             amount=amount,
-            currency=str(body["currency"]),
+            currency=str(body.get("currency") or self.settings.default_currency),
             response_url=str(response_url) if response_url else None,
             created_at=self._clock.time(),
+            details=_details(body) if self.settings.full_status else {},
         )
 
     def _add(self, sale: Sale) -> None:
@@ -169,14 +191,12 @@ class Service:
         self.created_per_client_id[sale.client_transaction_id] += 1
         self._pending.add((sale.store_id, sale.customer))
         self.tally["created"] += 1
-        now = self._clock.monotonic()
-        heapq.heappush(self._agenda, (now + self.settings.sale_window, sale.transaction_id, "expired"))
+        self.agenda.after(self.settings.sale_window, self._happen, sale, "expired")
         if self._answers is not None:
             answer, delay = self._answers.draw(sale.client_transaction_id)
             # At the very end of the window the expiry wins.
             if answer != "ignored" and delay < self.settings.sale_window:
-                heapq.heappush(self._agenda, (now + delay, sale.transaction_id, answer))
-        self._arm()
+                self.agenda.after(delay, self._happen, sale, answer)
 
     def _is_forgotten(self, transaction: Transaction) -> bool:
         return self.settings.forgets_expired and transaction.how == "expired"
@@ -197,26 +217,20 @@ class Service:
         sale.decided_at = self._clock.time()
         self._pending.discard((sale.store_id, sale.customer))
         self.tally[how] += 1
-        if how != "expired":  # §6: nothing is sent on expiry
+        if sale.state == ACCEPTED:
+            self.transactions.collect(sale)
+        if how in states:  # §6: nothing is sent on expiry
             self._on_answered(sale)
 
-    def _run_due(self) -> None:
-        # Also before every request, because a busy loop fires its timers late.
-        now = self._clock.monotonic()
-        while self._agenda and self._agenda[0][0] <= now:
-            _, transaction_id, how = heapq.heappop(self._agenda)
-            sale = self.sales[transaction_id]
-            if sale.how is None and (how == "expired" or not sale.ignored):
-                self._decide(sale, how)
+    def _happen(self, sale: Sale, how: How) -> None:
+        if sale.how is None and (how == "expired" or not sale.ignored):
+            self._decide(sale, how)
 
-    def _arm(self) -> None:
-        if self._agenda and self._agenda[0][0] < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = self._agenda[0][0]
-            self._timer = self._clock.call_at(self._timer_at, self._ring)
 
-    def _ring(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
-        self._run_due()
-        self._arm()
+def _details(body: Mapping[str, object]) -> dict[str, object]:
+    """The request's own words that a full status answer repeats."""
+    phone = body.get("phoneNumber")
+    if phone is not None:  # with the country code and without the local zero
+        phone = str(body["countryCode"]).removeprefix("+") + str(phone).removeprefix("0")
+    names = ("reference", "optionalParameter1", "optionalParameter2", "optionalParameter3")
+    return {"phoneNumber": phone, **{name: body.get(name) for name in names}}

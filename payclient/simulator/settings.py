@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen, validators
 
-__all__ = ["ACCEPTED", "CANCELLED", "PENDING", "Settings"]
+__all__ = ["ACCEPTED", "CANCELLED", "OPERATIONS", "PENDING", "Settings"]
 
 PENDING = "Pendiente"
 ACCEPTED = "Aceptado"
 CANCELLED = "Cancelado"
+
+#: What the document does not have at all, so that `Settings.paths` says where it is.
+OPERATIONS: Final = ("confirm", "cancel", "cancel_by_client_id", "reverse", "reverse_by_client_id", "regions")
 
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # in small letters, without scheme and port
 
@@ -30,6 +34,18 @@ def _are_hosts(_: object, attribute: "Attribute[Any]", hosts: frozenset[str] | N
     for host in hosts or ():
         if not _HOST.fullmatch(host):
             raise ValueError(f"{attribute.name} must hold hosts such as 'shop.example', not {host!r}")
+
+
+def _are_paths(_: object, attribute: "Attribute[Any]", paths: Mapping[str, tuple[str, ...]]) -> None:
+    for operation, ways in paths.items():
+        if operation not in OPERATIONS:
+            raise ValueError(f"{attribute.name} must name {', '.join(OPERATIONS)}, not {operation!r}")
+        if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
+            raise ValueError(f"{attribute.name} must give each operation a tuple of paths")
+
+
+def _frozen(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(dict(mapping))
 
 
 @frozen(kw_only=True)
@@ -97,3 +113,81 @@ class Settings:
     notification_method: Literal["GET", "POST"] = field(
         default="GET", validator=validators.in_(("GET", "POST"))
     )
+
+    # What one real service has beside the document; `payphone.PAYPHONE` says which, and how we know.
+
+    #: Names in any letter case, numbers as text and text as numbers, bodies as a web form sends them, paths and
+    #: the word Bearer in any letter case.
+    tolerant: bool = False
+    #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST.
+    paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_frozen, validator=_are_paths)
+    #: Required fields of §2.2 and of §2.3 that may be absent all the same.
+    sale_may_lack: frozenset[str] = frozenset()
+    prepare_may_lack: frozenset[str] = frozenset()
+    #: The currency of a request that names none.
+    default_currency: str = "USD"
+    #: The smallest and the largest number that a field may have, such as {"amount": (1, 99_999_999)}.
+    ranges: Mapping[str, tuple[int, int]] = field(factory=dict, converter=_frozen)
+    #: The largest number of characters that a field may have.
+    sale_max_lengths: Mapping[str, int] = field(factory=dict, converter=_frozen)
+    prepare_max_lengths: Mapping[str, int] = field(factory=dict, converter=_frozen)
+    #: The known stores; another one is answered with code 100. None: all are known.
+    stores: frozenset[str] | None = None
+    #: The errorCode with which a phone, nick name, store or client transaction id is answered, nothing created.
+    refuse_with: Mapping[str, int] = field(factory=dict, converter=_frozen)
+    #: HTTP statuses by errorCode; a code left out has `error_status`.
+    error_statuses: Mapping[int, int] = field(factory=dict, converter=_frozen)
+    #: Not shown (§7): whether an error object without specific errors has an empty `errors`, or none.
+    empty_errors: bool = True
+    #: What a request without the right token is told.
+    unauthorized_message: str = "Authorization has been denied for this request."
+    #: The kind of the application whose token it is: "API" may ask for sales, "WEB" for forms and Confirm. None: both.
+    application: Literal["API", "WEB"] | None = None
+    #: Whether messages are in the language of the request's Accept-Language.
+    accept_language: bool = False
+
+    #: Whether a status has all the fields of the card, the person and the shop, or only ids, money and state.
+    full_status: bool = False
+    #: What a full status does with a value that is absent: leave the field out, or say null.
+    status_nulls: bool = False
+    #: Hours from UTC in which a full status tells its date, and in which the day of a reversal is counted.
+    utc_offset: float = 0.0
+    store_name: str = "Tienda simulada"
+    region: str = "EC"
+    #: What the list of regions answers.
+    regions: tuple[Mapping[str, str], ...] = ()
+    #: Status queries answered in any 60 seconds; None: all.
+    queries_per_minute: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    #: The HTTP status past that, and whether Retry-After says when to come back.
+    rate_limited_status: int = 429
+    rate_limited_retry_after: bool = True
+
+    #: Paths of the two forms.
+    form_paths: Mapping[Literal["wallet", "card"], str] = field(
+        default={"wallet": "/form/wallet", "card": "/form/card"}, converter=_frozen
+    )
+    #: The link that a Prepare with `transactionSummaryUrl` gives as well, and its path; it opens the wallet form.
+    payment_code_link_field: str | None = None
+    payment_code_path: str = "/form/code"
+    #: Whether a form from an unregistered domain leads back to `responseUrl` with `msg` instead of a page.
+    domain_problem_redirects: bool = False
+    #: Whether the X leads to `responseUrl` where there is no `cancellationUrl`.
+    cancel_leads_to_response_url: bool = False
+    #: Seconds within which a paid form must be confirmed, or it is reversed. None: it need not be.
+    confirm_window: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    #: The state of a paid form until it is confirmed, if it must be.
+    state_until_confirmed: str = field(
+        default=ACCEPTED, validator=validators.in_((PENDING, ACCEPTED, CANCELLED))
+    )
+    #: The state of what was reversed, by whomever.
+    state_after_reverse: str = field(default=CANCELLED, validator=validators.in_((ACCEPTED, CANCELLED)))
+    #: The hour, in `utc_offset`, until which a payment of the same day can be reversed.
+    reversal_hour: int = field(default=24, validator=validators.in_(range(25)))
+
+    #: Parameters of the notification (§6); the document writes the second so, and doubts nothing.
+    notification_id_field: str = "id"
+    notification_client_id_field: str = "clientTransactionID"
+    #: Where each approved payment is told of by a POST of JSON; None: nowhere.
+    external_notification_url: str | None = None
+    #: Whether a form is told of once it is paid, or only once it is confirmed.
+    external_notification_on_confirm: bool = False

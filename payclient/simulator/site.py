@@ -1,17 +1,18 @@
 """The form pages over HTTP: who may open one (§4), and what its buttons do."""
 
+from functools import partial
 from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from .addresses import host_of
+from .addresses import host_of, with_query
 from .forms import METHODS, Form, Forms, Method
 from .pages import ASKED, denied_page, form_page, missing, notice_page
 from .settings import Settings
+from .web_values import any_case
 
 __all__ = ["Site"]
 
-_PATH = "/form/{method:" + "|".join(METHODS) + "}"
 _HEADERS = {
     "Cache-Control": "no-store",
     # No `form-action`: browsers would apply it to the redirect that follows a payment.
@@ -30,26 +31,33 @@ class Site:
         self._forms = forms
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        router.add_get(_PATH, self._get, allow_head=False)  # a HEAD is no load
-        router.add_post(_PATH, self._post)
+        settings = self._settings
+        paths: list[tuple[Method, str]] = [(method, settings.form_paths[method]) for method in METHODS]
+        if settings.payment_code_link_field is not None:
+            paths.append(("wallet", settings.payment_code_path))
+        for method, path in paths:
+            spelled = any_case(path) if settings.tolerant else path
+            router.add_get(spelled, partial(self._get, method), allow_head=False)  # a HEAD is no load
+            router.add_post(spelled, partial(self._post, method))
 
-    async def _get(self, request: web.Request) -> web.Response:
+    async def _get(self, method: Method, request: web.Request) -> web.Response:
         host = host_of(request.headers.get("Referer", ""))
         domains = self._settings.registered_domains
-        if host is None or (domains is not None and host not in domains):
-            return self._denied(host)
         form = self._forms.forms.get(request.query.get("paymentId", ""))
+        if host is None or (domains is not None and host not in domains):
+            if host is None or form is None or not self._settings.domain_problem_redirects:
+                return self._denied(host)
+            return _redirect(with_query(form.response_url, {"msg": f"El dominio {host} no está autorizado"}))
         if form is None:
             return _html(notice_page("unknown"), 404)
-        method = _method(request)
         if form.how is None:
             self._forms.load(form, method)
         return self._closed(form, method) or _html(form_page(form, method))
 
-    async def _post(self, request: web.Request) -> web.Response:
+    async def _post(self, method: Method, request: web.Request) -> web.Response:
         text = (await request.read()).decode("utf-8", "replace")
         # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
-        form, method = self._forms.forms.get(request.query.get("paymentId", "")), _method(request)
+        form = self._forms.forms.get(request.query.get("paymentId", ""))
         if form is None or method not in form.deadlines:
             return self._denied(None)  # only who was let in has buttons to press
         if (closed := self._closed(form, method)) is not None:
@@ -83,10 +91,6 @@ class Site:
 
     def _denied(self, host: str | None) -> web.Response:
         return _html(denied_page(host), self._settings.denied_status)
-
-
-def _method(request: web.Request) -> Method:
-    return "wallet" if request.match_info["method"] == "wallet" else "card"
 
 
 def _html(text: str, status: int = 200) -> web.Response:

@@ -1,8 +1,13 @@
 """Every transaction of the service, a sale or a decided form, by both of its ids."""
 
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, Protocol
 
-__all__ = ["Transaction", "Transactions"]
+__all__ = ["Reversal", "Transaction", "Transactions"]
+
+#: Who gave a payment back: the merchant by Reverse, or the service because nobody confirmed it.
+Reversal = Literal["merchant", "unconfirmed"]
 
 # Not 1, so that a position in a list is not taken for an id by luck.
 _FIRST_ID = 1001
@@ -11,18 +16,28 @@ _FIRST_ID = 1001
 class Transaction(Protocol):
     """What the status of a sale and that of a button payment have in common."""
 
+    state: str
+    reversal: Reversal | None
+    external_notification: str | None
+
     @property
     def transaction_id(self) -> int | None: ...
     @property
     def client_transaction_id(self) -> str: ...
     @property
+    def store_id(self) -> str | None: ...
+    @property
     def amount(self) -> int: ...
     @property
     def currency(self) -> str: ...
     @property
-    def state(self) -> str: ...
-    @property
     def how(self) -> str | None: ...
+    @property
+    def created_at(self) -> float: ...
+    @property
+    def decided_at(self) -> float | None: ...
+    @property
+    def details(self) -> Mapping[str, object]: ...
 
 
 class Transactions:
@@ -31,6 +46,9 @@ class Transactions:
     def __init__(self) -> None:
         self._by_id: dict[int, Transaction] = {}
         self._by_client_id: dict[str, list[Transaction]] = {}
+        #: Cents that were paid and not given back, in all and by client transaction id.
+        self.collected = 0
+        self.collected_per_client_id: Counter[str] = Counter()
 
     @property
     def next_id(self) -> int:
@@ -46,3 +64,16 @@ class Transactions:
     def find_by_client_id(self, client_transaction_id: str) -> list[Transaction]:
         """All with this id, newest first."""
         return self._by_client_id.get(client_transaction_id, [])[::-1]
+
+    def collect(self, transaction: Transaction) -> None:
+        """The money of an accepted transaction is the merchant's."""
+        self._move(transaction, transaction.amount)
+
+    def give_back(self, transaction: Transaction, state: str, why: Reversal) -> None:
+        """Reverse an accepted transaction, which then is in this state."""
+        transaction.state, transaction.reversal = state, why
+        self._move(transaction, -transaction.amount)
+
+    def _move(self, transaction: Transaction, cents: int) -> None:
+        self.collected += cents
+        self.collected_per_client_id[transaction.client_transaction_id] += cents

@@ -621,6 +621,7 @@ async def test_another_process_reads_and_decides(service: Simulator) -> None:
         "client_transaction_id": "order-1",
         "state": "Aceptado",
         "how": "approved",
+        "reversal": None,
         "amount": 1150,
         "currency": "USD",
     }

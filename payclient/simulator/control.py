@@ -60,6 +60,7 @@ def _summary(payment: Sale | Form) -> dict[str, object]:
         "client_transaction_id": payment.client_transaction_id,
         "state": payment.state,
         "how": payment.how,
+        "reversal": payment.reversal,
         "amount": payment.amount,
         "currency": payment.currency,
     }
@@ -67,4 +68,9 @@ def _summary(payment: Sale | Form) -> dict[str, object]:
 
 def _form_summary(form: Form) -> dict[str, object]:
     # Neither payment id nor contact data: who has the payment id has the links.
-    return {**_summary(form), "method": form.method, "loaded": sorted(form.deadlines)}
+    return {
+        **_summary(form),
+        "method": form.method,
+        "loaded": sorted(form.deadlines),
+        "confirmed": form.confirmed_at is not None,
+    }

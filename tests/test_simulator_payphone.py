@@ -1,0 +1,901 @@
+"""The simulator as one real service: its names, its shapes, and what it lets a client write.
+
+`ROWS` names, for each row of what is publicly known of that service, the test that shows it here.
+"""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import attrs
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from payclient.simulator import PAYPHONE, TEST_MODE, Answers, ManualClock, Settings, Simulator
+from payclient.simulator.messages import english, wants_english
+from payclient.simulator.reading import canonical, read_body
+from payclient.simulator.rules import PREPARE_FIELDS, SALE_FIELDS, Refusal
+
+SAMPLES = Path(__file__).parent / "samples"
+BEARER = {"Authorization": "Bearer token-1"}
+SHOP = {"Referer": "https://shop.example/"}
+BACK = "https://shop.example/back?cart=9"
+
+#: What is known -> the test that shows it, or why there is none.
+ROWS = {
+    "base URL": "not simulated: the simulator is at an address of its own",
+    "nick name flag": "test_a_nick_name_needs_no_phone",
+    "language parameter": "test_messages_follow_accept_language",
+    "wallet link": "test_the_links_have_the_real_names",
+    "required": "test_what_is_required",
+    "other request fields": "test_each_client_s_body_makes_the_same_sale",
+    "letter case": "test_any_spelling_of_a_sale_reads_the_same",
+    "timeZone": "test_ranges_and_lengths",
+    "amounts": "test_ranges_and_lengths",
+    "lengths": "test_ranges_and_lengths",
+    "phone": "test_a_status_has_every_field",
+    "status": "test_status_is_an_object_and_an_array",
+    "status object": "test_a_status_has_every_field",
+    "rejected or refused by the bank": "test_a_refusal_of_the_bank_is_a_status",
+    "unpaid button by client id": "test_an_unpaid_form_is_not_found",
+    "confirm": "test_a_confirmed_form_is_kept",
+    "redirect back": "test_the_way_back",
+    "Sale notification": "test_a_sale_is_notified_by_get",
+    "external notification": "test_the_external_notification",
+    "cancel": "test_cancel_only_while_pending",
+    "reverse": "test_reverse_until_eight_in_the_evening",
+    "regions": "test_regions",
+    "form check": "test_without_a_referrer_the_page_says_no_with_200",
+    "form URLs": "test_the_links_have_the_real_names",
+    "HTTP statuses": "test_each_code_has_its_status",
+    "codes": "test_each_code_has_its_status",
+    "error texts": "test_error_texts_are_the_service_s",
+    "limits": "test_thirty_queries_a_minute",
+    "tokens": "test_an_application_of_the_wrong_kind",
+}
+
+
+class Client:
+    """A merchant's client of one simulator."""
+
+    def __init__(self, service: Simulator, session: aiohttp.ClientSession) -> None:
+        self.service = service
+        self._session = session
+        self.headers: dict[str, str] = {}
+
+    async def send(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        options.setdefault("headers", BEARER)
+        async with self._session.request(
+            method, self.service.url + path, allow_redirects=False, **options
+        ) as response:
+            text = await response.text()
+            self.headers = dict(response.headers)
+            is_json = response.content_type == "application/json"
+            return response.status, json.loads(text) if is_json else text
+
+    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
+        return await self.send("POST", path, json=body, **options)
+
+    async def sale(self, **changes: Any) -> int:
+        status, answer = await self.post("/api/Sale", sale_of(**changes))
+        assert status == 200, answer
+        return int(answer["transactionId"])
+
+    async def prepare(self, **changes: Any) -> str:
+        status, answer = await self.post("/api/button/Prepare", prepare_of(**changes))
+        assert status == 200, answer
+        return str(answer["paymentId"])
+
+    async def paid(self, **changes: Any) -> int:
+        """The transaction id of a form that was prepared and paid."""
+        payment_id = await self.prepare(**changes)
+        await self.service.pay(payment_id)
+        transaction_id = self.service.forms[payment_id].transaction_id
+        assert transaction_id is not None
+        return transaction_id
+
+    async def confirm(self, transaction_id: int, client_transaction_id: str = "form-1") -> tuple[int, Any]:
+        body = {"id": transaction_id, "clientTxId": client_transaction_id}
+        return await self.post("/api/button/V2/Confirm", body)
+
+    async def state(self, transaction_id: int) -> str:
+        _, answer = await self.send("GET", f"/api/Sale/{transaction_id}")
+        return str(answer["transactionStatus"])
+
+
+def sale_of(**changes: Any) -> dict[str, object]:
+    body: dict[str, object] = {
+        "phoneNumber": "0984111222",
+        "countryCode": "593",
+        "amount": 315,
+        "amountWithTax": 300,
+        "tax": 15,
+        "clientTransactionId": "order-1",
+        **changes,
+    }
+    return {name: value for name, value in body.items() if value is not ...}
+
+
+def prepare_of(**changes: Any) -> dict[str, object]:
+    body: dict[str, object] = {
+        "amount": 315,
+        "amountWithoutTax": 315,
+        "clientTransactionId": "form-1",
+        "responseUrl": BACK,
+        **changes,
+    }
+    return {name: value for name, value in body.items() if value is not ...}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()  # 17:13:20 in Ecuador
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return PAYPHONE
+
+
+@pytest.fixture
+async def client(clock: ManualClock, settings: Settings) -> AsyncIterator[Client]:
+    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
+        yield Client(service, session)
+
+
+def changed(**settings: Any) -> pytest.MarkDecorator:
+    """The tests below this mark meet another service."""
+    return pytest.mark.parametrize("settings", [attrs.evolve(PAYPHONE, **settings)], ids=[""])
+
+
+def test_every_row_is_shown() -> None:
+    """Each row has its test, and one that has none says why."""
+    for row, where in ROWS.items():
+        assert where in globals() or where.startswith("not simulated: "), row
+
+
+def test_the_document_stays_the_default() -> None:
+    """Nothing of the real service is on unless it is asked for."""
+    plain = Settings()
+    assert (plain.tolerant, plain.full_status, plain.confirm_window) == (False, False, None)
+    assert (dict(plain.paths), plain.queries_per_minute, plain.ranges) == ({}, None, {})
+
+
+# What clients send
+
+OFFICIAL = {  # names in capitals, everything there is, nulls for what is not
+    "Amount": 315,
+    "AmountWithOutTax": None,
+    "AmountWithTax": 300,
+    "Tax": 15,
+    "Service": None,
+    "Tip": None,
+    "PhoneNumber": "0984111222",
+    "CountryCode": "593",
+    "ClientTransactionId": "order-1",
+    "ClientUserId": None,
+    "Lat": None,
+    "Lng": None,
+    "Reference": None,
+    "StoreId": "S1",
+    "TerminalId": None,
+    "DeferredType": None,
+    "ManualTax": None,
+    "ChargeByNickName": False,
+    "NickName": "",
+    "TimeZone": -5,
+    "Currency": "USD",
+}
+SCRIPT = {  # numbers from the inputs of a page
+    "amount": "315",
+    "amountWithTax": "300",
+    "amountWithoutTax": "0",
+    "tax": "15",
+    "clientTransactionId": "order-1",
+    "phoneNumber": 984111222,
+    "countryCode": 593,
+    "timeZone": "-5",
+    "lat": -1.831239,
+    "chargeByNickName": "false",
+    "somethingElse": {"a": 1},
+}
+PAIRS = urlencode(
+    {
+        "amount": 315,
+        "amountWithTax": 300,
+        "tax": 15,
+        "service": "",
+        "clientTransactionId": "order-1",
+        "phoneNumber": "0984111222",
+        "countryCode": "593",
+        "reference": "",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"json": OFFICIAL},
+        {"json": SCRIPT},
+        {"data": PAIRS, "headers": {**BEARER, "Content-Type": "application/x-www-form-urlencoded"}},
+        {"json": OFFICIAL, "headers": {"authorization": "bearer token-1"}},
+    ],
+    ids=["official", "script", "form", "bearer"],
+)
+@pytest.mark.parametrize("path", ["/api/Sale", "/API/sale"])
+async def test_each_client_s_body_makes_the_same_sale(
+    client: Client, path: str, sent: dict[str, Any]
+) -> None:
+    """Capitals, nulls, unknown fields, numbers as text and text as numbers, a web form's pairs."""
+    assert await client.send("POST", path, **sent) == (200, {"transactionId": 1001})
+    sale = client.service.sales[1001]
+    assert (sale.client_transaction_id, sale.amount, sale.currency) == ("order-1", 315, "USD")
+    assert sale.customer.endswith("984111222")
+
+
+@pytest.mark.parametrize("path", ["/api/button/Prepare", "/api/Button/prepare"])
+async def test_capitals_prepare_a_form(client: Client, path: str) -> None:
+    """What a shop's plugin sends: a number as the merchant's id, capitals, null for no language."""
+    body = {
+        "Amount": 315,
+        "AmountWithOutTax": 315,
+        "AmountWithTax": 0,
+        "Tax": 0,
+        "ClientTransactionId": 1042,
+        "ResponseUrl": BACK,
+        "CancellationUrl": None,
+        "Lang": "en",
+        "StoreId": None,
+        "Order": {"BillTo": {"BillToId": "12", "Country": "EC"}, "LineItems": [{"Quantity": "1"}]},
+    }
+    status, answer = await client.post(path, body)
+    assert status == 200, answer
+    form = client.service.forms[answer["paymentId"]]
+    assert (form.client_transaction_id, form.language, form.response_url) == ("1042", "en", BACK)
+
+
+def written(value: object, chance: Random) -> object:
+    """A value as some client writes it."""
+    if isinstance(value, dict):
+        members = [(cased(name, chance), written(one, chance)) for name, one in value.items()]
+        return dict(chance.sample(members, len(members)))
+    if isinstance(value, list):
+        return [written(one, chance) for one in value]
+    if isinstance(value, int):
+        return chance.choice([value, str(value), f" {value}"])
+    if isinstance(value, str) and value.isdecimal() and not value.startswith("0"):
+        return chance.choice([value, int(value)])
+    return value
+
+
+def cased(name: str, chance: Random) -> str:
+    return "".join(chance.choice([letter.lower(), letter.upper()]) for letter in name)
+
+
+def spelled(members: dict[str, Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, 2**32).map(lambda seed: written(members, Random(seed)))  # noqa: S311 - no secret
+
+
+SAMPLE_SALE = json.loads((SAMPLES / "sale_request.json").read_text(encoding="utf-8"))
+SAMPLE_PREPARE = json.loads((SAMPLES / "prepare_request.json").read_text(encoding="utf-8"))
+
+
+@given(sent=spelled({**SAMPLE_SALE, "clientTransactionId": "42"}))
+def test_any_spelling_of_a_sale_reads_the_same(sent: dict[str, Any]) -> None:
+    """Any case of any name, at any depth, in any order, and any way to write a number: the same Sale."""
+    assert canonical(sent, SALE_FIELDS) == {**SAMPLE_SALE, "clientTransactionId": "42"}
+
+
+@given(sent=spelled(SAMPLE_PREPARE))
+def test_any_spelling_of_a_form_reads_the_same(sent: dict[str, Any]) -> None:
+    """The same of a Prepare, where null is as good as absent."""
+    there = {name: value for name, value in SAMPLE_PREPARE.items() if value is not None}
+    assert canonical(sent, PREPARE_FIELDS) == there
+
+
+@given(
+    raw=st.binary(max_size=60),
+    kind=st.sampled_from(["application/json", "application/x-www-form-urlencoded"]),
+)
+def test_any_bytes_are_read_or_refused(raw: bytes, kind: str) -> None:
+    """The reader is total."""
+    body = read_body(kind, raw, SALE_FIELDS, tolerant=True)
+    assert isinstance(body, Refusal) or body.keys() <= SALE_FIELDS.keys()
+
+
+@given(
+    value=st.one_of(
+        st.booleans(), st.floats(), st.just("1e3"), st.just("1,150"), st.just("11.50"), st.just("٣")
+    )
+)
+def test_what_is_no_whole_number_is_not_made_one(value: object) -> None:
+    """Tolerance ends where money would be guessed."""
+    read = canonical({"Amount": value}, SALE_FIELDS)["amount"]
+    assert type(read) is type(value)
+
+
+async def test_what_is_required(client: Client) -> None:
+    """Sale: amount, clientTransactionId, countryCode and the phone; Prepare: the first two and responseUrl."""
+    _, error = await client.post("/api/Sale", {"tax": 1})
+    assert [one["message"] for one in error["errors"]] == [
+        "phoneNumber",
+        "countryCode",
+        "amount",
+        "clientTransactionId",
+    ]
+    _, error = await client.post("/api/button/Prepare", {"tax": 1})
+    assert [one["message"] for one in error["errors"]] == ["amount", "clientTransactionId", "responseUrl"]
+
+
+async def test_a_nick_name_needs_no_phone(client: Client) -> None:
+    """`chargeByNickName` makes the phone optional, and the name required."""
+    await client.sale(phoneNumber=..., chargeByNickName=True, nickName="ann")
+    status, error = await client.post("/api/Sale", sale_of(phoneNumber=..., chargeByNickName=True))
+    assert (status, [one["message"] for one in error["errors"]]) == (400, ["nickName"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "failing"),
+    [
+        ("/api/Sale", sale_of(timeZone=-12), None),
+        ("/api/Sale", sale_of(timeZone=15), "timeZone"),
+        ("/api/Sale", sale_of(timeZone=-13), "timeZone"),
+        ("/api/Sale", sale_of(amount=99_999_999, amountWithTax=99_999_999, tax=...), None),
+        ("/api/Sale", sale_of(amount=100_000_000, amountWithTax=99_999_999, tax=1), "amount"),
+        ("/api/Sale", sale_of(amount=0, amountWithTax=0, tax=...), "amount"),
+        ("/api/Sale", sale_of(amount=299, tax=-1), "tax"),
+        ("/api/Sale", sale_of(clientTransactionId="x" * 200), None),
+        ("/api/Sale", sale_of(reference="x" * 101), "reference"),
+        ("/api/button/Prepare", prepare_of(clientTransactionId="x" * 50), None),
+        ("/api/button/Prepare", prepare_of(clientTransactionId="x" * 51), "clientTransactionId"),
+        ("/api/button/Prepare", prepare_of(reference="x" * 100), None),
+    ],
+)
+async def test_ranges_and_lengths(
+    client: Client, path: str, body: dict[str, object], failing: str | None
+) -> None:
+    """Bounds of amounts, of the offset from UTC, and of the button's texts; a Sale's id has none that is known."""
+    status, answer = await client.post(path, body)
+    assert status == (200 if failing is None else 400)
+    assert [one["message"] for one in answer.get("errors", ())] == ([] if failing is None else [failing])
+
+
+# What is answered
+
+
+async def test_status_is_an_object_and_an_array(client: Client) -> None:
+    """By the service's id an object, by the merchant's an array; what is not there is 404 with code 20."""
+    one = await client.sale()
+    status, by_id = await client.send("GET", f"/api/sale/{one}")
+    assert (status, by_id["statusCode"], by_id["transactionStatus"]) == (200, 1, "Pending")
+    assert await client.send("GET", "/api/Sale/Client/order-1") == (200, [by_id])
+    error = json.loads((SAMPLES / "reverse_error_20.json").read_text(encoding="utf-8"))
+    assert await client.send("GET", "/api/Sale/7") == (404, error)
+    assert await client.send("GET", "/api/Sale/client/order-2") == (404, error)
+
+
+async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> None:
+    """An approved payment has every field that a recorded one has, with ids, money and card; others leave some out."""
+    recorded = json.loads((SAMPLES / "status_approved.json").read_text(encoding="utf-8"))
+    one = await client.paid(
+        phoneNumber="+593999999999",
+        email="aloy@mail.com",
+        documentId="1234567890",
+        reference="Pago por venta Fact#001",
+        optionalParameter="Descripción Extra",
+    )
+    _, answer = await client.confirm(one)
+    assert set(recorded) - set(answer) == {"message"}  # null there, left out here
+    assert set(answer) - set(recorded) == {"taxes"}
+    same = {
+        "email",
+        "phoneNumber",
+        "document",
+        "currency",
+        "amount",
+        "optionalParameter3",
+        "reference",
+        "statusCode",
+    }
+    assert {name: answer[name] for name in same} == {name: recorded[name] for name in same}
+    assert answer["date"] == "2023-11-14T17:13:20.000"
+    names = {f"optionalParameter{number}": f"text {number}" for number in (1, 2, 3)}
+    two = await client.sale(clientTransactionId="order-2", **names)
+    _, pending = await client.send("GET", f"/api/Sale/{two}")
+    assert pending["phoneNumber"] == "593984111222"
+    assert names.items() <= pending.items()
+    assert not {"cardType", "authorizationCode", "message"} & set(pending)
+
+
+@changed(status_nulls=True)
+async def test_absent_values_may_be_null(client: Client) -> None:
+    """Whether an absent value is left out or null is a setting."""
+    _, answer = await client.send("GET", f"/api/Sale/{await client.sale()}")
+    assert answer["message"] is answer["authorizationCode"] is answer["reference"] is None
+
+
+async def test_a_refusal_of_the_bank_is_a_status(client: Client) -> None:
+    """A rejected push and a declined card are HTTP 200, status 2, with the reason in `message`."""
+    one = await client.sale()
+    await client.service.reject(one)
+    payment_id = await client.prepare()
+    await client.service.pay(payment_id, declined=True)
+    two = client.service.forms[payment_id].transaction_id
+    for number, who in ((one, "cliente"), (two, "banco")):
+        status, answer = await client.send("GET", f"/api/Sale/{number}")
+        assert (status, answer["statusCode"], answer["transactionStatus"]) == (200, 2, "Canceled")
+        assert who in answer["message"]
+
+
+async def test_an_unpaid_form_is_not_found(client: Client) -> None:
+    """Prepared, opened, even cancelled: no transaction, so 404 and code 20."""
+    payment_id = await client.prepare()
+    assert (await client.send("GET", "/api/Sale/client/form-1"))[0] == 404
+    await client.service.cancel_form(payment_id)
+    status, error = await client.send("GET", "/api/Sale/client/form-1")
+    assert (status, error["errorCode"]) == (404, 20)
+
+
+async def test_a_wrong_token_gets_a_message_without_code(client: Client) -> None:
+    """401 has a message alone."""
+    expected = json.loads((SAMPLES / "error_401.json").read_text(encoding="utf-8"))
+    for method, path in (("POST", "/api/Sale"), ("GET", "/api/Sale/1001"), ("GET", "/api/Regions")):
+        assert await client.send(method, path, headers={}) == (401, expected)
+
+
+@changed(application="API")
+async def test_an_application_of_the_wrong_kind(client: Client) -> None:
+    """An API application sells, and may not prepare."""
+    await client.sale()
+    status, answer = await client.post("/api/button/Prepare", prepare_of())
+    assert (status, list(answer)) == (401, ["message"])
+    assert (await client.confirm(1))[0] == 401
+
+
+@changed(stores=frozenset({"S1"}), refuse_with={"0990000000": 120, "order-9": 22, "order-8": 127})
+async def test_each_code_has_its_status(client: Client) -> None:
+    """404 for 20, 100 and 120; 400 for 800 and 23; of the others it is a setting."""
+    await client.sale()
+    for body, expected in (
+        (sale_of(clientTransactionId="order-2", storeId="S2"), (404, 100)),
+        (sale_of(clientTransactionId="order-2", phoneNumber="0990000000"), (404, 120)),
+        (sale_of(clientTransactionId="order-2", tax=14), (400, 800)),
+        (sale_of(), (400, 23)),
+        (sale_of(clientTransactionId="order-9"), (400, 22)),
+        (sale_of(clientTransactionId="order-8"), (400, 127)),
+    ):
+        status, error = await client.post("/api/Sale", body)
+        assert (status, error["errorCode"]) == expected
+    status, error = await client.post("/api/button/Prepare", prepare_of(storeId="S2"))
+    assert (status, error["errorCode"]) == (404, 100)
+    assert client.service.counts.created == 1
+
+
+@changed(error_statuses={22: 503})
+async def test_error_texts_are_the_service_s(client: Client) -> None:
+    """A busy customer gets the recorded error, word for word, with the status that the settings say."""
+    await client.sale()
+    recorded = json.loads((SAMPLES / "sale_error_2061.json").read_text(encoding="utf-8"))
+    assert await client.post("/api/Sale", sale_of(clientTransactionId="order-2")) == (503, recorded)
+
+
+async def test_messages_follow_accept_language(client: Client) -> None:
+    """Messages are Spanish unless the request prefers English; names of fields and data are as they are."""
+    english_please = {**BEARER, "Accept-Language": "en-US,en;q=0.9,es;q=0.5"}
+    _, error = await client.post("/api/Sale", sale_of(tax=14, countryCode=...), headers=english_please)
+    assert error["message"] == "The validations have failed"
+    assert [(one["message"], one["errorDescriptions"]) for one in error["errors"]] == [
+        ("countryCode", ["The field countryCode is required"]),
+        ("Amount", ["The amount is not the sum of its components"]),
+    ]
+    one = await client.sale(reference="Transacción no existe")
+    await client.service.reject(one)
+    _, answer = await client.send("GET", f"/api/Sale/{one}", headers=english_please)
+    assert answer["message"] == "The transaction was rejected by the customer"
+    assert answer["reference"] == "Transacción no existe"
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("", False), ("es", False), ("en", True), ("fr, en;q=0.1", True), ("es, en", False), ("en;q=x", False)],
+)
+def test_the_language_is_the_one_preferred(header: str, expected: bool) -> None:
+    """Of English and Spanish, the one with the larger weight, else the first."""
+    assert wants_english(header) is expected
+
+
+def test_every_message_of_the_service_has_its_english() -> None:
+    """No Spanish text is forgotten: each literal of the modules that speak is translated."""
+    from payclient.simulator import codes, status
+
+    texts = [*codes._MESSAGES.values(), codes._UNPUBLISHED, *status._REASONS.values()]
+    texts.append(PAYPHONE.unauthorized_message)
+    for text in texts:
+        assert english({"message": text}) != {"message": text}
+
+
+@changed(queries_per_minute=3)
+async def test_a_minute_s_queries_can_be_fewer(client: Client, clock: ManualClock) -> None:
+    """Past the limit the answer is 429, saying when to come back, and then the query is answered."""
+    one = await client.sale()
+    for _ in range(3):
+        await client.state(one)
+        await clock.advance(10)
+    status, answer = await client.send("GET", "/api/Sale/client/order-1")
+    assert (status, list(answer), client.headers["Retry-After"]) == (429, ["message"], "30")
+    await clock.advance(29.5)
+    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 429
+    assert client.headers["Retry-After"] == "1"
+    await clock.advance(0.5)
+    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
+
+
+async def test_thirty_queries_a_minute(client: Client) -> None:
+    """The thirty-first status query within a minute is not answered; other requests are."""
+    one = await client.sale()
+    statuses = [(await client.send("GET", f"/api/Sale/{one}"))[0] for _ in range(31)]
+    assert statuses == [200] * 30 + [429]
+    assert (await client.post("/api/Cancel", {"id": one}))[0] == 200
+
+
+async def test_regions(client: Client) -> None:
+    """The list of regions has a name, the prefix of its numbers, and the country's code."""
+    status, regions = await client.send("GET", "/api/regions")
+    assert (status, [sorted(one) for one in regions]) == (200, [["iso", "name", "prefixNumber"]])
+
+
+# Forms
+
+
+async def test_the_links_have_the_real_names(client: Client) -> None:
+    """Two links and, for who asks by `transactionSummaryUrl`, the third; each opens a form."""
+    _, answer = await client.post("/api/button/Prepare", prepare_of())
+    assert set(answer) == {"paymentId", "payWithPayPhone", "payWithCard"}
+    query = f"?paymentId={answer['paymentId']}"
+    assert answer["payWithPayPhone"] == f"{client.service.url}/PayPhone/Index{query}"
+    assert answer["payWithCard"] == f"{client.service.url}/Anonymous/Index{query}"
+    _, answer = await client.post(
+        "/api/button/Prepare", prepare_of(transactionSummaryUrl="https://a.example/")
+    )
+    for name in ("payWithPayPhone", "payWithCard", "payWithPaymentCode"):
+        path = answer[name].removeprefix(client.service.url)
+        status, page = await client.send("GET", path, headers=SHOP)
+        assert status == 200
+        assert 'value="pay"' in page
+
+
+async def test_without_a_referrer_the_page_says_no_with_200(client: Client) -> None:
+    """A monitor that looks at the status alone sees nothing wrong."""
+    payment_id = await client.prepare()
+    status, page = await client.send("GET", f"/Anonymous/Index?paymentId={payment_id}", headers={})
+    assert status == 200
+    assert "No autorizado" in page
+    assert 'value="pay"' not in page
+
+
+@changed(registered_domains=frozenset({"shop.example"}))
+async def test_the_way_back(client: Client) -> None:
+    """`id` and `clientTransactionId` behind what the address has; 0 when cancelled; `msg` for a foreign domain."""
+    back = f"{BACK}&id={{}}&clientTransactionId=form-1"
+    one, two, three = [await client.prepare() for _ in range(3)]
+    paths = [f"/Anonymous/Index?paymentId={number}" for number in (one, two, three)]
+    for path, outcome, expected in ((paths[0], "cancel", 0), (paths[1], "reject", 1001)):
+        await client.send("GET", path, headers=SHOP)
+        status, _ = await client.send("POST", path, headers=SHOP, data={"outcome": outcome})
+        assert (status, client.headers["Location"]) == (303, back.format(expected))
+    await client.send("GET", paths[2], headers={"Referer": "https://other.example/"})
+    assert client.headers["Location"].startswith(f"{BACK}&msg=")
+    assert "id=" not in client.headers["Location"]
+    assert client.service.counts.forms_cancelled == 1
+
+
+async def test_a_confirmed_form_is_kept(client: Client, clock: ManualClock) -> None:
+    """Confirm answers the status object, as often as it is asked, and the money stays."""
+    one = await client.paid()
+    await clock.advance(299)
+    status, first = await client.confirm(one)
+    assert (status, first["transactionStatus"], first["amount"]) == (200, "Approved", 315)
+    assert await client.post("/API/Button/v2/confirm", {"Id": str(one), "ClientTxId": "form-1"}) == (
+        200,
+        first,
+    )
+    await clock.advance(86_400)
+    assert await client.state(one) == "Approved"
+    counts = client.service.counts
+    assert (counts.confirms, counts.reversed_unconfirmed, counts.collected) == (2, 0, 315)
+    assert client.service.collected_per_client_id["form-1"] == 315
+
+
+async def test_an_unconfirmed_form_is_reversed(client: Client, clock: ManualClock) -> None:
+    """Paid, and after five minutes given back; whoever confirms late is told so."""
+    one = await client.paid()
+    await clock.advance(299.9)
+    assert (await client.state(one), client.service.counts.collected) == ("Approved", 315)
+    await clock.advance(0.1)
+    status, answer = await client.confirm(one)
+    assert (status, answer["statusCode"], answer["message"]) == (
+        200,
+        2,
+        "La transacción fue reversada porque no se confirmó",
+    )
+    counts = client.service.counts
+    assert (counts.forms_paid, counts.reversed_unconfirmed, counts.collected) == (1, 1, 0)
+    _, forms = await client.send("GET", "/_simulator/forms")
+    assert [(form["confirmed"], form["reversal"]) for form in forms] == [(False, "unconfirmed")]
+
+
+async def test_a_confirm_must_match(client: Client) -> None:
+    """Another merchant's id, an unknown one, a sale, or half a body confirms nothing."""
+    one = await client.paid()
+    two = await client.sale()
+    for answer in (
+        await client.confirm(one, "form-2"),
+        await client.confirm(one + 7),
+        await client.confirm(two, "order-1"),
+        await client.confirm(0),
+    ):
+        assert (answer[0], answer[1]["errorCode"]) == (404, 20)
+    status, error = await client.post("/api/button/V2/Confirm", {"id": "x"})
+    assert (status, [entry["message"] for entry in error["errors"]]) == (400, ["id", "clientTxId"])
+    assert client.service.counts.confirms == 0
+
+
+@changed(confirm_window=6, state_until_confirmed="Pendiente", state_after_reverse="Aceptado")
+async def test_what_is_unpublished_about_confirming_is_settings(client: Client, clock: ManualClock) -> None:
+    """The window, the state before and the state after can each be another."""
+    one = await client.paid()
+    assert await client.state(one) == "Pending"
+    await client.confirm(one)
+    assert await client.state(one) == "Approved"
+    two = await client.paid(clientTransactionId="form-2")
+    await clock.advance(6)
+    assert await client.state(two) == "Approved"
+    assert client.service.counts.collected == 315
+
+
+# Cancel and reverse
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/Cancel", {"id": 1001}),
+        ("/api/cancel", {"Id": "1001"}),
+        ("/api/Cancel/Client", {"clientId": "order-1"}),
+    ],
+)
+async def test_cancel_only_while_pending(client: Client, path: str, body: dict[str, object]) -> None:
+    """A pending push is withdrawn with a bare true; anything else is code 25 with 2029, and changes nothing."""
+    await client.sale()
+    assert await client.post(path, body) == (200, True)
+    assert (await client.state(1001), client.service.counts.cancelled) == ("Canceled", 1)
+    assert client.service.counts.pending == 0
+    late = json.loads((SAMPLES / "cancel_error_25.json").read_text(encoding="utf-8"))
+    assert await client.post(path, body) == (400, late)
+    two = await client.sale(clientTransactionId="order-2")
+    await client.service.approve(two)
+    assert await client.post("/api/Cancel", {"id": two}) == (400, late)
+    assert await client.post("/api/Cancel", {"id": 7}) == (400, late)
+    assert (await client.state(two), client.service.counts.collected) == ("Approved", 315)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/Reverse", {"id": 1001}),
+        ("/api/reverse/set", {"id": "1001"}),
+        ("/api/Reverse/Client", {"clientId": "order-1"}),
+    ],
+)
+async def test_reverse_gives_back_once(client: Client, path: str, body: dict[str, object]) -> None:
+    """An approved payment of today is given back once; what is pending, given back or not there is code 20."""
+    nothing = json.loads((SAMPLES / "reverse_error_20.json").read_text(encoding="utf-8"))
+    assert await client.post(path, body) == (404, nothing)
+    await client.sale()
+    assert await client.post(path, body) == (404, nothing)
+    await client.service.approve(1001)
+    assert client.service.counts.collected == 315
+    assert await client.post(path, body) == (200, True)
+    assert await client.post(path, body) == (404, nothing)
+    counts = client.service.counts
+    assert (counts.approved, counts.reversed, counts.collected, await client.state(1001)) == (
+        1,
+        1,
+        0,
+        "Canceled",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, 200), (2 * 3600 + 46 * 60 + 39, 200), (2 * 3600 + 46 * 60 + 40, 404), (12 * 3600, 404)],
+    ids=["at once", "19:59:59", "20:00:00", "the next morning"],
+)
+async def test_reverse_until_eight_in_the_evening(
+    client: Client, clock: ManualClock, seconds: int, expected: int
+) -> None:
+    """Paid at 17:13:20 in UTC-5, a payment is reversed on that day before 20:00, and not after."""
+    one = await client.sale()
+    await client.service.approve(one)
+    await clock.advance(seconds)
+    assert (await client.post("/api/Reverse", {"id": one}))[0] == expected
+
+
+async def test_a_day_is_ecuador_s(clock: ManualClock) -> None:
+    """What was paid at 19:00 in UTC-5 is of another UTC day half an hour before, and reversed all the same."""
+    clock.jump_wall(3600 + 45 * 60)  # 18:58:20
+    async with Simulator(clock=clock, settings=PAYPHONE) as service, aiohttp.ClientSession() as session:
+        client = Client(service, session)
+        one = await client.paid()
+        await client.confirm(one)
+        clock.jump_wall(30 * 60)
+        assert await client.post("/api/Reverse", {"id": one}) == (200, True)
+
+
+# What is told
+
+
+class Shop:
+    """The merchant's server, which writes down what it is told and acknowledges it."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, str], Any]] = []
+        self.answer: object = {"Response": True, "ErrorCode": "000"}
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        raw = await request.read()
+        self.told.append((request.method, dict(request.query), json.loads(raw) if raw else None))
+        return web.json_response(self.answer)
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[Shop]:
+    it = Shop()
+    application = web.Application()
+    application.router.add_route("*", "/{tail:.*}", it.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}/told"
+    yield it
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("name", ["clientTransactionID", "clientTransactionId"])
+async def test_a_sale_is_notified_by_get(shop: Shop, clock: ManualClock, name: str) -> None:
+    """Two parameters by GET; the case of the second one's last letter is a setting, as it is doubtful."""
+    settings = attrs.evolve(PAYPHONE, notification_client_id_field=name)
+    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
+        one = await Client(service, session).sale(responseUrl=shop.url)
+        await service.approve(one)
+    assert shop.told == [("GET", {"id": str(one), name: "order-1"}, None)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ({"Response": True, "ErrorCode": "000"}, "acknowledged"),
+        ({"Response": False, "ErrorCode": "333"}, "duplicate"),
+        ({"Response": False, "ErrorCode": "222"}, "HTTP 200"),
+    ],
+)
+async def test_the_external_notification(
+    shop: Shop, clock: ManualClock, answer: object, outcome: str
+) -> None:
+    """Approved payments alone are told of, by a POST of names in capitals, and the answer is written down."""
+    shop.answer = answer
+    settings = attrs.evolve(PAYPHONE, external_notification_url=shop.url)
+    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
+        client = Client(service, session)
+        no = await client.sale(clientTransactionId="order-2")
+        await service.reject(no)
+        yes = await client.sale(storeId="S1")
+        await service.approve(yes)
+        form = await client.paid()
+        await service.notifications_done()
+        assert service.sales[yes].external_notification == outcome
+        assert service.sales[no].external_notification is None
+        assert service.counts.external_notifications_sent == 2
+    bodies = [body for method, query, body in shop.told if method == "POST" and not query]
+    assert [body["TransactionId"] for body in bodies] == [yes, form]
+    assert (
+        bodies[0].items()
+        >= {
+            "Amount": 315,
+            "ClientTransactionId": "order-1",
+            "StatusCode": 3,
+            "TransactionStatus": "Approved",
+            "AuthorizationCode": f"W{yes}",
+            "StoreId": "S1",
+            "PhoneNumber": "593984111222",
+            "Currency": "USD",
+            "DeferredMessage": None,
+            "Products": [],
+        }.items()
+    )
+
+
+async def test_the_external_notification_may_wait_for_the_confirmation(
+    shop: Shop, clock: ManualClock
+) -> None:
+    """When a form is told of is not said anywhere, so it is a setting."""
+    settings = attrs.evolve(
+        PAYPHONE, external_notification_url=shop.url, external_notification_on_confirm=True
+    )
+    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
+        client = Client(service, session)
+        one = await client.paid()
+        await service.notifications_done()
+        assert not shop.told
+        await client.confirm(one)
+        await client.confirm(one)
+        await service.notifications_done()
+        assert len(shop.told) == 1
+
+
+async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:
+    """A notification that nobody takes is counted, and the payment stands."""
+    settings = attrs.evolve(PAYPHONE, external_notification_url="http://127.0.0.1:1/")
+    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
+        one = await Client(service, session).sale()
+        await service.approve(one)
+        assert service.counts.external_notifications_failed == 1
+        assert service.counts.collected == 315
+
+
+def test_the_command_line_serves_it() -> None:
+    """`payclient simulate --profile payphone` is this service, with windows of its own."""
+    command = "-m payclient simulate --port 0 --profile payphone --sale-window 9 --confirm-window 3".split()  # noqa: SIM905 - as one types it
+    with subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().rpartition(" ")[2].strip()
+            request = urllib.request.Request(f"{url}/api/regions", headers=BEARER)  # noqa: S310 - our own
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - our own
+                assert json.load(answer)[0]["prefixNumber"] == "593"
+        finally:
+            process.terminate()
+
+
+async def test_test_mode_approves_everything(clock: ManualClock) -> None:
+    """As the service's own test mode does."""
+    async with (
+        Simulator(clock=clock, settings=PAYPHONE, answers=TEST_MODE) as service,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(service, session)
+        for number in range(20):
+            await client.sale(clientTransactionId=f"order-{number}", phoneNumber=f"09900000{number:02}")
+        await clock.advance(2)
+        assert service.counts.approved == 20
+    assert isinstance(TEST_MODE, Answers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"paths": {"refund": ("/api/Refund",)}}, "paths must name confirm"),
+        ({"paths": {"confirm": "/api/Confirm"}}, "tuple of paths"),
+        ({"confirm_window": 0}, "confirm_window"),
+        ({"queries_per_minute": 0}, "queries_per_minute"),
+        ({"reversal_hour": 25}, "reversal_hour"),
+        ({"state_until_confirmed": "Approved"}, "state_until_confirmed"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:
+    """A setting that cannot be says which it is."""
+    with pytest.raises(ValueError, match=fault):
+        Settings(**settings)

@@ -1,8 +1,8 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
 Read `settings`, `rules`, `codes`, `limits`, `answers`, `agenda`, `transactions`, `service`, `forms`, `changes`,
-`status`, `notify`, `pages`, then the routes `reading`, `messages`, `api`, `site`, `control`, and `server`, in this
-order; `payphone` is one real service's settings.
+`status`, `notify`, `external`, `pages`, then the routes `reading`, `messages`, `api`, `site`, `control`, and `server`,
+in this order; `payphone` is one real service's settings.
 """
 
 from .answers import Answers

@@ -42,6 +42,7 @@ class Api:
         self._limit = limit
         self._token = token
         self._url = url
+        self._operations: dict[web.AbstractRoute, str] = {}
         flag, language = settings.nick_name_flag, settings.language_field
         self._sale_fields = {**SALE_FIELDS, **({} if flag is None else {flag: bool})}
         self._prepare_fields = {
@@ -57,7 +58,7 @@ class Api:
         router.add_post(spelled("/api/button/Prepare"), self._post_prepare)
         for operation in CHANGES:
             for path in settings.paths.get(operation, ()):
-                router.add_post(spelled(path), partial(self._post_change, operation))
+                self._operations[router.add_post(spelled(path), self._post_change)] = operation
         for path in settings.paths.get("regions", ()):
             router.add_get(spelled(path), self._get_regions)
         if (template := settings.status_by_client_transaction_id) is not None:
@@ -77,7 +78,8 @@ class Api:
         form = await self._execute(request, self._forms.prepare, self._prepare_fields, "WEB")
         return form if isinstance(form, web.Response) else json_response(self._prepared(form))
 
-    async def _post_change(self, operation: str, request: web.Request) -> web.Response:
+    async def _post_change(self, request: web.Request) -> web.Response:
+        operation = self._operations[request.match_info.route]
         changed = await self._execute(
             request,
             partial(self._changes.execute, operation),

@@ -1,23 +1,21 @@
-"""What the service tells the merchant by itself: the result notification (§6), and the external one of some."""
+"""The result notification (§6): two parameters, sent to the merchant's `responseUrl`."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 
 import aiohttp
-import orjson
 
 from .addresses import with_query
 from .service import Sale
 from .settings import Settings
-from .status import external_notification
-from .transactions import Transaction
 
 __all__ = ["Notifier", "notification_url"]
 
+_Delivery = Callable[[aiohttp.ClientSession], Awaitable[None]]
+
 _TIMEOUT = 5.0  # seconds, for one delivery
 _AT_ONCE = 100
-_LONGEST = 4096  # bytes of an acknowledgement that are read
 
 
 def notification_url(
@@ -35,7 +33,8 @@ class Notifier:
     """Delivers notifications in the background, once each; a failure is recorded, never raised."""
 
     def __init__(self, settings: Settings, tally: Counter[str]) -> None:
-        self._settings = settings
+        self._method = settings.notification_method
+        self._names = (settings.notification_id_field, settings.notification_client_id_field)
         self._tally = tally
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -60,14 +59,15 @@ class Notifier:
 
     def start(self, sale: Sale) -> None:
         """Send the sale's notification in the background, if the merchant gave an address and we are open."""
-        if self._session is not None and sale.response_url is not None:
-            self._run(sale.transaction_id, self._deliver(self._session, sale, sale.response_url))
+        if (response_url := sale.response_url) is not None:
+            self.run(sale.transaction_id, lambda session: self._deliver(session, sale, response_url))
 
-    def start_external(self, transaction: Transaction) -> None:
-        """Tell of an approved payment in the background, if there is an address for it and we are open."""
-        url, number = self._settings.external_notification_url, transaction.transaction_id
-        if self._session is not None and url is not None and number is not None:
-            self._run(number, self._deliver_external(self._session, transaction, url))
+    def run(self, transaction_id: int, delivery: _Delivery) -> None:
+        """Deliver something about this transaction in the background, if we are open; it must not raise."""
+        if self._session is not None:
+            task = asyncio.create_task(self._in_its_place(delivery, self._session))
+            self._tasks[task] = transaction_id
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def delivered(self, *transaction_ids: int) -> None:
         """Wait until these notifications, or all without an argument, are done; at most 5 seconds."""
@@ -75,54 +75,17 @@ class Notifier:
         if tasks:
             await asyncio.wait(tasks, timeout=_TIMEOUT)
 
-    def _run(self, transaction_id: int, delivery: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(delivery)
-        self._tasks[task] = transaction_id
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+    async def _in_its_place(self, delivery: _Delivery, session: aiohttp.ClientSession) -> None:
+        async with self._places:
+            await delivery(session)
 
     async def _deliver(self, session: aiohttp.ClientSession, sale: Sale, response_url: str) -> None:
-        settings = self._settings
-        names = (settings.notification_id_field, settings.notification_client_id_field)
-        url = notification_url(response_url, sale.transaction_id, sale.client_transaction_id, names)
+        url = notification_url(response_url, sale.transaction_id, sale.client_transaction_id, self._names)
         try:
-            async with (
-                self._places,
-                session.request(settings.notification_method, url, allow_redirects=False) as response,
-            ):
+            async with session.request(self._method, url, allow_redirects=False) as response:
                 sale.notification = f"HTTP {response.status}"
                 self._tally["notifications_sent"] += 1
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             # ValueError: what the merchant gave as `responseUrl` is no address at all.
             sale.notification = type(error).__name__
             self._tally["notifications_failed"] += 1
-
-    async def _deliver_external(
-        self, session: aiohttp.ClientSession, transaction: Transaction, url: str
-    ) -> None:
-        body = orjson.dumps(external_notification(transaction, self._settings))
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with (
-                self._places,
-                session.post(url, data=body, headers=headers, allow_redirects=False) as response,
-            ):
-                answer = await response.content.read(_LONGEST)
-                transaction.external_notification = _acknowledgement(answer) or f"HTTP {response.status}"
-                self._tally["external_notifications_sent"] += 1
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            transaction.external_notification = type(error).__name__
-            self._tally["external_notifications_failed"] += 1
-
-
-def _acknowledgement(answer: bytes) -> str | None:
-    """What the merchant's answer says in the service's words; None if it says nothing of the kind."""
-    try:
-        said = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        return None
-    match said:
-        case {"Response": True, "ErrorCode": "000"}:
-            return "acknowledged"
-        case {"ErrorCode": "333"}:
-            return "duplicate"
-    return None

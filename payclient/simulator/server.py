@@ -13,6 +13,7 @@ from .api import Api
 from .changes import Changes
 from .clock import Clock, SystemClock
 from .control import Control
+from .external import ExternalNotices
 from .forms import METHODS, Form, Forms, Method
 from .limits import QueryLimit
 from .notify import Notifier
@@ -49,14 +50,17 @@ class Simulator:
         self._control = _is_loopback(host) if control is None else control
         self._service = Service(self.settings, self.clock, answers, self._on_answered)
         self._notifier = Notifier(self.settings, self._service.tally)
+        self._external = ExternalNotices(self.settings, self._notifier, self._service.tally)
         self._forms = Forms(
             self.settings,
             self.clock,
             self._service.agenda,
             self._service.transactions,
             self._service.tally,
-            self._notifier.start_external,
+            self._external.start,
         )
+        self._changes = Changes(self._service, self._forms, self.clock)
+        self._limit = QueryLimit(self.clock, self.settings.queries_per_minute)
         self._runner: web.AppRunner | None = None
         self._url: str | None = None
 
@@ -166,13 +170,11 @@ class Simulator:
     def _on_answered(self, sale: Sale) -> None:
         self._notifier.start(sale)
         if sale.state == ACCEPTED:
-            self._notifier.start_external(sale)
+            self._external.start(sale)
 
     def _application(self) -> web.Application:
         application = web.Application()
-        changes = Changes(self._service, self._forms, self.clock)
-        limit = QueryLimit(self.clock, self.settings.queries_per_minute)
-        api = Api(self._service, self._forms, changes, limit, self._token, lambda: self.url)
+        api = Api(self._service, self._forms, self._changes, self._limit, self._token, lambda: self.url)
         api.add_routes(application.router)
         Site(self.settings, self._forms).add_routes(application.router)
         if self._control:

@@ -1,6 +1,5 @@
 """The form pages over HTTP: who may open one (§4), and what its buttons do."""
 
-from functools import partial
 from urllib.parse import parse_qs
 
 from aiohttp import web
@@ -29,6 +28,7 @@ class Site:
     def __init__(self, settings: Settings, forms: Forms) -> None:
         self._settings = settings
         self._forms = forms
+        self._methods: dict[web.AbstractRoute, Method] = {}
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         settings = self._settings
@@ -37,10 +37,11 @@ class Site:
             paths.append(("wallet", settings.payment_code_path))
         for method, path in paths:
             spelled = any_case(path) if settings.tolerant else path
-            router.add_get(spelled, partial(self._get, method), allow_head=False)  # a HEAD is no load
-            router.add_post(spelled, partial(self._post, method))
+            self._methods[router.add_get(spelled, self._get, allow_head=False)] = method  # a HEAD is no load
+            self._methods[router.add_post(spelled, self._post)] = method
 
-    async def _get(self, method: Method, request: web.Request) -> web.Response:
+    async def _get(self, request: web.Request) -> web.Response:
+        method = self._methods[request.match_info.route]
         host = host_of(request.headers.get("Referer", ""))
         domains = self._settings.registered_domains
         form = self._forms.forms.get(request.query.get("paymentId", ""))
@@ -54,7 +55,8 @@ class Site:
             self._forms.load(form, method)
         return self._closed(form, method) or _html(form_page(form, method))
 
-    async def _post(self, method: Method, request: web.Request) -> web.Response:
+    async def _post(self, request: web.Request) -> web.Response:
+        method = self._methods[request.match_info.route]
         text = (await request.read()).decode("utf-8", "replace")
         # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
         form = self._forms.forms.get(request.query.get("paymentId", ""))

@@ -540,6 +540,30 @@ async def test_a_minute_s_queries_can_be_fewer(client: Client, clock: ManualCloc
     assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
 
 
+@changed(queries_per_minute=1, rate_limited_status=503, rate_limited_retry_after=False)
+async def test_the_answer_past_the_limit_is_settings(client: Client) -> None:
+    """What is answered past the limit is not published, so a client can be tried against another answer."""
+    one = await client.sale()
+    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
+    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 503
+    assert "Retry-After" not in client.headers
+
+
+async def test_every_request_is_counted_once(client: Client) -> None:
+    """Created, prepared, asked, confirmed, cancelled, reversed or refused: together all requests."""
+    form, sale = await client.paid(), await client.sale()
+    await client.confirm(form)
+    await client.state(form)
+    await client.post("/api/Reverse", {"id": form})
+    await client.post("/api/Cancel", {"id": sale})
+    await client.post("/api/Cancel", {"id": sale})
+    await client.send("GET", "/api/Regions")
+    _, counts = await client.send("GET", "/_simulator/counts")
+    names = ("created", "prepared", "queries", "confirms", "reversed", "cancelled", "refused")
+    assert [counts[name] for name in names] == [1] * 7
+    assert (counts["requests"], counts["collected"]) == (7, 0)
+
+
 async def test_thirty_queries_a_minute(client: Client) -> None:
     """The thirty-first status query within a minute is not answered; other requests are."""
     one = await client.sale()
@@ -756,7 +780,7 @@ class Shop:
     async def handle(self, request: web.Request) -> web.Response:
         raw = await request.read()
         self.told.append((request.method, dict(request.query), json.loads(raw) if raw else None))
-        return web.json_response(self.answer)
+        return web.Response(text=self.answer if isinstance(self.answer, str) else json.dumps(self.answer))
 
 
 @pytest.fixture
@@ -788,6 +812,7 @@ async def test_a_sale_is_notified_by_get(shop: Shop, clock: ManualClock, name: s
         ({"Response": True, "ErrorCode": "000"}, "acknowledged"),
         ({"Response": False, "ErrorCode": "333"}, "duplicate"),
         ({"Response": False, "ErrorCode": "222"}, "HTTP 200"),
+        ("gracias", "HTTP 200"),
     ],
 )
 async def test_the_external_notification(

@@ -50,7 +50,8 @@ class Sale:
 class Counts:
     """What the service really executed.
 
-    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`.
+    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`; who asks for
+    the regions is not counted.
     """
 
     requests: int

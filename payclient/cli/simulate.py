@@ -57,12 +57,7 @@ def simulate(
     """Simulate the service on this machine. No real money moves."""
     try:
         crowd = Answers.parse(answers, delay=(delay, 0.6), seed=seed)
-        if profile == PAYPHONE_NAME:
-            settings = _payphone(sale_window, form_window, confirm_window)
-        elif confirm_window is not None:
-            raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
-        else:
-            settings = settings_of(profile_of(profile), sale_window=sale_window, form_window=form_window)
+        settings = _settings(profile, sale_window, form_window, confirm_window)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if not 0 <= port <= 65535:
@@ -90,7 +85,13 @@ async def _serve(simulator: Simulator) -> int:
     return 0
 
 
-def _payphone(sale_window: float | None, form_window: float | None, confirm_window: float | None) -> Settings:
+def _settings(
+    profile: str | None, sale_window: float | None, form_window: float | None, confirm_window: float | None
+) -> Settings:
+    if profile != PAYPHONE_NAME:
+        if confirm_window is not None:
+            raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
+        return settings_of(profile_of(profile), sale_window=sale_window, form_window=form_window)
     return attrs.evolve(
         PAYPHONE,
         sale_window=PAYPHONE.sale_window if sale_window is None else sale_window,

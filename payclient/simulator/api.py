@@ -173,7 +173,7 @@ class Api:
 
     def _prepared(self, form: Form) -> dict[str, object]:
         settings = self._settings
-        links = {m: f"{self._url()}{settings.form_paths[m]}?paymentId={form.payment_id}" for m in METHODS}
+        links = {method: self._url() + self._forms.link(form, method) for method in METHODS}
         prepared: dict[str, object] = {
             "paymentId": form.payment_id,
             settings.wallet_link_field: links["wallet"],

@@ -116,6 +116,10 @@ class Forms:
         self._tally["prepared"] += 1
         return form
 
+    def link(self, form: Form, method: Method) -> str:
+        """Where the form is, from the service's own address on."""
+        return f"{self._settings.form_paths[method]}?paymentId={form.payment_id}"
+
     def load(self, form: Form, method: Method) -> None:
         """A link is opened; its first load starts its ten minutes (§8)."""
         form.deadlines.setdefault(method, self._clock.monotonic() + self._settings.form_window)

@@ -31,7 +31,9 @@ from payclient.errors import (
     LedgerError,
     LedgerInUseError,
     LedgerUnavailableError,
+    NotCancellableError,
     NotCreatedError,
+    NotReversibleError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
@@ -77,6 +79,8 @@ from payclient.models import (
 )
 from payclient.notifications import (
     Receipt,
+    acknowledgement,
+    parse_external_notification,
     parse_notification,
 )
 from payclient.outcomes import (
@@ -87,8 +91,14 @@ from payclient.pending import (
 )
 from payclient.profile import (
     DOCUMENT,
+    ConfirmProfile,
+    ReturnProfile,
     ServiceProfile,
     StatusProfile,
+    UndoProfile,
+)
+from payclient.profiles import (
+    PAYPHONE,
 )
 from payclient.schedule import (
     Fixed,
@@ -112,6 +122,7 @@ from payclient.wire import (
 
 __all__ = [
     "DOCUMENT",
+    "PAYPHONE",
     "TRANSITIONS",
     "BeforeSend",
     "BillTo",
@@ -120,6 +131,7 @@ __all__ = [
     "Charges",
     "Clock",
     "ConfigurationError",
+    "ConfirmProfile",
     "CustomerBusyError",
     "DifferentRequestError",
     "ErrorDetail",
@@ -138,7 +150,9 @@ __all__ = [
     "LedgerInUseError",
     "LedgerUnavailableError",
     "LineItem",
+    "NotCancellableError",
     "NotCreatedError",
+    "NotReversibleError",
     "NotSentError",
     "Notification",
     "Order",
@@ -154,6 +168,7 @@ __all__ = [
     "Receipt",
     "Record",
     "RefusedError",
+    "ReturnProfile",
     "SaleRequest",
     "SaleResult",
     "Schedule",
@@ -173,14 +188,17 @@ __all__ = [
     "Transport",
     "TransportError",
     "UnauthorizedError",
+    "UndoProfile",
     "UsageError",
     "ValidationFailedError",
+    "acknowledgement",
     "advance",
     "as_decided",
     "charge_all",
     "derive_id",
     "open_ledger",
     "open_tracker",
+    "parse_external_notification",
     "parse_notification",
     "split_tax",
     "to_cents",

@@ -22,6 +22,8 @@ class TransactionRef:
     transaction_id: int | None
     #: A transaction id heard of in a notification or a broken answer, not yet proven ours.
     candidate_id: int | None = None
+    #: `sale` or `form`.
+    kind: str = "sale"
 
 
 #: Another way to ask for a status: None is "not found". Whatever it raises, the sale is asked for again later.

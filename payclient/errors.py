@@ -11,7 +11,9 @@ PayError                        each carries client_transaction_id where there i
 │   ├── NotCreatedError         general code 22
 │   │   └── CustomerBusyError   an entry with 2061, whatever the general code
 │   ├── UnauthorizedError       401, 403
-│   └── RateLimitedError        429
+│   ├── RateLimitedError        429
+│   ├── NotCancellableError     a cancel that came too late: it is not pending any more
+│   └── NotReversibleError      a reverse that came too late
 ├── UsageError                  also a RuntimeError: closed, forked, another event loop
 ├── TransitionError             the lifecycle does not allow it
 ├── InvalidNotificationError
@@ -42,7 +44,9 @@ __all__ = [
     "LedgerError",
     "LedgerInUseError",
     "LedgerUnavailableError",
+    "NotCancellableError",
     "NotCreatedError",
+    "NotReversibleError",
     "NotSentError",
     "OutcomeUnknownError",
     "PayError",
@@ -215,6 +219,14 @@ class RateLimitedError(RefusedError):
             client_transaction_id=client_transaction_id,
         )
         self.retry_after = retry_after
+
+
+class NotCancellableError(RefusedError):
+    """The profile's code for "not pending any more": nothing was withdrawn; ask for its status."""
+
+
+class NotReversibleError(RefusedError):
+    """The profile's code for "not any more": nothing was reversed."""
 
 
 class UsageError(PayError, RuntimeError):

@@ -358,6 +358,7 @@ class Following:
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,
             candidate_id=record.candidate_id,
+            kind=record.kind,
         )
         try:
             report = await status(reference)

@@ -175,6 +175,14 @@ class Forms:
             task.add_done_callback(lambda task: self._prepared(key, task))
         return await asyncio.shield(task)
 
+    def forget(self, client_transaction_id: str) -> None:
+        """Hand this form out no more: its customer came back without paying."""
+        self._live = {
+            key: form
+            for key, form in self._live.items()
+            if form.client_transaction_id != client_transaction_id
+        }
+
     def _prepared(self, key: str, task: asyncio.Task[PaymentForm]) -> None:
         del self._preparing[key]
         if not task.cancelled() and task.exception() is None:

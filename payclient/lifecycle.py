@@ -77,6 +77,12 @@ class Evidence(enum.StrEnum):
     OPERATOR = "operator"
     #: Two ids, unsigned.
     NOTIFICATION = "notification"
+    #: The customer's browser came back: two ids, unsigned.
+    RETURN = "return"
+    #: The browser came back cancelled, and the service says that nothing was paid.
+    UNPAID = "unpaid"
+    #: The service took our withdrawal.
+    WITHDRAWN = "withdrawn"
     #: A report about something that is not ours.
     CONFLICT = "conflict"
     #: Code 2061 of a later attempt in the same lane.
@@ -246,6 +252,28 @@ class Notified(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Returned(Event):
+    """The customer's browser came back from a form: a hint. No transaction id: it came back cancelled."""
+
+    evidence = Evidence.RETURN
+    transaction_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Abandoned(Event):
+    """The browser came back cancelled, and the service, asked, knows of no payment."""
+
+    evidence = Evidence.UNPAID
+
+
+@attrs.frozen(kw_only=True)
+class Withdrawn(Event):
+    """The service took our withdrawal of a request that nobody answered."""
+
+    evidence = Evidence.WITHDRAWN
+
+
+@attrs.frozen(kw_only=True)
 class Conflicted(Event):
     """A report or notification speaks of something that is not ours; it decides nothing."""
 
@@ -263,6 +291,7 @@ class Suspected(Event):
 _S = State
 _HINTS: dict[type[Event], State | None] = {
     Notified: None,
+    Returned: None,
     Conflicted: None,
     Suspected: None,
     FoundPending: None,
@@ -288,6 +317,8 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             FoundPending: _S.PENDING,
             FoundAccepted: _S.ACCEPTED,
             FoundCancelled: _S.CANCELLED,
+            Abandoned: _S.CANCELLED,
+            Withdrawn: _S.CANCELLED,
             ProvenAbsent: _S.REFUSED,
             DecidedAccepted: _S.ACCEPTED,
             DecidedCancelled: _S.CANCELLED,
@@ -297,17 +328,27 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             **_HINTS,
             FoundAccepted: _S.ACCEPTED,
             FoundCancelled: _S.CANCELLED,
+            Abandoned: _S.CANCELLED,
+            Withdrawn: _S.CANCELLED,
             Expired: _S.EXPIRED,
         },
         _S.EXPIRED: {
             **_HINTS,
             FoundAccepted: _S.ACCEPTED,
             FoundCancelled: _S.CANCELLED,
+            Abandoned: _S.CANCELLED,
+            Withdrawn: _S.CANCELLED,
             DecidedAccepted: _S.ACCEPTED,
             DecidedCancelled: _S.CANCELLED,
             DecidedRefused: _S.REFUSED,
         },
-        _S.CANCELLED: {**_HINTS, FoundCancelled: None, FoundAccepted: _S.ACCEPTED},  # a correction
+        _S.CANCELLED: {
+            **_HINTS,
+            FoundCancelled: None,
+            Abandoned: None,
+            Withdrawn: None,
+            FoundAccepted: _S.ACCEPTED,  # a correction
+        },
         _S.ACCEPTED: {**_HINTS, FoundAccepted: None},
         _S.REFUSED: {**_HINTS},
     }
@@ -344,7 +385,7 @@ def advance(record: Record, event: Event) -> Record:
                     f"a report of transaction {event.transaction_id} is not this one's",
                     client_transaction_id=record.client_transaction_id,
                 )
-        case Notified(at=at, transaction_id=transaction_id):
+        case Notified(at=at, transaction_id=transaction_id) | Returned(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
             if record.transaction_id is None and record.candidate_id is None:
                 changes["candidate_id"] = transaction_id

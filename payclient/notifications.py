@@ -1,7 +1,7 @@
-"""`parse_notification`: what arrives at `responseUrl` (§6), however it is delivered.
+"""What arrives at `responseUrl` (§6), however it is delivered: notifications, and browsers that come back from a form.
 
-The document shows two parameters and neither the HTTP method nor the encoding, so query, form and JSON are read. A
-notification is unsigned and carries no verdict: it is a hint to ask the service.
+The document shows two parameters and neither the HTTP method nor the encoding, so query, form and JSON are read. All
+of it is unsigned and anybody can send it: it is a hint to ask the service, also where it says "approved".
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl
 
+import attrs
 import orjson
 
 from payclient.checks import text_fault
 from payclient.errors import InvalidNotificationError
 from payclient.models import Notification
+from payclient.profile import ReturnProfile
 
-__all__ = ["Receipt", "parse_notification"]
+__all__ = ["Receipt", "acknowledgement", "parse_external_notification", "parse_notification"]
 
 #: Bytes of query and body together.
 MAX_SIZE = 8192
+
+#: Bytes of an external notification, which says all of a payment.
+MAX_EXTERNAL = 65536
 
 _ID = re.compile(r"[1-9][0-9]{0,18}")
 
@@ -61,11 +66,102 @@ def parse_notification(
     if len(transaction_ids) != 1 or len(client_ids) != 1:
         raise InvalidNotificationError("a notification has one id and one clientTransactionID")
     (transaction_id,), (client_id,) = transaction_ids, client_ids
-    if not _ID.fullmatch(transaction_id) or int(transaction_id) >= 2**63:
+    return Notification(
+        transaction_id=_transaction_id(transaction_id), client_transaction_id=_client_id(client_id)
+    )
+
+
+def parse_external_notification(body: bytes) -> Notification:
+    """Read the two ids of an external notification: a JSON object that says all of an approved payment.
+
+    Its word is not taken, since nobody signed it: give it to `tracker.notify`, which asks the service, and answer with
+    `acknowledgement`. Names may be in any letter case. Raises `InvalidNotificationError`, over 64 KiB too; its text
+    repeats nothing of what came.
+    """
+    if len(body) > MAX_EXTERNAL:
+        raise InvalidNotificationError("the notification is too large")
+    found: dict[str, set[str]] = {"transactionid": set(), "clienttransactionid": set()}
+    for name, value in _object(body):
+        if name.lower() in found:
+            found[name.lower()].add(value)
+    transaction_ids, client_ids = found["transactionid"], found["clienttransactionid"]
+    if len(transaction_ids) != 1 or len(client_ids) != 1:
+        raise InvalidNotificationError(
+            "an external notification has one TransactionId and one ClientTransactionId"
+        )
+    (transaction_id,), (client_id,) = transaction_ids, client_ids
+    return Notification(
+        transaction_id=_transaction_id(transaction_id), client_transaction_id=_client_id(client_id)
+    )
+
+
+def acknowledgement(receipt: Receipt) -> bytes:
+    """The JSON body that an external notification is answered with, always with HTTP 200.
+
+    333 says that it came before. All else is 000, also what is not ours, so that nothing can be probed.
+    """
+    code = b"333" if receipt is Receipt.DUPLICATE else b"000"
+    return b'{"Response": true, "ErrorCode": "%s"}' % code
+
+
+@attrs.frozen(kw_only=True)
+class Return:
+    """What a browser brought back from a form: untrusted."""
+
+    #: None: it came back cancelled, or could not pay.
+    transaction_id: int | None
+    client_transaction_id: str
+    #: The form says that it could not be used.
+    unusable: bool = False
+
+
+def parse_return(
+    query: str | Mapping[str, str], names: ReturnProfile, client_transaction_id: str | None = None
+) -> Return:
+    """Read what a form's redirect brings to `response_url`, by the profile's names in any letter case.
+
+    The parameters are appended to the address's own, so the last of a name counts. `client_transaction_id` is the
+    merchant's own knowledge of whose form it was, for redirects that bring none. Raises `InvalidNotificationError`.
+    """
+    if isinstance(query, str):
+        size = len(query)
+    elif isinstance(query, Mapping):
+        if not all(isinstance(text, str) for pair in query.items() for text in pair):
+            raise InvalidNotificationError("the parameters are texts")
+        size = sum(len(name) + len(value) for name, value in query.items())
+    else:
+        raise InvalidNotificationError("a return is a query")
+    if size > MAX_SIZE:
+        raise InvalidNotificationError("the query is too large")
+    found = {name.lower(): value for name, value in _query(query)}
+    client_id = found.get(names.client_transaction_id.lower(), client_transaction_id)
+    unusable = names.message is not None and names.message.lower() in found
+    if client_id is None:
+        raise InvalidNotificationError(
+            "a form could not be used: is it opened from the registered domain?"
+            if unusable
+            else "nothing says which form the browser comes from"
+        )
+    if client_transaction_id not in (None, client_id):
+        raise InvalidNotificationError("the browser comes from another form")
+    number = found.get(names.transaction_id.lower(), "")
+    return Return(
+        transaction_id=None if number in ("", "0") else _transaction_id(number),
+        client_transaction_id=_client_id(client_id),
+        unusable=unusable,
+    )
+
+
+def _transaction_id(text: str) -> int:
+    if not _ID.fullmatch(text) or int(text) >= 2**63:
         raise InvalidNotificationError("id is no transaction id")
-    if not client_id.strip() or text_fault(client_id) is not None:
+    return int(text)
+
+
+def _client_id(text: str) -> str:
+    if not text.strip() or text_fault(text) is not None:
         raise InvalidNotificationError("clientTransactionID is no client transaction id")
-    return Notification(transaction_id=int(transaction_id), client_transaction_id=client_id)
+    return text
 
 
 def _query(query: str | Mapping[str, str] | None) -> Iterable[tuple[str, str]]:
@@ -86,15 +182,19 @@ def _body(body: bytes, content_type: str) -> Iterable[tuple[str, str]]:
     if not body.strip() or kind.startswith("multipart/"):
         return ()
     if kind.endswith("json") or body.lstrip()[:1] == b"{":
-        try:
-            data = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            raise InvalidNotificationError("the body is no JSON") from None
-        if not isinstance(data, dict):
-            raise InvalidNotificationError("the body is no JSON object")
-        # An id may come as a number; `true` is none.
-        return [(name, str(value)) for name, value in data.items() if type(value) in (int, str)]
+        return _object(body)
     try:
         return _pairs(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise InvalidNotificationError("the body is no text") from None
+
+
+def _object(body: bytes) -> list[tuple[str, str]]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise InvalidNotificationError("the body is no JSON") from None
+    if not isinstance(data, dict):
+        raise InvalidNotificationError("the body is no JSON object")
+    # An id may come as a number; `true` is none.
+    return [(name, str(value)) for name, value in data.items() if type(value) in (int, str)]

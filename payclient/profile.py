@@ -6,10 +6,9 @@ the setting; nothing is guessed.
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +18,7 @@ import attrs
 
 from payclient.errors import ConfigurationError
 
-__all__ = ["DOCUMENT", "ServiceProfile", "StatusProfile"]
+__all__ = ["DOCUMENT", "ConfirmProfile", "ReturnProfile", "ServiceProfile", "StatusProfile", "UndoProfile"]
 
 #: The three states of a Sale (§3).
 STATE_WORDS = ("Pendiente", "Aceptado", "Cancelado")
@@ -29,6 +28,7 @@ LONGEST = 1e9
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _PATH = re.compile(r"/[A-Za-z0-9_./{}-]*")
+_LANGUAGE = re.compile(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}")
 
 
 # What is of the wrong kind passes the converters unchanged: `_check` names it.
@@ -62,10 +62,51 @@ class StatusProfile:
 
 
 @attrs.frozen(kw_only=True)
+class ConfirmProfile:
+    """How a paid form is confirmed, where the service reverses it otherwise; the document shows no such endpoint."""
+
+    #: Answers the object of a status query.
+    path: str
+    #: The fields of its body.
+    transaction_id_field: str
+    client_transaction_id_field: str
+    #: Seconds from the payment until it is reversed unless it was confirmed.
+    window: float
+
+
+@attrs.frozen(kw_only=True)
+class UndoProfile:
+    """How a push request is withdrawn, or a payment reversed; the document shows neither. `true` is the success."""
+
+    #: A path, and the field of its body that holds the id.
+    by_transaction_id: str | None = None
+    transaction_id_field: str | None = None
+    by_client_transaction_id: str | None = None
+    client_transaction_id_field: str | None = None
+    #: Codes, general or in `errors`, that say "not any more": it is decided, or too late.
+    too_late_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_set)
+
+
+@attrs.frozen(kw_only=True)
+class ReturnProfile:
+    """What a form's redirect brings to `response_url` (§6: its parameters are not shown). Any letter case."""
+
+    #: 0, or left out: nothing was paid.
+    transaction_id: str
+    client_transaction_id: str
+    #: In the place of the ids where the form could not be used.
+    message: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class ServiceProfile:
     """The settings of one concrete service. Seconds for times; see `DOCUMENT` for what needs no setting."""
 
     name: str = "document"
+    #: Where the service is, for sessions that are given no address.
+    base_url: str | None = None
+    #: The `Accept-Language` of every request, where messages follow it.
+    message_language: str | None = None
     #: The boolean field that says "charge the nick name" (§2.2: its name is not shown).
     nick_name_flag: str | None = None
     #: Whether a Sale by nick name may leave the phone out.
@@ -97,6 +138,10 @@ class ServiceProfile:
     #: Smallest and largest number by our field name.
     ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_mapping)
     status: StatusProfile | None = None
+    confirm: ConfirmProfile | None = None
+    cancel: UndoProfile | None = None
+    reverse: UndoProfile | None = None
+    returned: ReturnProfile | None = None
 
     @absent_after.default
     def _twice_the_sale_window(self) -> float:
@@ -122,23 +167,42 @@ class ServiceProfile:
     def parse(cls, settings: Mapping[str, Any]) -> ServiceProfile:
         """Make a profile from the tables of its TOML form."""
         settings = dict(settings)
-        status = settings.pop("status", None)
-        if status is not None and not isinstance(status, Mapping):
-            raise ConfigurationError("profile setting status: is a table")
         known = {field.name for field in attrs.fields(cls)}
-        known_status = {field.name for field in attrs.fields(StatusProfile)}
         unknown = [name for name in settings if name not in known]
-        unknown += [f"status.{name}" for name in status or () if name not in known_status]
+        tables: dict[str, Any] = {}
+        for table, kind in _TABLES.items():
+            values = settings.pop(table, None)
+            if values is None:
+                continue
+            if not isinstance(values, Mapping):
+                raise ConfigurationError(f"profile setting {table}: is a table")
+            inner = attrs.fields_dict(kind)
+            unknown += [f"{table}.{name}" for name in values if name not in inner]
+            tables[table] = values
         if unknown:
             raise ConfigurationError(f"unknown profile setting {', '.join(sorted(unknown))}")
-        if status is not None and "state_field" not in status:
-            raise ConfigurationError("profile setting status.state_field: is required beside [status]")
+        for table, values in tables.items():
+            for field in attrs.fields(_TABLES[table]):
+                if field.default is attrs.NOTHING and field.name not in values:
+                    raise ConfigurationError(
+                        f"profile setting {table}.{field.name}: is required beside [{table}]"
+                    )
+            settings[table] = _TABLES[table](**values)
         ranges = settings.get("ranges")
         if isinstance(ranges, Mapping):  # TOML has no tuples
             settings["ranges"] = {
                 name: tuple(pair) if isinstance(pair, list) else pair for name, pair in ranges.items()
             }
-        return cls(status=None if status is None else StatusProfile(**status), **settings)
+        return cls(**settings)
+
+
+_TABLES: dict[str, type] = {
+    "status": StatusProfile,
+    "confirm": ConfirmProfile,
+    "cancel": UndoProfile,
+    "reverse": UndoProfile,
+    "returned": ReturnProfile,
+}
 
 
 def _check(profile: ServiceProfile) -> None:
@@ -149,6 +213,17 @@ def _check(profile: ServiceProfile) -> None:
             raise ConfigurationError(f"profile setting {setting}: {what}")
 
     need(isinstance(profile.name, str) and profile.name, "name", "is a text")
+    need(
+        profile.base_url is None or (isinstance(profile.base_url, str) and profile.base_url),
+        "base_url",
+        "is an address",
+    )
+    language = profile.message_language
+    need(
+        language is None or (isinstance(language, str) and _LANGUAGE.fullmatch(language)),
+        "message_language",
+        "is a language such as es, or a value of Accept-Language",
+    )
     for setting in ("nick_name_flag", "language_field", "wallet_link_field", "response_url_field"):
         value = getattr(profile, setting)
         optional = setting != "response_url_field"
@@ -205,10 +280,13 @@ def _check(profile: ServiceProfile) -> None:
         "link_hosts",
         "is a list of host names",
     )
+    for table, kind in _TABLES.items():
+        value = getattr(profile, table)
+        need(value is None or isinstance(value, kind), table, f"is a {kind.__name__}")
+    _check_operations(profile, need)
     status = profile.status
     if status is None:
         return
-    need(isinstance(status, StatusProfile), "status", "is a StatusProfile")
     for key in ("transaction_id", "client_transaction_id"):
         path = getattr(status, f"by_{key}")
         need(
@@ -237,18 +315,56 @@ def _check(profile: ServiceProfile) -> None:
     )
 
 
+def _check_operations(profile: ServiceProfile, need: Callable[[object, str, str], None]) -> None:
+    """What stands in [confirm], [cancel], [reverse] and [returned]."""
+
+    def is_name(value: object) -> bool:
+        return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+    def is_path(value: object) -> bool:
+        return isinstance(value, str) and _PATH.fullmatch(value) is not None and "{" not in value
+
+    if (confirm := profile.confirm) is not None:
+        need(is_path(confirm.path), "confirm.path", "is a path")
+        for name in ("transaction_id_field", "client_transaction_id_field"):
+            need(is_name(getattr(confirm, name)), f"confirm.{name}", "is the name of a field")
+        need(_seconds(confirm.window), "confirm.window", "is a positive number of seconds")
+    for table in ("cancel", "reverse"):
+        undo: UndoProfile | None = getattr(profile, table)
+        if undo is None:
+            continue
+        for name in ("transaction_id", "client_transaction_id"):
+            path, field = getattr(undo, f"by_{name}"), getattr(undo, f"{name}_field")
+            need(path is None or is_path(path), f"{table}.by_{name}", "is a path")
+            need(
+                is_name(field) or (field is None and path is None),
+                f"{table}.{name}_field",
+                "is the name of a field",
+            )
+        need(
+            undo.by_transaction_id or undo.by_client_transaction_id,
+            table,
+            "needs by_transaction_id or by_client_transaction_id",
+        )
+        codes = undo.too_late_codes
+        need(
+            isinstance(codes, frozenset) and all(type(code) is int for code in codes),
+            f"{table}.too_late_codes",
+            "is a list of integers",
+        )
+    if (returned := profile.returned) is not None:
+        for name in ("transaction_id", "client_transaction_id", "message"):
+            value = getattr(returned, name)
+            need(
+                is_name(value) or (value is None and name == "message"),
+                f"returned.{name}",
+                "is the name of a parameter",
+            )
+
+
 def _seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LONGEST
 
 
 #: Only what the document shows.
 DOCUMENT = ServiceProfile()
-
-
-def find_profile(profile: ServiceProfile | str | os.PathLike[str]) -> ServiceProfile:
-    """A profile itself, or the one of a TOML file's path."""
-    if isinstance(profile, ServiceProfile):
-        return profile
-    if profile == DOCUMENT.name:
-        return DOCUMENT
-    return ServiceProfile.load(os.fspath(profile))

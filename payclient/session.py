@@ -10,21 +10,17 @@ import errno
 import logging
 import os
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
-from urllib.parse import quote, urlsplit
 
 import attrs
 
-from payclient.checks import text_fault
+from payclient.access import Authorization, authorization, check_base_url
 from payclient.deadlines import Deadlines, Timeouts
 from payclient.errors import (
     ConfigurationError,
-    ErrorDetail,
-    InvalidRequestError,
     NotSentError,
     OutcomeUnknownError,
     PayError,
@@ -33,7 +29,15 @@ from payclient.errors import (
     UsageError,
 )
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
-from payclient.profile import DOCUMENT, ServiceProfile, find_profile
+from payclient.operations import (
+    confirm_request,
+    decode_confirm,
+    decode_undone,
+    status_request,
+    undo_request,
+)
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profiles import find_profile
 from payclient.transport import AiohttpTransport
 from payclient.wire import (
     BeforeSend,
@@ -44,8 +48,6 @@ from payclient.wire import (
     decode_prepare,
     decode_sale,
     decode_status,
-    is_id,
-    is_loopback,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ __all__ = ["Exchange", "PaySession"]
 
 #: Seconds before a second and a third try of what provably was not sent; jittered.
 RETRY_DELAYS = (0.1, 0.5)
+
+#: Operations that may be sent again although the last try may have arrived.
+REPEATABLE = frozenset({"status", "confirm"})
 
 logger = logging.getLogger("payclient.session")
 
@@ -72,7 +77,6 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 TokenSource = str | Callable[[], Awaitable[str]]
 
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 _T = TypeVar("_T")
 
 
@@ -80,7 +84,7 @@ _T = TypeVar("_T")
 class Exchange:
     """One exchange with the service, for metrics and traces. No personal data, no token."""
 
-    #: `sale`, `prepare` or `status`.
+    #: `sale`, `prepare`, `status`, `confirm`, `cancel` or `reverse`.
     operation: str
     #: None where no answer came.
     http_status: int | None
@@ -91,15 +95,6 @@ class Exchange:
     error: str | None
     client_transaction_id: str | None
     transaction_id: int | None = None
-
-
-class _Authorization(dict[str, str]):
-    """The header that holds the token. It stands among the local variables that error trackers show."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<authorization>"
 
 
 class _Gate:
@@ -128,7 +123,7 @@ class _Gate:
 class PaySession:
     """The service's operations over one pool of connections, for one event loop.
 
-    `base_url` is https (http for loopback). `token` is a string, or an async callable that gives one: asked at
+    `base_url` is https (http for loopback); None: the profile's. `token` is a string, or an async callable that gives one: asked at
     first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is never closed
     here. `transport` replaces the network by a function. `on_exchange` is told of each exchange.
 
@@ -137,7 +132,7 @@ class PaySession:
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | None,
         token: TokenSource,
         *,
         profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
@@ -147,15 +142,15 @@ class PaySession:
         transport: Transport | None = None,
         on_exchange: Callable[[Exchange], object] | None = None,
     ) -> None:
-        self.base_url = check_base_url(base_url)
         self.profile = find_profile(profile)
+        self.base_url = check_base_url(self.profile.base_url if base_url is None else base_url)
         self.timeouts = timeouts if timeouts is not None else Timeouts()
         self._token_source = token
-        self._authorization: _Authorization | None = None
-        self._refresh: asyncio.Task[_Authorization] | None = None
+        self._authorization: Authorization | None = None
+        self._refresh: asyncio.Task[Authorization] | None = None
         del token  # a frame that raises shows its local variables to error trackers
         if isinstance(self._token_source, str):
-            self._authorization = _authorization(self._token_source)
+            self._authorization = authorization(self._token_source, self.profile)
         elif not callable(self._token_source):
             raise ConfigurationError("token: is a text or an async callable")
         self._encoder = Encoder(self.profile)
@@ -173,12 +168,18 @@ class PaySession:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
-        """Open a session by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN` and, where set, `PAYCLIENT_PROFILE`."""
-        for name in ("PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN"):
-            if not environ.get(name):
+        """Open a session by `PAYCLIENT_TOKEN`, `PAYCLIENT_BASE_URL` and, where set, `PAYCLIENT_PROFILE`.
+
+        A profile that names its service's address needs no `PAYCLIENT_BASE_URL`.
+        """
+        profile = find_profile(
+            options.pop("profile", None) or environ.get("PAYCLIENT_PROFILE") or DOCUMENT  # type: ignore[arg-type]  # passed on as it came
+        )
+        base_url = environ.get("PAYCLIENT_BASE_URL") or profile.base_url
+        for name, value in (("PAYCLIENT_BASE_URL", base_url), ("PAYCLIENT_TOKEN", environ.get("PAYCLIENT_TOKEN"))):
+            if not value:
                 raise ConfigurationError(f"{name} is not set")
-        options.setdefault("profile", environ.get("PAYCLIENT_PROFILE") or DOCUMENT)
-        return cls(environ["PAYCLIENT_BASE_URL"], environ["PAYCLIENT_TOKEN"], **options)  # type: ignore[arg-type]  # passed on as they came
+        return cls(base_url, environ["PAYCLIENT_TOKEN"], profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
 
     def __repr__(self) -> str:
         return f"<PaySession {self.base_url} profile={self.profile.name}>"
@@ -273,50 +274,63 @@ class PaySession:
         Raises `InvalidRequestError` for what is no id, `RefusedError` or a `TransportError`; none of them says
         anything about the transaction. Repeated by itself on resets and 5xx, and once with a fresh token after a 401.
         """
-        request = self._status_request(transaction_id, client_transaction_id)
-        try:
-            return await self._exchange("status", request, self._decode_status, None, None)
-        except UnauthorizedError:
-            if isinstance(self._token_source, str):
-                raise
-        return await self._exchange("status", request, self._decode_status, None, None)
+        request = status_request(self.profile, transaction_id, client_transaction_id)
+        return await self._repeatable("status", request, self._decode_status)
 
     def _decode_status(self, response: HttpResponse, request: HttpRequest) -> StatusReport | None:
         return decode_status(response, self.profile)
 
-    def _status_request(self, transaction_id: int | None, client_transaction_id: str | None) -> HttpRequest:
-        if transaction_id is None and client_transaction_id is None:
-            raise ConfigurationError(
-                "a query needs a transaction id, or status.by_client_transaction_id in the profile"
-            )
-        if transaction_id is not None and client_transaction_id is not None:
-            raise TypeError("status takes transaction_id or client_transaction_id")
-        fault = None
-        if transaction_id is not None and not is_id(transaction_id):
-            fault = ErrorDetail("transactionId", 0, ("is an int from 1 to 2**63 - 1",))
-        elif client_transaction_id is not None and not _is_client_id(client_transaction_id):
-            fault = ErrorDetail("clientTransactionId", 0, ("is no client transaction id",))
-        if fault is not None:
-            raise InvalidRequestError(errors=[fault])
-        status = self.profile.status
-        if transaction_id is not None:
-            path = status.by_transaction_id if status else None
-            if path is None:
-                raise ConfigurationError(
-                    "a query by transaction id needs status.by_transaction_id in the profile"
-                )
-            return HttpRequest("GET", path.replace("{transaction_id}", str(transaction_id)))
-        path = status.by_client_transaction_id if status else None
-        if path is None:
-            raise ConfigurationError(
-                "a query by client transaction id needs status.by_client_transaction_id in the profile"
-            )
-        assert client_transaction_id is not None  # noqa: S101 - one of the two is given
-        return HttpRequest(
-            "GET",
-            path.replace("{client_transaction_id}", quote(client_transaction_id, safe="")),
-            client_transaction_id=client_transaction_id,
-        )
+    async def confirm(self, transaction_id: int, client_transaction_id: str) -> StatusReport:
+        """Confirm a paid form, which the service reverses otherwise; the report is its word on the payment.
+
+        Repeatable, and repeated by itself as a status query is. `RefusedError`: the service knows no such payment.
+        `OutcomeUnknownError`: it may be confirmed; confirm it again.
+        """
+        request = confirm_request(self.profile, transaction_id, client_transaction_id)
+        return await self._repeatable("confirm", request, self._decode_confirm)
+
+    def _decode_confirm(self, response: HttpResponse, request: HttpRequest) -> StatusReport:
+        return decode_confirm(response, self.profile, request.client_transaction_id)
+
+    async def cancel(
+        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+    ) -> None:
+        """Withdraw a push request that nobody answered, by one of its ids; returning means that it is withdrawn.
+
+        `NotCancellableError`: it is not pending any more; ask for its status. `NotSentError` and any other
+        `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: ask for its status.
+        """
+        request = undo_request(self.profile, "cancel", transaction_id, client_transaction_id)
+        await self._exchange("cancel", request, self._decode_cancel, None, None)
+
+    def _decode_cancel(self, response: HttpResponse, request: HttpRequest) -> None:
+        decode_undone(response, self.profile, "cancel", request.client_transaction_id)
+
+    async def reverse(
+        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+    ) -> None:
+        """Give a payment back, whole, by one of its ids; returning means that it is reversed.
+
+        Never sent again by itself unless proven not sent. `NotReversibleError`: too late, or no such payment.
+        `NotSentError` and any other `RefusedError`: nothing was reversed. `OutcomeUnknownError`: it may be reversed.
+        """
+        request = undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
+        await self._exchange("reverse", request, self._decode_reverse, None, None)
+
+    def _decode_reverse(self, response: HttpResponse, request: HttpRequest) -> None:
+        decode_undone(response, self.profile, "reverse", request.client_transaction_id)
+
+    async def _repeatable(
+        self, operation: str, request: HttpRequest, decode: Callable[[HttpResponse, HttpRequest], _T]
+    ) -> _T:
+        """One exchange, and after a 401 once more with a fresh token where one can be asked for."""
+        try:
+            return await self._exchange(operation, request, decode, None, None)
+        except UnauthorizedError:
+            if isinstance(self._token_source, str):
+                raise
+        return await self._exchange(operation, request, decode, None, None)
+
 
     # --- One exchange
 
@@ -350,7 +364,7 @@ class PaySession:
                         raise
                 except OutcomeUnknownError as unknown:
                     if (
-                        operation != "status"
+                        operation not in REPEATABLE
                         or tries == len(RETRY_DELAYS)
                         or (unknown.http_status or 500) < 500
                     ):
@@ -455,18 +469,18 @@ class PaySession:
 
     # --- The token
 
-    async def _ask_token(self) -> _Authorization:
+    async def _ask_token(self) -> Authorization:
         """Ask the token callable, once however many wait."""
         if self._refresh is None:
             self._refresh = asyncio.create_task(self._fetch_token())
             self._refresh.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._refresh)
 
-    async def _fetch_token(self) -> _Authorization:
+    async def _fetch_token(self) -> Authorization:
         assert not isinstance(self._token_source, str)  # noqa: S101 - a string is never asked for
         try:
             async with asyncio.timeout(self.timeouts.total):
-                self._authorization = _authorization(await self._token_source())
+                self._authorization = authorization(await self._token_source(), self.profile)
         except (TimeoutError, asyncio.CancelledError):
             pass
         else:
@@ -474,53 +488,6 @@ class PaySession:
         finally:
             self._refresh = None
         raise NotSentError("no token was given in time")
-
-
-def _authorization(token: object) -> _Authorization:
-    fault = token_fault(token)
-    if fault is None:
-        return _Authorization(Authorization=f"Bearer {token}")
-    del token
-    raise ConfigurationError(fault)
-
-
-def token_fault(token: object) -> str | None:
-    """Say why a token cannot go behind `Bearer` (§5), without repeating it, or None."""
-    if not isinstance(token, str) or not token:
-        return "token: is empty or no text"
-    if token.lower().startswith("bearer "):
-        return "token: give it without the word Bearer"
-    if token.startswith("<") or token.endswith(">"):
-        return "token: is still the placeholder of the documentation"
-    if not _TOKEN.fullmatch(token):
-        return "token: has blanks, control characters or other than ASCII"
-    return None
-
-
-def _is_client_id(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and text_fault(value) is None
-
-
-def check_base_url(base_url: object) -> str:
-    """The base address without a final slash, or a `ConfigurationError` that names what is wrong."""
-    if not isinstance(base_url, str) or not base_url:
-        raise ConfigurationError("base_url: is empty or no text")
-    if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
-        raise ConfigurationError("base_url: has blanks, control characters, backslashes or other than ASCII")
-    try:
-        parts = urlsplit(base_url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host:
-        raise ConfigurationError("base_url: is an address such as https://pay.example")
-    if "@" in parts.netloc:
-        raise ConfigurationError("base_url: has user information in it")
-    if "?" in base_url or "#" in base_url:
-        raise ConfigurationError("base_url: has a query or a fragment")
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-        raise ConfigurationError("base_url: is not https (http is for loopback only)")
-    return base_url.rstrip("/")
 
 
 def _describe(error: Exception) -> str:

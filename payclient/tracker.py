@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from payclient.asking import StatusSource, session_status
-from payclient.clock import Clock, SystemClock
-from payclient.errors import ConfigurationError, CustomerBusyError, TrackerClosedError, TransitionError
+from payclient.clock import Clock, SystemClock, sleep
+from payclient.confirming import Confirming
+from payclient.errors import (
+    ConfigurationError,
+    CustomerBusyError,
+    InvalidNotificationError,
+    NotCancellableError,
+    OutcomeUnknownError,
+    TrackerClosedError,
+    TransitionError,
+)
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Record, Recovered, State
+from payclient.lifecycle import Record, Recovered, State, Withdrawn
 from payclient.models import Notification, PrepareRequest, SaleRequest
-from payclient.notifications import Receipt
+from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
@@ -29,6 +38,9 @@ from payclient.session import PaySession, TokenSource
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 
 logger = logging.getLogger("payclient.tracker")
+
+#: Seconds between the queries after a cancel that came too late, or whose answer was lost.
+CANCEL_CHECKS = (1.0, 2.0)
 
 
 class Tracker:
@@ -54,10 +66,12 @@ class Tracker:
         self._permits = Permits(ledger, self._clock, session.timeouts.total)
         self._sender = Sender(session, self._permits)
         self._forms = Forms(session, self._permits)
+        self._confirming = Confirming(session, ledger, self._clock, self._changed)
+        source = status if status is not None else session_status(session)
         self._following = Following(
             ledger,
             self._clock,
-            status=status if status is not None else session_status(session),
+            status=None if source is None else self._confirming.status(source),
             schedule=schedule if schedule is not None else Fixed(2.0 * profile.sale_window / NORMAL_WINDOW),
             proves_absence=status is None
             and profile.status is not None
@@ -107,6 +121,7 @@ class Tracker:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         await self._permits.aclose()
+        await self._confirming.aclose()
         await self._following.aclose()
 
     async def sale(self, request: SaleRequest) -> PendingSale:
@@ -157,7 +172,79 @@ class Tracker:
         """
         if not self._open:
             raise TrackerClosedError("the tracker is not open")
-        return await self._following.notify(notification)
+        receipt = await self._following.notify(notification)
+        if receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
+            record = await self._ledger.get(notification.client_transaction_id)
+            if record is not None and record.kind == "form":
+                self._confirming.notified(record, notification.transaction_id)
+        return receipt
+
+    async def returned(
+        self, query: str | Mapping[str, str], *, client_transaction_id: str | None = None
+    ) -> Outcome:
+        """Take what a browser brings back from a payment form to `response_url` or `cancellation_url`.
+
+        It is recorded, confirmed once (within the total time-out), and what is then known is the outcome; what the
+        service did not answer is asked for again until its window is over, also after a crash. What a browser says is
+        never a verdict: a cancelled return makes the form CANCELLED only where the service, asked, knows of no payment.
+        `client_transaction_id` is your own knowledge of whose form it was, where the query may lack it.
+
+        Raises `InvalidNotificationError` for what comes from no form of ours, `ConfigurationError`, `LedgerError`.
+        """
+        if not self._open:
+            raise TrackerClosedError("the tracker is not open")
+        profile = self._session.profile
+        if profile.returned is None or profile.confirm is None:
+            lacking = "returned" if profile.returned is None else "confirm"
+            raise ConfigurationError(f"taking a browser back needs [{lacking}] in the profile")
+        back = parse_return(query, profile.returned, client_transaction_id)
+        record = await self._ledger.get(back.client_transaction_id)
+        if record is None or record.kind != "form":
+            raise InvalidNotificationError("this ledger has no such form")
+        if back.transaction_id is None:
+            self._forms.forget(back.client_transaction_id)
+        record, report = await self._confirming.returned(record, back)
+        return Outcome.of(record, report=report)
+
+    async def cancel(self, pending: PendingSale) -> Outcome:
+        """Withdraw a push request that nobody answers, and say what is true then: the customer may have been quicker.
+
+        Where the service's answer is lost, the outcome is what the status query says, perhaps still undecided. Raises
+        `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn.
+        """
+        if not self._open:
+            raise TrackerClosedError(
+                "the tracker is not open", client_transaction_id=pending.client_transaction_id
+            )
+        record = await self._ledger.get(pending.client_transaction_id)
+        if record is None or record.state.decided or record.state is State.SENDING:
+            return pending.outcome if record is None else Outcome.of(record)
+        cancel = self._session.profile.cancel
+        try:
+            if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
+                await self._session.cancel(transaction_id=record.transaction_id)
+            else:
+                await self._session.cancel(client_transaction_id=record.client_transaction_id)
+        except (NotCancellableError, OutcomeUnknownError):
+            if not self._asks:
+                return Outcome.of(record)
+            outcome = await self._following.check(record)
+            for seconds in CANCEL_CHECKS:
+                if outcome.state.decided:
+                    break
+                # A query a second for a sale at most: one may have been made just before.
+                await sleep(self._clock, seconds * self._session.profile.sale_window / NORMAL_WINDOW)
+                outcome = await self._following.check(record)
+            return outcome
+        record = await self._permits.write(record, Withdrawn(at=self._clock.time()))
+        self._changed(record)
+        return Outcome.of(record)
+
+    def _changed(self, record: Record) -> None:
+        """A record took an event elsewhere than in following: whoever waits is told."""
+        if record.state.decided:
+            self._following.touch()
+        self._follow(record)
 
     async def prepare(self, request: PrepareRequest) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.
@@ -252,6 +339,7 @@ class Tracker:
         recovered = await asyncio.gather(*(recover(record) for record in stale))
         for record in [record for record in records if record.state is not State.SENDING] + recovered:
             self._follow(record)
+        await self._confirming.recover([record for record in records if record.kind == "form"])
         if records:
             logger.info("recovered %d open sales, %d of them unknown", len(records), len(stale))
 
@@ -270,7 +358,7 @@ async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
 
 @asynccontextmanager
 async def open_tracker(
-    base_url: str,
+    base_url: str | None,
     token: TokenSource,
     *,
     ledger: str = "memory:",
@@ -281,7 +369,7 @@ async def open_tracker(
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
-    `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
+    `base_url` None is the profile's; `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
     """
     session = PaySession(base_url, token, **session_options)
     del token, session_options  # an error below shows this frame's local variables to error trackers

@@ -332,6 +332,22 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
     raise OutcomeUnknownError(f"HTTP {response.status} with no usable answer", http_status=response.status)
 
 
+def decode_report(response: HttpResponse, profile: ServiceProfile) -> StatusReport | None:
+    """The status object of a success, which other operations answer too; None where the answer is none."""
+    if profile.status is None:
+        raise ConfigurationError("reading a payment's state needs [status] in the profile")
+    data = parse_object(response.body)
+    if (
+        data is None
+        or not 200 <= response.status <= 299
+        or data.get("errorCode") is not None
+        or profile.status.state_field not in data
+        or _repeats(response.body, *_DECIDING, profile.status.state_field)
+    ):
+        return None
+    return _read_report(data, profile)
+
+
 def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport:
     assert profile.status is not None  # noqa: S101 - decode_status looked
     word, identifier = entry.get(profile.status.state_field), entry.get("transactionId")

@@ -15,12 +15,13 @@ ROWS = [
     "errors amounts spelling",
     "checks",
     "models profile",
-    "wire lifecycle schedule notifications",
-    "clock deadlines transport ledger",
+    "wire lifecycle schedule notifications profiles",
+    "operations",
+    "access clock deadlines transport ledger",
     "outcomes",
     "session",
     "asking permits",
-    "sending following forms",
+    "sending following forms confirming",
     "pending",
     "tracker",
     "batch rows web",
@@ -29,7 +30,7 @@ ROWS = [
 ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}
 
 #: No I/O, no clock, no randomness, no logging.
-CORE = ROWS[0:4]
+CORE = ROWS[0:5]
 WORLD = {
     "asyncio",
     "aiohttp",

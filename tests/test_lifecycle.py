@@ -11,6 +11,7 @@ from payclient import lifecycle
 from payclient.errors import TransitionError
 from payclient.lifecycle import (
     TRANSITIONS,
+    Abandoned,
     Conflicted,
     Created,
     DecidedAccepted,
@@ -31,8 +32,10 @@ from payclient.lifecycle import (
     Record,
     Recovered,
     Refused,
+    Returned,
     State,
     Suspected,
+    Withdrawn,
     advance,
 )
 
@@ -46,18 +49,18 @@ MOVES: dict[tuple[State, State], set[type[Event]]] = {
     (SENDING, UNKNOWN): {Lost, Recovered},
     (UNKNOWN, PENDING): {Created, FoundPending},
     (UNKNOWN, ACCEPTED): {FoundAccepted, DecidedAccepted},
-    (UNKNOWN, CANCELLED): {FoundCancelled, DecidedCancelled},
+    (UNKNOWN, CANCELLED): {FoundCancelled, DecidedCancelled, Abandoned, Withdrawn},
     (UNKNOWN, REFUSED): {Refused, NotSent, ProvenAbsent, DecidedRefused},
     (PENDING, ACCEPTED): {FoundAccepted},
-    (PENDING, CANCELLED): {FoundCancelled},
+    (PENDING, CANCELLED): {FoundCancelled, Abandoned, Withdrawn},
     (PENDING, EXPIRED): {Expired},
     (EXPIRED, ACCEPTED): {FoundAccepted, DecidedAccepted},
-    (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled},
+    (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled, Abandoned, Withdrawn},
     (EXPIRED, REFUSED): {DecidedRefused},
     (CANCELLED, ACCEPTED): {FoundAccepted},
 }
 
-HINTS = {Notified, Conflicted, Suspected}
+HINTS = {Notified, Returned, Conflicted, Suspected}
 
 #: What each event is evidence of.
 EVIDENCE = {
@@ -65,7 +68,7 @@ EVIDENCE = {
     Lost: "no answer", Recovered: "recovery",
     FoundPending: "query", FoundAccepted: "query", FoundCancelled: "query", ProvenAbsent: "absent", Expired: "clock",
     DecidedAccepted: "operator", DecidedCancelled: "operator", DecidedRefused: "operator", Notified: "notification",
-    Conflicted: "conflict", Suspected: "lane busy",
+    Returned: "return", Abandoned: "unpaid", Withdrawn: "withdrawn", Conflicted: "conflict", Suspected: "lane busy",
 }  # fmt: skip
 
 EXAMPLES: dict[type[Event], Event] = {
@@ -84,6 +87,9 @@ EXAMPLES: dict[type[Event], Event] = {
     DecidedCancelled: DecidedCancelled(at=2.0, actor="ana", reason="seen"),
     DecidedRefused: DecidedRefused(at=2.0, actor="ana", reason="seen"),
     Notified: Notified(at=2.0, transaction_id=8),
+    Returned: Returned(at=2.0, transaction_id=8),
+    Abandoned: Abandoned(at=2.0),
+    Withdrawn: Withdrawn(at=2.0),
     Conflicted: Conflicted(at=2.0, what="amount"),
     Suspected: Suspected(at=2.0),
 }
@@ -137,7 +143,7 @@ def test_what_changes_no_state_is_exactly_this() -> None:
         PENDING: everywhere,
         EXPIRED: everywhere,
         ACCEPTED: everywhere | {FoundAccepted},
-        CANCELLED: everywhere | {FoundCancelled},
+        CANCELLED: everywhere | {FoundCancelled, Abandoned, Withdrawn},
         REFUSED: everywhere,
     }
 
@@ -188,10 +194,14 @@ def test_only_the_clock_presumes() -> None:
 
 
 def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
-    """No clock, notification or conflict leads to ACCEPTED or CANCELLED."""
-    verdicts = [events for (_, after), events in MOVES.items() if after in (ACCEPTED, CANCELLED)]
-    sources = {event.evidence for events in verdicts for event in events}
-    assert sources == {Evidence.QUERY, Evidence.OPERATOR}
+    """No clock, notification, browser or conflict leads to ACCEPTED or CANCELLED."""
+
+    def sources(verdict: State) -> set[Evidence]:
+        return {event.evidence for (_, after), events in MOVES.items() if after is verdict for event in events}
+
+    assert sources(ACCEPTED) == {Evidence.QUERY, Evidence.OPERATOR}
+    # Its answer to a withdrawal, and "no such payment" after the browser came back cancelled, are its word as well.
+    assert sources(CANCELLED) == {Evidence.QUERY, Evidence.OPERATOR, Evidence.WITHDRAWN, Evidence.UNPAID}
 
 
 def test_no_row_can_be_added() -> None:
@@ -327,18 +337,25 @@ def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
     assert advance(bound, kind(at=2.0)).transaction_id == 7
 
 
+@pytest.mark.parametrize("kind", [Notified, Returned])
 @pytest.mark.parametrize("state", State)
-def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State) -> None:
+def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State, kind: type[Event]) -> None:
     """§6: two ids and no verdict. The first counts until it is asked for and is not ours; an id of ours stays."""
     record = at_state(state)
-    after = advance(record, Notified(at=2.0, transaction_id=8))
+    after = advance(record, EXAMPLES[kind])
     assert (after.notified_at, after.candidate_id, after.transaction_id) == (2.0, 8, None)
-    again = advance(after, Notified(at=3.0, transaction_id=9))
+    again = advance(after, attrs.evolve(EXAMPLES[kind], at=3.0, transaction_id=9))  # type: ignore[arg-type]  # both have it
     assert (again.notified_at, again.candidate_id) == (2.0, 8)
     freed = advance(again, Conflicted(at=4.0, what="transaction id 8"))
     assert (freed.notified_at, freed.candidate_id) == (2.0, None)
-    known = advance(attrs.evolve(record, transaction_id=7), Notified(at=2.0, transaction_id=8))
+    known = advance(attrs.evolve(record, transaction_id=7), EXAMPLES[kind])
     assert (known.transaction_id, known.candidate_id) == (7, None)
+
+
+def test_a_browser_that_came_back_cancelled_is_a_time_only() -> None:
+    """It names no transaction, and decides nothing."""
+    after = advance(at_state(PENDING), Returned(at=2.0))
+    assert (after.state, after.notified_at, after.candidate_id) == (PENDING, 2.0, None)
 
 
 def test_a_candidate_of_our_own_answer_outweighs_a_notification() -> None:
@@ -371,7 +388,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     *(st.builds(kind, at=TIMES, expires_at=TIMES) for kind in (Recovered, Prepared)),
     st.builds(Notified, at=TIMES, transaction_id=st.integers(1, 3)),
     st.builds(Conflicted, at=TIMES, what=st.just("amount")),
-    *(st.builds(kind, at=TIMES) for kind in (NotSent, ProvenAbsent, Expired, Suspected)),
+    st.builds(Returned, at=TIMES, transaction_id=IDS),
+    *(st.builds(kind, at=TIMES) for kind in (NotSent, ProvenAbsent, Expired, Suspected, Abandoned, Withdrawn)),
     *(
         st.builds(kind, at=TIMES, transaction_id=IDS)
         for kind in (FoundPending, FoundAccepted, FoundCancelled)

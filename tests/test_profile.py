@@ -1,6 +1,5 @@
 """The profile: what a concrete service adds to the document, and every way to get it wrong."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.errors import ConfigurationError
-from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile, find_profile
+from payclient.profile import (
+    DOCUMENT,
+    ConfirmProfile,
+    ReturnProfile,
+    ServiceProfile,
+    StatusProfile,
+    UndoProfile,
+)
 
 COMPLETE = """
 name = "shop"
+base_url = "https://pay.example"
+message_language = "es"
 nick_name_flag = "byNickName"
 phone_optional_with_nick_name = true
 language_field = "lang"
@@ -44,9 +52,36 @@ state_field = "transactionStatus"
 Pending = "Pendiente"
 Approved = "Aceptado"
 Canceled = "Cancelado"
+
+[confirm]
+path = "/api/button/V2/Confirm"
+transaction_id_field = "id"
+client_transaction_id_field = "clientTxId"
+window = 300
+
+[cancel]
+by_transaction_id = "/api/Cancel"
+transaction_id_field = "id"
+by_client_transaction_id = "/api/Cancel/Client"
+client_transaction_id_field = "clientId"
+too_late_codes = [25, 2029]
+
+[reverse]
+by_transaction_id = "/api/Reverse"
+transaction_id_field = "id"
+
+[returned]
+transaction_id = "id"
+client_transaction_id = "clientTransactionId"
+message = "msg"
 """
 
 STATUS: dict[str, Any] = {"by_transaction_id": "/s/{transaction_id}", "state_field": "state"}
+CONFIRM: dict[str, Any] = {
+    "path": "/c", "transaction_id_field": "id", "client_transaction_id_field": "clientTxId", "window": 300,
+}  # fmt: skip
+UNDO: dict[str, Any] = {"by_transaction_id": "/u", "transaction_id_field": "id"}
+RETURNED: dict[str, Any] = {"transaction_id": "id", "client_transaction_id": "clientTransactionId"}
 
 NO_SECONDS: list[Any] = [0, -1, float("nan"), float("inf"), True, "300", [300], {}, 10**400]
 NO_NAMES: list[Any] = ["", "with blank", "a\n", "1a", 5, True, ["a"], "x" * 65, 'a"b']
@@ -93,6 +128,48 @@ BAD: list[tuple[dict[str, Any], str]] = [
             f"https://evil.example/{{{key}}}", f"/s/{{{key}}}#x", f"/s/{{{key}}}\n", 5, ["/s"], "",
         )
     ),
+    *(({"base_url": value}, "base_url") for value in ("", 5, ["https://pay.example"])),
+    *(({"message_language": value}, "message_language") for value in ("", 5, "es\r\nX: y", "a" * 200, "ñ")),
+    *(
+        ({table: value}, table)
+        for table in ("confirm", "cancel", "reverse", "returned")
+        for value in (5, "x", [1], True)
+    ),
+    *(
+        ({table: {name: value for name, value in whole.items() if name != left_out}}, f"{table}.{left_out}")
+        for table, whole in (("confirm", CONFIRM), ("returned", RETURNED))
+        for left_out in whole
+    ),
+    *(
+        ({"confirm": CONFIRM | {"path": value}}, "confirm.path")
+        for value in (None, 5, "", "c", "/c?x=1", "/c/{transaction_id}", "https://evil.example/c", "/c\n")
+    ),
+    *(
+        ({"confirm": CONFIRM | {name: value}}, f"confirm.{name}")
+        for name in ("transaction_id_field", "client_transaction_id_field")
+        for value in [None, *NO_NAMES]
+    ),
+    *(({"confirm": CONFIRM | {"window": value}}, "confirm.window") for value in [None, *NO_SECONDS]),
+    *(({table: {}}, table) for table in ("cancel", "reverse")),
+    *(
+        ({table: UNDO | {"by_transaction_id": value}}, f"{table}.by_transaction_id")
+        for table in ("cancel", "reverse")
+        for value in (5, "", "u", "/u/{transaction_id}")
+    ),
+    *(
+        ({"cancel": UNDO | {"transaction_id_field": value}}, "cancel.transaction_id_field")
+        for value in [None, *NO_NAMES]
+    ),
+    ({"cancel": UNDO | {"by_client_transaction_id": "/u"}}, "cancel.client_transaction_id_field"),
+    *(
+        ({"reverse": UNDO | {"too_late_codes": value}}, "reverse.too_late_codes")
+        for value in (20, "20", ["20"], [True], None)
+    ),
+    *(
+        ({"returned": RETURNED | {name: value}}, f"returned.{name}")
+        for name in ("transaction_id", "client_transaction_id", "message")
+        for value in NO_NAMES
+    ),
 ]  # fmt: skip
 
 
@@ -105,11 +182,11 @@ def write(folder: Path, text: str | bytes) -> Path:
 def test_document_has_only_what_the_document_shows() -> None:
     """§2.2, §2.3, §2.6, §4, §7.8: no names, paths, codes or limits; §8: five and ten minutes."""
     assert attrs.asdict(DOCUMENT, recurse=False) == {
-        "name": "document", "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
+        "name": "document", "base_url": None, "message_language": None, "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
         "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
         "not_found_codes": frozenset(), "queries_per_minute": None, "refusing_statuses": frozenset(),
         "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
-        "ranges": {}, "status": None,
+        "ranges": {}, "status": None, "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
 
 
@@ -123,19 +200,34 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
         "state_field": "transactionStatus",
         "states": {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
     }
-    assert attrs.asdict(attrs.evolve(profile, status=None), recurse=False) == {
-        "name": "shop", "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
+    assert profile.confirm == ConfirmProfile(
+        path="/api/button/V2/Confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
+    )
+    assert profile.cancel == UndoProfile(
+        by_transaction_id="/api/Cancel",
+        transaction_id_field="id",
+        by_client_transaction_id="/api/Cancel/Client",
+        client_transaction_id_field="clientId",
+        too_late_codes=frozenset({25, 2029}),
+    )
+    assert profile.reverse == UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
+    assert profile.returned == ReturnProfile(
+        transaction_id="id", client_transaction_id="clientTransactionId", message="msg"
+    )
+    flat = attrs.evolve(profile, status=None, confirm=None, cancel=None, reverse=None, returned=None)
+    assert attrs.asdict(flat, recurse=False) == {
+        "name": "shop", "base_url": "https://pay.example", "message_language": "es", "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
         "wallet_link_field": "payWithBrand", "response_url_field": "ResponseUrl", "duplicate_codes": {23},
         "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
         "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},
         "max_lengths": {"client_transaction_id": 50}, "ranges": {"amount": (100, 500_000), "time_zone": (-12, 14)},
-        "status": None,
+        "status": None, "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
 
 
 def test_the_complete_file_is_complete() -> None:
     """A new setting must be added to the example above."""
-    for kind in (ServiceProfile, StatusProfile):
+    for kind in (ServiceProfile, StatusProfile, ConfirmProfile, UndoProfile, ReturnProfile):
         for field in attrs.fields(kind):
             assert field.name in COMPLETE
 
@@ -147,7 +239,10 @@ def test_a_bad_setting_is_named(settings: dict[str, Any], named: str) -> None:
         ServiceProfile.parse(settings)
 
 
-@pytest.mark.parametrize(("settings", "named"), [pair for pair in BAD if "status" not in pair[0]])
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [pair for pair in BAD if not {"status", "confirm", "cancel", "reverse", "returned"} & set(pair[0])],
+)
 def test_a_bad_setting_given_in_python_is_named_too(settings: dict[str, Any], named: str) -> None:
     """The constructor checks what `load` checks."""
     with pytest.raises(ConfigurationError, match=rf"^profile setting {named}: "):
@@ -237,13 +332,3 @@ def test_bad_toml_is_said(tmp_path: Path, text: str) -> None:
     """What is no TOML is said to be none."""
     with pytest.raises(ConfigurationError, match=r"is no TOML: "):
         ServiceProfile.load(write(tmp_path, text))
-
-
-def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> None:
-    """Everywhere a profile is taken, a preset's name or a path does."""
-    path = write(tmp_path, COMPLETE)
-    shop = ServiceProfile.load(path)
-    assert find_profile(shop) is shop
-    assert find_profile("document") is DOCUMENT
-    assert find_profile(path) == shop
-    assert find_profile(os.fspath(path)) == shop

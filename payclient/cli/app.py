@@ -13,7 +13,9 @@ from payclient.errors import PayError
 __all__: list[str] = []
 
 #: Each is a module beside this one with a function of its name; a new command is a new line here.
-COMMANDS = ("charge", "demo", "ledger", "prepare", "sale", "status", "simulate")
+COMMANDS = (
+    "cancel", "charge", "confirm", "demo", "ledger", "prepare", "reverse", "sale", "status", "simulate",
+)  # fmt: skip
 
 
 def make_app() -> App:

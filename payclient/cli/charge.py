@@ -129,11 +129,7 @@ def _confirmed(checked: FileCheck, service: Service) -> bool:
         raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was sent")
     terminal.err.print(plan_table(checked.charges, checked.totals))
     terminal.say(f"to {service.base_url} as {service.profile.name}, recorded in {service.ledger}")
-    try:
-        answer = terminal.err.input(f"Charge these {checked.rows:,} customers? \\[y/N] ")
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
+    return terminal.agrees(f"Charge these {checked.rows:,} customers?")
 
 
 def _one_or_more(option: str, value: int) -> int:

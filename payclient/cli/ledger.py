@@ -75,6 +75,9 @@ RESTS_ON = {
     Evidence.CLOCK: "nobody heard of an answer in time: presumed cancelled, not proven",
     Evidence.OPERATOR: "a person said so",
     Evidence.NOTIFICATION: "a notification came, which proves nothing",
+    Evidence.RETURN: "the customer's browser came back, which proves nothing",
+    Evidence.UNPAID: "the customer came back without paying, and the service knows of no payment",
+    Evidence.WITHDRAWN: "the service took our withdrawal",
     Evidence.CONFLICT: "something that is not ours was reported",
     Evidence.LANE_BUSY: "a later charge of this customer was refused because of a pending one: it may exist",
 }
@@ -292,7 +295,7 @@ def resolve(
     seen = _with(ledger, read)
     _check_open(seen, as_)
     _say_what_it_means(seen, as_)
-    if not yes and not _confirmed():
+    if not yes and not terminal.agrees("Decide it so?"):
         terminal.complain("nothing was changed")
         return 2
 
@@ -336,14 +339,6 @@ def _say_what_it_means(record: Record, decision: str) -> None:
         left = terminal.duration(record.expires_at - now)
         terminal.say(f"The customer may still approve it, until {utc(record.expires_at)} UTC (in {left}).")
     terminal.say(f"As {decision}: {MEANINGS[decision]}")
-
-
-def _confirmed() -> bool:
-    try:
-        answer = terminal.err.input("Decide it so? \\[y/N] ")
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
 
 
 # --- export

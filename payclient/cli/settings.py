@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import Parameter, Token
 
+from payclient.access import check_base_url, token_fault
 from payclient.errors import ConfigurationError
-from payclient.profile import DOCUMENT, ServiceProfile, find_profile
-from payclient.session import check_base_url, token_fault
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profiles import find_profile
 from payclient.tracker import Tracker, open_tracker
 from payclient.wire import is_loopback
 
@@ -22,10 +23,14 @@ __all__: list[str] = []
 
 BaseUrl = Annotated[
     str | None,
-    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address, such as https://pay.example."),
+    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address; a preset has its own."),
 ]
 Profile = Annotated[
-    str | None, Parameter(env_var="PAYCLIENT_PROFILE", help="TOML file with what the service leaves open.")
+    str | None,
+    Parameter(
+        env_var="PAYCLIENT_PROFILE",
+        help="What the service's document leaves open: a preset (payphone), or a TOML file.",
+    ),
 ]
 LedgerUrl = Annotated[
     str | None,
@@ -76,12 +81,13 @@ class Service:
 
 
 def profile_of(profile: str | None) -> ServiceProfile:
-    """The profile of a path, or the document's."""
+    """The profile of a preset's name or a path, or the document's."""
     return DOCUMENT if not profile else find_profile(profile)
 
 
-def session_settings(base_url: str | None) -> tuple[str, str]:
+def session_settings(base_url: str | None, profile: ServiceProfile) -> tuple[str, str]:
     """The checked address and token. Raises `ConfigurationError` for one that is missing or cannot be."""
+    base_url = base_url or profile.base_url
     if not base_url:
         raise ConfigurationError("give --base-url, or set PAYCLIENT_BASE_URL")
     token = os.environ.get("PAYCLIENT_TOKEN")
@@ -94,11 +100,12 @@ def session_settings(base_url: str | None) -> tuple[str, str]:
 
 def service_of(base_url: str | None, profile: str | None, ledger: str | None) -> Service:
     """All that a charge needs, checked. Raises `ConfigurationError`."""
-    address, token = session_settings(base_url)
+    settings = profile_of(profile)
+    address, token = session_settings(base_url, settings)
     if not ledger:
         raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
     if ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
         raise ConfigurationError(
             "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
         )
-    return Service(base_url=address, token=token, profile=profile_of(profile), ledger=ledger)
+    return Service(base_url=address, token=token, profile=settings, ledger=ledger)

@@ -29,16 +29,17 @@ def status(
     """Ask the service once for a transaction's state. Exit codes: 0 it answered; 3 not found; 4 no usable answer."""
     if (transaction_id is None) == (client_transaction_id is None):
         raise ConfigurationError("give --transaction-id or --client-transaction-id")
-    address, token = session_settings(base_url)
+    settings = profile_of(profile)
+    address, token = session_settings(base_url, settings)
     try:
-        report = asyncio.run(_ask(address, token, profile_of(profile), transaction_id, client_transaction_id))
+        report = asyncio.run(_ask(address, token, settings, transaction_id, client_transaction_id))
     except (RefusedError, TransportError) as error:
         terminal.complain(str(error))
         return 4
     if report is None:
         terminal.complain("the service does not find this transaction")
         return 3
-    _show(report)
+    show(report)
     return 0
 
 
@@ -55,7 +56,8 @@ async def _ask(
         )
 
 
-def _show(report: StatusReport) -> None:
+def show(report: StatusReport) -> None:
+    """What the service says of a transaction."""
     table = Table.grid(padding=(0, 2))
     table.add_row("state", report.state or "a word that the profile does not map (status.states)")
     if report.transaction_id is not None:

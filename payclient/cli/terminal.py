@@ -42,6 +42,15 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(text)}")
 
 
+def agrees(question: str) -> bool:
+    """Ask on the terminal; only a yes is one."""
+    try:
+        answer = err.input(f"{escape(question)} \\[y/N] ")
+    except EOFError:
+        answer = ""
+    return answer.strip().lower() in ("y", "yes")
+
+
 def money(cents: int, currency: str) -> str:
     """`USD 1,234.50`: cents as decimal units (§1: the value is multiplied by 100)."""
     return f"{currency} {cents // 100:,}.{cents % 100:02}"

@@ -1,0 +1,70 @@
+"""The service's address and the token that goes with every request (§5), checked."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from payclient.errors import ConfigurationError
+from payclient.profile import ServiceProfile
+from payclient.wire import is_loopback
+
+__all__: list[str] = []
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+class Authorization(dict[str, str]):
+    """The headers that hold the token. They stand among the local variables that error trackers show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<authorization>"
+
+
+def authorization(token: object, profile: ServiceProfile) -> Authorization:
+    """The headers of every request (§4, §5), or a `ConfigurationError` that does not repeat the token."""
+    fault = token_fault(token)
+    if fault is None:
+        headers = Authorization(Authorization=f"Bearer {token}")
+        if profile.message_language is not None:
+            headers["Accept-Language"] = profile.message_language
+        return headers
+    del token
+    raise ConfigurationError(fault)
+
+
+def token_fault(token: object) -> str | None:
+    """Say why a token cannot go behind `Bearer` (§5), without repeating it, or None."""
+    if not isinstance(token, str) or not token:
+        return "token: is empty or no text"
+    if token.lower().startswith("bearer "):
+        return "token: give it without the word Bearer"
+    if token.startswith("<") or token.endswith(">"):
+        return "token: is still the placeholder of the documentation"
+    if not _TOKEN.fullmatch(token):
+        return "token: has blanks, control characters or other than ASCII"
+    return None
+
+
+def check_base_url(base_url: object) -> str:
+    """The base address without a final slash, or a `ConfigurationError` that names what is wrong."""
+    if not isinstance(base_url, str) or not base_url:
+        raise ConfigurationError("base_url: is empty or no text")
+    if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
+        raise ConfigurationError("base_url: has blanks, control characters, backslashes or other than ASCII")
+    try:
+        parts = urlsplit(base_url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise ConfigurationError("base_url: is an address such as https://pay.example")
+    if "@" in parts.netloc:
+        raise ConfigurationError("base_url: has user information in it")
+    if "?" in base_url or "#" in base_url:
+        raise ConfigurationError("base_url: has a query or a fragment")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+        raise ConfigurationError("base_url: is not https (http is for loopback only)")
+    return base_url.rstrip("/")

@@ -1,0 +1,27 @@
+"""`payclient reverse`: one payment given back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from payclient.cli.settings import BaseUrl, Flag, Profile, Whole
+from payclient.cli.undoing import undo
+
+__all__: list[str] = []
+
+
+def reverse(
+    *,
+    transaction_id: Annotated[int | None, Whole, Parameter(help="The service's id.")] = None,
+    client_transaction_id: Annotated[str | None, Parameter(help="The merchant's own id.")] = None,
+    yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+    base_url: BaseUrl = None,
+    profile: Profile = None,
+) -> int:
+    """Give one payment back, whole.
+
+    Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer (ask for its status).
+    """
+    return undo("reverse", transaction_id, client_transaction_id, yes=yes, base_url=base_url, profile=profile)

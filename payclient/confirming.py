@@ -1,0 +1,358 @@
+"""Confirms paid forms, which the service reverses otherwise, and takes what browsers bring back from them.
+
+What a browser brings is recorded before it is acted on, so that a crash in between is recovered on entry; it is
+untrusted, and only the service's own answer, about our ids and our amount, decides. One task for each form asks until
+the form is decided or the profile's window is over; from then on the status query tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from payclient.asking import StatusSource, TransactionRef, conflict_of
+from payclient.clock import Clock
+from payclient.errors import (
+    LedgerError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    TransitionError,
+    UnauthorizedError,
+)
+from payclient.ledger import Ledger
+from payclient.lifecycle import (
+    Abandoned,
+    Conflicted,
+    Event,
+    FoundAccepted,
+    FoundCancelled,
+    Notified,
+    Record,
+    Returned,
+    State,
+)
+from payclient.models import StatusReport
+from payclient.notifications import Return
+from payclient.session import PaySession
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.confirming")
+
+#: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
+BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
+NORMAL_WINDOW = 300.0
+
+#: Answers "no such transaction" after which an id is left alone until it is heard of again.
+MOST_REFUSALS = 3
+
+#: Ids of one form that are asked in turn, one a second: one of them is its own, the others are forged.
+MOST_IDS = 16
+
+
+class Question:
+    """What is asked of one form: to confirm an id, or (None) whether it was paid at all. Times are monotonic."""
+
+    __slots__ = ("asked", "begun", "due", "open", "refusals", "transaction_id", "tries")
+
+    def __init__(self, transaction_id: int | None) -> None:
+        self.transaction_id = transaction_id
+        self.open = False
+        self.begun = self.due = 0.0
+        self.tries = self.refusals = 0
+        #: Done when it was asked once more, or is asked no more.
+        self.asked: asyncio.Future[None] | None = None
+
+    def close(self) -> None:
+        """It is asked no more."""
+        self.open = False
+        self.answered()
+
+    def answered(self) -> None:
+        """Let go of whoever waits for one try."""
+        if self.asked is not None and not self.asked.done():
+            self.asked.set_result(None)
+        self.asked = None
+
+
+class Case:
+    """One form that came back, or was found paid."""
+
+    __slots__ = ("found", "questions", "record", "report", "task", "tried_at", "wake")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.questions: dict[int | None, Question] = {}
+        #: Transaction id -> when the status first said accepted, by the monotonic clock.
+        self.found: dict[int | None, float] = {}
+        self.tried_at = float("-inf")
+        self.task: asyncio.Task[None] | None = None
+        #: Ends the task's sleep: there is something new to ask.
+        self.wake: asyncio.Future[None] | None = None
+        self.report: StatusReport | None = None
+
+    def open(self) -> list[Question]:
+        """What is still to be asked."""
+        return [question for question in self.questions.values() if question.open]
+
+
+class Confirming:
+    """Confirms the forms of one tracker. `changed` is told of each record that took an event."""
+
+    def __init__(
+        self, session: PaySession, ledger: Ledger, clock: Clock, changed: Callable[[Record], object]
+    ) -> None:
+        self._session = session
+        self._ledger = ledger
+        self._clock = clock
+        self._changed = changed
+        profile = session.profile
+        self._confirms = profile.confirm is not None
+        self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
+        self._scale = self._window / NORMAL_WINDOW
+        self._asks = profile.status is not None and profile.status.by_client_transaction_id is not None
+        self._cases: dict[str, Case] = {}
+        self._said: set[str] = set()
+
+    # --- What is heard of
+
+    async def returned(self, record: Record, back: Return) -> tuple[Record, StatusReport | None]:
+        """Record what a browser brought back, act on it once, and say what is known then."""
+        if back.unusable:
+            logger.warning(
+                "%s: the form could not be used: is it opened from the registered domain?",
+                record.client_transaction_id,
+            )
+        if record.state in (State.ACCEPTED, State.REFUSED) or (
+            back.transaction_id is None and record.state is State.CANCELLED
+        ):
+            return record, None
+        case = self._case(record)
+        if back.transaction_id not in case.questions:
+            if len(case.open()) >= MOST_IDS:
+                return case.record, case.report
+            event = Returned(at=self._clock.time(), transaction_id=back.transaction_id)
+            # Before anything is asked, so that it is asked again after a crash.
+            case.record = await self._ledger.apply(case.record, event)
+            self._changed(case.record)
+        question = self._begin(case, back.transaction_id)
+        if question.asked is None:
+            question.asked = asyncio.get_running_loop().create_future()
+        await asyncio.shield(question.asked)
+        return case.record, case.report
+
+    def notified(self, record: Record, transaction_id: int) -> None:
+        """A notification named a form's transaction, and was recorded: confirm it, without waiting."""
+        if self._confirms and record.state not in (State.ACCEPTED, State.REFUSED):
+            case = self._case(record)
+            if transaction_id in case.questions or len(case.open()) < MOST_IDS:
+                self._begin(case, transaction_id)
+
+    async def recover(self, records: Sequence[Record]) -> None:
+        """On entry: go on with every form that came back and is not decided."""
+        for record in records if self._confirms else ():
+            if record.kind != "form" or record.notified_at is None or record.state.decided:
+                continue
+            for change in await self._ledger.history(record.client_transaction_id):
+                if change.attempt == record.attempt and change.event in (Returned.__name__, Notified.__name__):
+                    self._begin(
+                        self._case(record), json.loads(change.detail or "{}").get("transaction_id")
+                    )
+
+    def status(self, ask: StatusSource) -> StatusSource:
+        """A source that calls no form accepted which may still be reversed: it is pending until it is confirmed."""
+        if not self._confirms:
+            return ask
+
+        async def source(reference: TransactionRef) -> StatusReport | None:
+            report = await ask(reference)
+            if reference.kind != "form" or report is None or report.state != "Aceptado":
+                return report
+            return await self._found(reference.client_transaction_id, report)
+
+        return source
+
+    async def _found(self, identifier: str, report: StatusReport) -> StatusReport:
+        case = self._cases.get(identifier)
+        if case is None:
+            record = await self._ledger.get(identifier)
+            if record is None or record.state is State.ACCEPTED:
+                return report
+            case = self._case(record)
+        now = self._clock.monotonic()
+        # Not from when a browser named it: anybody can name an id before it is paid.
+        if now - case.found.setdefault(report.transaction_id, now) > self._window:
+            return report  # it would have been reversed by now, and was not
+        if report.transaction_id is not None:
+            self._begin(case, report.transaction_id)
+        return attrs.evolve(report, state="Pendiente")
+
+    # --- Asking
+
+    def _case(self, record: Record) -> Case:
+        case = self._cases.setdefault(record.client_transaction_id, Case(record))
+        if record.version > case.record.version:
+            case.record = record
+        return case
+
+    def _begin(self, case: Case, transaction_id: int | None) -> Question:
+        """Ask this, now or as soon as it is its turn."""
+        question = case.questions.get(transaction_id)
+        if question is None:
+            if len(case.questions) >= 2 * MOST_IDS:
+                case.questions = {question.transaction_id: question for question in case.open()}
+            question = case.questions[transaction_id] = Question(transaction_id)
+        if not question.open:
+            question.open = True
+            question.begun = question.due = self._clock.monotonic()
+            question.tries = question.refusals = 0
+        if case.task is None:
+            case.task = asyncio.create_task(self._work(case))
+        elif case.wake is not None and not case.wake.done():
+            case.wake.set_result(None)
+        return question
+
+    async def _work(self, case: Case) -> None:
+        """Ask what is open of one form, one at a time, until nothing is."""
+        try:
+            while questions := case.open():
+                question = min(questions, key=lambda question: question.due)
+                when = max(question.due, case.tried_at + min(1.0, self._scale))
+                if when > self._clock.monotonic():
+                    await self._rest(case, when)
+                    continue
+                case.tried_at = self._clock.monotonic()
+                await self._try(case, question)
+        finally:
+            case.task = None
+            for question in case.questions.values():
+                question.close()
+            if case.record.state.decided:
+                self._cases.pop(case.record.client_transaction_id, None)
+
+    async def _rest(self, case: Case, when: float) -> None:
+        case.wake = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(when, _end, case.wake)
+        try:
+            await case.wake
+        finally:
+            timer.cancel()
+            case.wake = None
+
+    async def _try(self, case: Case, question: Question) -> None:
+        """Ask once, and say whether and when it is asked again."""
+        settled, pause = False, BACK_OFF[min(question.tries, len(BACK_OFF) - 1)] * self._scale
+        identifier = case.record.client_transaction_id
+        question.tries += 1
+        try:
+            case.record = await self._ledger.get(identifier) or case.record
+            if case.record.state in (State.ACCEPTED, State.REFUSED):
+                settled = True
+            elif question.transaction_id is None:
+                settled = await self._whether_paid(case)
+            else:
+                settled = await self._confirm(case, question.transaction_id)
+        except RateLimitedError as limited:
+            pause = max(pause, limited.retry_after or 5.0)
+        except UnauthorizedError:
+            self._say("401", "confirmations are refused (401): is the token still good?")
+        except RefusedError as refused:
+            question.refusals += refused.error_code in self._session.profile.not_found_codes
+            if question.refusals >= MOST_REFUSALS:
+                what = f"confirming transaction {question.transaction_id}: no such transaction"
+                settled = await self._take(case, Conflicted(at=self._clock.time(), what=what))
+        except LedgerError as error:
+            logger.error("%s: the ledger failed: %s", identifier, type(error).__name__)
+        except PayError as error:
+            self._say(type(error).__name__, f"a confirmation failed: {type(error).__name__}")
+        except Exception as error:  # a fault of ours must not lose the form
+            logger.error("%s: confirming failed: %s", identifier, type(error).__name__)
+        now = self._clock.monotonic()
+        if case.record.state in (State.ACCEPTED, State.REFUSED):
+            for other in case.questions.values():
+                other.close()
+        elif settled:
+            question.close()
+        elif now - question.begun > self._window:
+            logger.error("%s: not confirmed in time; its status will tell", identifier)
+            question.close()
+        else:
+            question.due = now + pause
+            question.answered()
+
+    async def _confirm(self, case: Case, transaction_id: int) -> bool:
+        """Whether the service's answer settles this id."""
+        identifier = case.record.client_transaction_id
+        report = await self._session.confirm(transaction_id, identifier)
+        if conflict := _not_confirmed(case.record, transaction_id, report):
+            logger.error("%s: a confirmation is not ours: %s", identifier, conflict)
+            return await self._take(case, Conflicted(at=self._clock.time(), what=conflict))
+        return await self._verdict(case, report)
+
+    async def _whether_paid(self, case: Case) -> bool:
+        """The browser came back cancelled, which proves nothing: ask, where there is somebody to ask."""
+        if not self._asks:
+            return True
+        record = case.record
+        report = await self._session.status(client_transaction_id=record.client_transaction_id)
+        if report is None:
+            return await self._take(case, Abandoned(at=self._clock.time()))
+        if conflict := conflict_of(record, report):
+            return await self._take(case, Conflicted(at=self._clock.time(), what=conflict))
+        if report.state == "Aceptado" and self._confirms:
+            await self._found(record.client_transaction_id, report)
+            return True
+        return await self._verdict(case, report)
+
+    async def _verdict(self, case: Case, report: StatusReport) -> bool:
+        """Let the ledger take a report of ours; False: it is no verdict yet."""
+        now, identifier = self._clock.time(), report.transaction_id
+        case.report = report
+        if report.state == "Aceptado":
+            if case.record.state is State.CANCELLED:
+                logger.critical("%s: cancelled, and yet accepted", case.record.client_transaction_id)
+            return await self._take(case, FoundAccepted(at=now, transaction_id=identifier))
+        if report.state == "Cancelado":
+            return await self._take(case, FoundCancelled(at=now, transaction_id=identifier))
+        return False
+
+    async def _take(self, case: Case, event: Event) -> bool:
+        """Whether the ledger took the event; where the state forbids it now, it is asked again later."""
+        try:
+            case.record = await self._ledger.apply(case.record, event)
+        except TransitionError:
+            case.record = await self._ledger.get(case.record.client_transaction_id) or case.record
+            return case.record.state.decided
+        self._changed(case.record)
+        return True
+
+    def _say(self, key: str, message: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning(message)
+
+    async def aclose(self) -> None:
+        """Stop: what is open stands in the ledger, and is asked at the next entry."""
+        tasks = [case.task for case in self._cases.values() if case.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _not_confirmed(record: Record, transaction_id: int, report: StatusReport) -> str | None:
+    """Say what in a confirmation is not what was prepared, or None."""
+    if report.transaction_id != transaction_id:
+        return f"confirming transaction {transaction_id} answered another"
+    if report.client_transaction_id is None or report.amount is None:
+        return f"confirming transaction {transaction_id} does not say what it confirms"
+    return conflict_of(record, report)
+
+
+def _end(rest: asyncio.Future[None]) -> None:
+    if not rest.done():
+        rest.set_result(None)

@@ -244,7 +244,10 @@ class Tracker:
         """A record took an event elsewhere than in following: whoever waits is told."""
         if record.state.decided:
             self._following.touch()
-        self._follow(record)
+        if self._following.get(record.client_transaction_id) is not None:
+            self._following.follow(record)  # somebody waits for it, whoever can be asked
+        else:
+            self._follow(record)
 
     async def prepare(self, request: PrepareRequest) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.

@@ -1,0 +1,706 @@
+"""Forms that come back: recorded, confirmed once and again, and never believed; and requests withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from fake_service import FakeService, answer, refusal, sale
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import DecidedRefused, Returned
+from payclient.session import PaySession
+from test_tracker import outcome_of, tracking
+
+State, Evidence = payclient.State, payclient.Evidence
+
+#: As the preset, but that status queries need not wait for one another.
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+#: Nobody can be asked about a form by our own id.
+BLIND = attrs.evolve(
+    PROFILE,
+    status=attrs.evolve(PROFILE.status, by_client_transaction_id=None),
+)
+
+
+class FormService(FakeService):
+    """Prepares forms, and reverses what is paid and not confirmed in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: client transaction id -> its amounts.
+        self.prepared: dict[str, dict[str, object]] = {}
+        self.confirms: Counter[int] = Counter()
+        self.paid_at: dict[int, float] = {}
+        self.confirmed: set[int] = set()
+        #: What the next confirmations answer instead, executed or not.
+        self.confirm_scripts: list[Callable[[], payclient.HttpResponse]] = []
+        self.cancels: list[object] = []
+        self.cancel_scripts: list[Callable[[], payclient.HttpResponse]] = []
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        handler = {
+            "/api/button/Prepare": self.prepare,
+            "/api/button/V2/Confirm": self.confirm,
+            "/api/Cancel": self.cancel,
+        }.get(request.path)
+        if handler is None:
+            return await super().__call__(request, before_send)
+        assert before_send is not None
+        await before_send()
+        await asyncio.sleep(0)
+        return handler(json.loads(request.body))
+
+    def prepare(self, body: dict[str, object]) -> payclient.HttpResponse:
+        identifier = str(body["clientTransactionId"])
+        self.prepared[identifier] = body
+        link = f"https://pay.example/form?paymentId={identifier}"
+        return answer(200, {"paymentId": identifier, "payWithCard": link, "payWithPayPhone": link})
+
+    def pay(self, identifier: str, transaction_id: int = 5001, **changes: object) -> str:
+        """The customer pays; gives what the browser brings back."""
+        body = self.prepared[identifier]
+        self.sales[transaction_id] = {
+            "transactionId": transaction_id,
+            "clientTransactionId": identifier,
+            "amount": body["amount"],
+            "currency": body["currency"],
+            "transactionStatus": "Approved",
+            **changes,
+        }
+        self.paid_at[transaction_id] = self.clock.monotonic()
+        return f"?id={transaction_id}&clientTransactionId={identifier}"
+
+    def reverse_late(self) -> None:
+        """What is paid and not confirmed in five minutes is reversed."""
+        for transaction_id, paid_at in self.paid_at.items():
+            if transaction_id not in self.confirmed and self.clock.monotonic() - paid_at > 300:
+                self.sales[transaction_id]["transactionStatus"] = "Canceled"
+
+    def status(self, path: str) -> payclient.HttpResponse:
+        self.reverse_late()
+        found = super().status(path)
+        return refusal(20, status=404) if found.body == b"[]" else found
+
+    def confirm(self, body: dict[str, object]) -> payclient.HttpResponse:
+        transaction_id = body["id"]
+        assert isinstance(transaction_id, int)
+        assert set(body) == {"id", "clientTxId"}
+        self.confirms[transaction_id] += 1
+        self.reverse_late()
+        if self.confirm_scripts:
+            return self.confirm_scripts.pop(0)()
+        found = self.sales.get(transaction_id)
+        if found is None:
+            return refusal(20, status=404)
+        self.confirmed.add(transaction_id)
+        return answer(200, found)
+
+    def cancel(self, body: dict[str, object]) -> payclient.HttpResponse:
+        self.cancels.append(body)
+        if self.cancel_scripts:
+            return self.cancel_scripts.pop(0)()
+        return answer(200, True)
+
+
+@pytest.fixture
+def service() -> FormService:
+    return FormService()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+def form(identifier: str = "form-1") -> payclient.PrepareRequest:
+    return payclient.PrepareRequest(
+        amount_with_tax=1000,
+        tax=150,
+        currency="USD",
+        client_transaction_id=identifier,
+        store_id="S1",
+        response_url="https://shop.example/back",
+    )
+
+
+def lost() -> payclient.HttpResponse:
+    raise ConnectionResetError
+
+
+async def events_of(ledger: payclient.Ledger, identifier: str = "form-1") -> list[str]:
+    return [change.event for change in await ledger.history(identifier)]
+
+
+async def until(service: FormService, done: Callable[[], bool], seconds: int = 400) -> None:
+    """Let virtual time pass."""
+    for _ in range(seconds):
+        if done():
+            return
+        await service.clock.advance(1.0)
+    pytest.fail("it never came to that")
+
+
+async def drive(service: FormService, work: asyncio.Task[payclient.Outcome]) -> payclient.Outcome:
+    await until(service, work.done)
+    return await work
+
+
+# --- Paid
+
+
+async def test_a_paid_form_that_comes_back_is_confirmed(service: FormService) -> None:
+    """Recorded first, then confirmed; the page loaded again gives the same outcome and asks no more."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        outcome = await tracker.returned(query)
+        assert (outcome.paid, outcome.state, outcome.transaction_id) == (True, State.ACCEPTED, 5001)
+        assert outcome.report is not None
+        again = await tracker.returned({"id": "5001", "clientTransactionId": "form-1"})
+        assert attrs.evolve(again, report=outcome.report) == outcome
+    assert await events_of(ledger) == ["Permitted", "Prepared", "Returned", "FoundAccepted"]
+    assert service.confirms == {5001: 1}
+
+
+async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FormService) -> None:
+    """A form found by its id is decided by the confirmation; so is one that nobody can ask about."""
+    for profile, identifier, transaction_id in ((PROFILE, "form-1", 5001), (BLIND, "form-2", 5002)):
+        async with tracking(service, profile=profile) as tracker:
+            await tracker.prepare(form(identifier))
+            pending = await tracker.find(identifier)
+            assert pending is not None
+            waiting = asyncio.create_task(pending.wait())
+            await tracker.returned(service.pay(identifier, transaction_id))
+            assert (await waiting).paid is True
+            async for outcome in tracker.outcomes():
+                assert (outcome.client_transaction_id, outcome.paid) == (identifier, True)
+                break
+
+
+async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FormService) -> None:
+    """The first call says that nobody knows; the form goes on being confirmed by itself."""
+    service.confirm_scripts = [lost] * 6
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        outcome = await tracker.returned(service.pay("form-1"))
+        assert (outcome.paid, outcome.state) == (None, State.PENDING)
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending)).paid is True
+    assert service.confirmed == {5001}
+
+
+async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(service: FormService) -> None:
+    """The status query finds it paid, which is not enough: it would be reversed."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        await service.clock.advance(60)
+        service.pay("form-1")
+        outcome = await outcome_of(service, pending)
+        assert outcome.paid is True
+        assert service.confirmed == {5001}
+        assert service.clock.monotonic() < 120
+
+
+async def test_a_form_is_not_accepted_while_its_confirmation_is_unknown(service: FormService) -> None:
+    """The query says Approved and no confirmation comes through: nobody knows, until it is reversed."""
+    service.confirm_scripts = [lost] * 1000
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        waiting = asyncio.create_task(pending.wait())
+        await service.clock.advance(250)
+        assert (pending.state, waiting.done()) == (State.PENDING, False)
+        await until(service, waiting.done)
+        assert (await waiting).paid is False
+
+
+async def test_what_stands_after_the_window_is_believed(service: FormService) -> None:
+    """No confirmation is taken, and yet it is not reversed: then the status tells."""
+    service.confirm_scripts = [lost] * 1000
+    service.reverse_late = lambda: None  # type: ignore[method-assign]  # this service forgets to
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending)).paid is True
+        assert service.clock.monotonic() > 300
+
+
+async def test_a_crash_between_return_and_confirm_is_recovered(service: FormService) -> None:
+    """The return is on record; the next entry confirms it, also when the form has expired meanwhile."""
+    for profile, identifier, transaction_id in ((PROFILE, "form-1", 5001), (BLIND, "form-2", 5002)):
+        ledger = MemoryLedger()
+        async with tracking(service, ledger, profile) as tracker:
+            await tracker.prepare(form(identifier))
+        record = await ledger.get(identifier)
+        assert record is not None
+        service.pay(identifier, transaction_id)
+        await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=999))  # forged
+        await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=transaction_id))
+        async with tracking(service, ledger, profile) as tracker:
+            pending = await tracker.find(identifier)
+            assert pending is not None
+            assert (await outcome_of(service, pending, 100)).paid is True
+        assert transaction_id in service.confirmed
+
+
+async def test_an_expired_form_is_still_confirmed(service: FormService) -> None:
+    """Who came back late has paid all the same."""
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        await outcome_of(service, pending)
+        assert pending.state is State.EXPIRED
+        assert (await tracker.returned(service.pay("form-1"))).paid is True
+
+
+async def test_a_notification_of_a_form_confirms_it(service: FormService) -> None:
+    """A hint is enough to ask."""
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        notice = payclient.Notification(transaction_id=5001, client_transaction_id="form-1")
+        assert await tracker.notify(notice) is payclient.Receipt.MATCHED
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).paid is True
+
+
+async def test_a_rejected_form_is_not_paid(service: FormService) -> None:
+    """The customer comes back with an id although the bank refused."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        outcome = await tracker.returned(service.pay("form-1", transactionStatus="Canceled"))
+        assert (outcome.paid, outcome.evidence) == (False, Evidence.QUERY)
+
+
+async def test_a_pending_confirmation_is_asked_again(service: FormService) -> None:
+    """Neither paid nor unpaid yet."""
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        outcome = await tracker.returned(service.pay("form-1", transactionStatus="Pending"))
+        assert outcome.paid is None
+        service.sales[5001]["transactionStatus"] = "Approved"
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).paid is True
+
+
+# --- Untrusted
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"amount": 1},
+        {"currency": "EUR"},
+        {"clientTransactionId": "form-2"},
+        {"transactionId": 5002},
+        {"amount": None},
+        {"clientTransactionId": None},
+    ],
+)
+async def test_what_is_not_what_was_prepared_decides_nothing(
+    service: FormService, changes: dict[str, object]
+) -> None:
+    """Somebody else's payment, or a cheaper one, under our client transaction id."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        outcome = await tracker.returned(service.pay("form-1", **changes))
+        assert (outcome.paid, outcome.state) == (None, State.PENDING)
+    assert "Conflicted" in await events_of(ledger)
+
+
+async def test_forged_returns_never_hide_the_real_one(service: FormService) -> None:
+    """Ids of nothing under our client transaction id; then the customer comes back and is heard."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        forged = [
+            asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
+            for number in range(1, 8)
+        ]
+        await until(service, lambda: all(task.done() for task in forged))
+        assert {(await task).paid for task in forged} == {None}
+        real = asyncio.create_task(tracker.returned(service.pay("form-1")))
+        assert (await drive(service, real)).paid is True
+        assert service.clock.monotonic() < 30
+    assert all(service.confirms[number] <= 3 for number in range(1, 8))
+
+
+async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: FormService) -> None:
+    """And what nobody knows is dropped after a few tries."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        flood = [
+            asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
+            for number in range(1, 500)
+        ]
+        await until(service, lambda: all(task.done() for task in flood))
+        seconds = service.clock.monotonic()
+        assert service.confirms.total() <= seconds + 2
+        await service.clock.advance(120)
+        assert service.confirms.total() <= 16 * 3
+    assert (await events_of(ledger)).count("Returned") <= 16
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "id=5001",
+        "id=5001&clientTransactionId=",
+        "id=5001&clientTransactionId=nobodys",
+        "id=5001&clientTransactionId=order-17",
+        "id=-1&clientTransactionId=form-1",
+        "id=1e3&clientTransactionId=form-1",
+        "id=99999999999999999999&clientTransactionId=form-1",
+        "id=5001&clientTransactionId=form-1%00",
+        "id=%ff&clientTransactionId=form-1",
+        "msg=El+dominio+no+esta+registrado",
+        "id=5001&clientTransactionId=form-1&x=" + "x" * 9000,
+        {"id": 5001, "clientTransactionId": "form-1"},
+        {"id": "x" * 9000},
+        None,
+        5,
+    ],
+)
+async def test_rubbish_is_refused_by_one_error(service: FormService, query: object) -> None:
+    """Nothing is asked and nothing written; the sale of that name is no form."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form())
+        await tracker.sale(sale())
+        with pytest.raises(payclient.InvalidNotificationError) as caught:
+            await tracker.returned(query)  # type: ignore[arg-type]  # anything may come
+        assert "xxx" not in str(caught.value)
+        assert not service.confirms
+        assert "Returned" not in await events_of(ledger)
+
+
+@given(st.text(max_size=80) | st.dictionaries(st.sampled_from(["id", "ID", "clientTransactionId", "msg"]), st.text()))
+async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]) -> None:
+    """Whatever a browser brings, without its making a state."""
+    service = FormService()
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form())
+        try:
+            outcome = await tracker.returned(query, client_transaction_id="form-1")
+        except payclient.InvalidNotificationError:
+            return
+        assert outcome.paid is not True
+
+
+async def test_the_parameters_are_appended_to_the_addresss_own(service: FormService) -> None:
+    """`?id=77` of the shop's own stands before the service's; letter case does not matter."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        outcome = await tracker.returned("id=77&cart=9&ID=5001&clienttransactionid=form-1")
+        assert outcome.paid is True
+
+
+async def test_the_merchants_own_word_of_the_form_counts(service: FormService) -> None:
+    """Where the query names none; another form's return is refused."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        with pytest.raises(payclient.InvalidNotificationError, match="another form"):
+            await tracker.returned("id=1&clientTransactionId=form-2", client_transaction_id="form-1")
+        assert (await tracker.returned("id=5001", client_transaction_id="form-1")).paid is True
+
+
+# --- Cancelled
+
+
+@pytest.mark.parametrize(
+    "query", ["id=0&clientTransactionId=form-1", "clientTransactionId=form-1", "msg=no&clientTransactionId=form-1"]
+)
+async def test_a_cancelled_return_is_believed_where_the_service_knows_of_no_payment(
+    service: FormService, query: str
+) -> None:
+    """The browser's word alone is nothing; with "not found" it is cancelled, on evidence of its own."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form())
+        outcome = await tracker.returned(query)
+        assert (outcome.paid, outcome.state, outcome.evidence) == (False, State.CANCELLED, Evidence.UNPAID)
+        assert await tracker.returned(query) == outcome
+        corrected = await tracker.returned(service.pay("form-1"))
+        assert (corrected.paid, corrected.evidence) == (True, Evidence.QUERY)
+    assert await events_of(ledger) == [
+        "Permitted", "Prepared", "Returned", "Abandoned", "Returned", "FoundAccepted",
+    ]  # fmt: skip
+
+
+async def test_a_correction_is_an_alarm(service: FormService, caplog: pytest.LogCaptureFixture) -> None:
+    """Cancelled, and yet paid: somebody may have been charged twice."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        await tracker.returned("id=0&clientTransactionId=form-1")
+        await tracker.returned(service.pay("form-1"))
+    assert [record.message for record in caplog.records if record.levelno == logging.CRITICAL] == [
+        "form-1: cancelled, and yet accepted"
+    ]
+
+
+async def test_a_forged_cancel_never_hides_a_payment(service: FormService) -> None:
+    """Paid, says the service when asked: then it is confirmed."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1")
+        outcome = await tracker.returned("id=0&clientTransactionId=form-1")
+        assert outcome.paid is not False
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).paid is True
+
+
+async def test_a_cancelled_return_decides_nothing_where_nobody_can_be_asked(service: FormService) -> None:
+    """It is on record, and undecided."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        assert (await tracker.returned("id=0&clientTransactionId=form-1")).paid is None
+    assert "Returned" in await events_of(ledger)
+
+
+async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(service: FormService) -> None:
+    """Also by the next entry."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.status_scripts = [lost] * 3
+        assert (await tracker.returned("id=0&clientTransactionId=form-1")).paid is None
+    service.status_scripts = []
+    async with tracking(service, ledger, PROFILE) as tracker:
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).evidence is Evidence.UNPAID
+
+
+async def test_a_cancelled_form_is_not_handed_out_again(service: FormService) -> None:
+    """The next form of the cart is a new one."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        first = await tracker.live_form("cart-9", form)
+        assert await tracker.live_form("cart-9", form) is first
+        await tracker.returned(f"id=0&clientTransactionId={first.client_transaction_id}")
+        second = await tracker.live_form("cart-9", form)
+        assert second.client_transaction_id != first.client_transaction_id
+
+
+async def test_a_form_that_could_not_be_used_is_said(
+    service: FormService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commonest fault there: the page is not of the registered domain. The text itself is not logged."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        await tracker.returned("msg=Canary&clientTransactionId=form-1")
+        with pytest.raises(payclient.InvalidNotificationError, match="registered domain"):
+            await tracker.returned("msg=Canary")
+    assert "form-1: the form could not be used: is it opened from the registered domain?" in caplog.messages
+    assert "Canary" not in caplog.text
+
+
+async def test_a_refused_form_stays_refused(service: FormService) -> None:
+    """An operator said that nothing was created, and a browser says otherwise: the record stands."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        await outcome_of(service, pending)
+        record = await ledger.get("form-1")
+        assert record is not None
+        await ledger.apply(record, DecidedRefused(at=1.0, actor="Ana", reason="seen"))
+        assert (await tracker.returned("id=5001&clientTransactionId=form-1")).state is State.REFUSED
+        assert not service.confirms
+
+
+# --- The service's moods
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda: payclient.HttpResponse(429, {"Retry-After": "7"}, b""),
+        lambda: answer(401, {"message": "no"}),
+        lambda: refusal(500),
+        lambda: payclient.HttpResponse(404, {}, b"<html>"),
+        lambda: refusal(20, status=404),
+        lambda: answer(200, True),
+        lambda: answer(200, {}),
+        lambda: answer(200, []),
+    ],
+)
+async def test_no_answer_but_a_report_ends_the_asking(
+    service: FormService, said: Callable[[], payclient.HttpResponse]
+) -> None:
+    """Rate limits, refusals and foreign bodies say nothing about the payment."""
+    service.confirm_scripts = [said] * 2
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        assert (await tracker.returned(service.pay("form-1"))).paid is None
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 60)).paid is True
+
+
+async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FormService) -> None:
+    """No wait without an end; who comes back once more is asked about once more."""
+    service.confirm_scripts = [lost] * 1000
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        await tracker.returned(query)
+        await service.clock.advance(400)
+        tries = service.confirms[5001]
+        assert tries > 20
+        await service.clock.advance(600)
+        assert service.confirms[5001] == tries
+        service.confirm_scripts = []
+        outcome = await tracker.returned(query)
+        assert outcome.paid is False  # reversed meanwhile
+
+
+async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FormService) -> None:
+    """A confirmation may be repeated, so nothing is lost."""
+    ledger = MemoryLedger()
+    apply, failures = ledger.apply, ["FoundAccepted"] * 2
+
+    async def failing(record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        if failures and type(event).__name__ == failures[0]:
+            failures.pop()
+            raise payclient.LedgerUnavailableError("full")
+        return await apply(record, event)
+
+    ledger.apply = failing  # type: ignore[method-assign]  # a disk that is full for a while
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        assert (await tracker.returned(service.pay("form-1"))).paid is None
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).paid is True
+
+
+@pytest.mark.parametrize("setting", ["confirm", "returned"])
+async def test_a_profile_that_lacks_the_names_says_which(service: FormService, setting: str) -> None:
+    """Nothing is guessed."""
+    lacking = attrs.evolve(PROFILE, **{setting: None})
+    async with tracking(service, profile=lacking) as tracker:
+        with pytest.raises(payclient.ConfigurationError, match=rf"\[{setting}\]"):
+            await tracker.returned("id=1&clientTransactionId=form-1")
+
+
+async def test_closed(service: FormService) -> None:
+    """A closed tracker takes nothing back."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.returned("id=1&clientTransactionId=form-1")
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.cancel(pending)
+
+
+async def test_closing_ends_the_asking(service: FormService) -> None:
+    """Who waits for the first answer is let go; what is open is asked at the next entry."""
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        service.confirm_scripts = [lost] * 100
+        query = service.pay("form-1")
+        await tracker.returned(query)
+        waiting = asyncio.create_task(tracker.returned(query))
+        await asyncio.sleep(0)
+    assert (await waiting).paid is None
+
+
+# --- Withdrawing a push
+
+
+async def test_a_push_that_nobody_answers_is_withdrawn(service: FormService) -> None:
+    """The service's bare `true` is its word; a second call sends nothing."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+        waiting = asyncio.create_task(pending.wait())
+        outcome = await tracker.cancel(pending)
+        assert (outcome.paid, outcome.state, outcome.evidence) == (False, State.CANCELLED, Evidence.WITHDRAWN)
+        assert (await waiting).paid is False
+        assert (await tracker.cancel(pending)).paid is False
+    assert service.cancels == [{"id": 1000}]
+
+
+@pytest.mark.parametrize("said", [lambda: refusal(25, 2029), lost, lambda: answer(200, "true")])
+async def test_a_customer_who_was_quicker_is_told_of(
+    service: FormService, said: Callable[[], payclient.HttpResponse]
+) -> None:
+    """Too late, or the answer is lost: then the status tells."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[1000]["transactionStatus"] = "Approved"
+        service.cancel_scripts = [said]
+        cancelling = asyncio.create_task(tracker.cancel(pending))
+        assert (await drive(service, cancelling)).paid is True
+
+
+async def test_an_unknown_withdrawal_decides_nothing(service: FormService) -> None:
+    """The service still says pending: so does the outcome."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[1000]["transactionStatus"] = "Pending"
+        service.cancel_scripts = [lost]
+        outcome = await drive(service, asyncio.create_task(tracker.cancel(pending)))
+        assert (outcome.paid, outcome.state) == (None, State.PENDING)
+
+
+async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FormService) -> None:
+    """Nobody knows."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, status=None, confirm=None)) as tracker:
+        pending = await tracker.sale(sale())
+        service.cancel_scripts = [lost]
+        assert (await tracker.cancel(pending)).paid is None
+
+
+@pytest.mark.parametrize("said", [lambda: refusal(20, status=404), lambda: answer(401, {"message": "no"})])
+async def test_another_refusal_of_a_withdrawal_is_raised(
+    service: FormService, said: Callable[[], payclient.HttpResponse]
+) -> None:
+    """Nothing was withdrawn, and the sale is still followed."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+        service.cancel_scripts = [said]
+        with pytest.raises(payclient.RefusedError):
+            await tracker.cancel(pending)
+        assert pending.state is State.PENDING
+
+
+async def test_withdrawing_needs_a_path(service: FormService) -> None:
+    """By the id that the profile can name."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, cancel=None)) as tracker:
+        pending = await tracker.sale(sale())
+        with pytest.raises(payclient.ConfigurationError, match="cancel"):
+            await tracker.cancel(pending)

@@ -216,3 +216,72 @@ async def test_without_a_status_source_a_notification_ends_the_wait(service: Fak
         outcome = await outcome_of(service, pending, seconds=2)
     assert (outcome.state, outcome.paid) == (State.PENDING, None)
     assert outcome.notified_at is not None
+
+
+# --- External notifications
+
+EXTERNAL = {
+    "Amount": 1150, "ClientTransactionId": "order-17", "TransactionId": 1000, "StatusCode": 3,
+    "TransactionStatus": "Approved", "PhoneNumber": "0984111222", "Email": None, "Taxes": [], "Currency": "USD",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"TransactionId": "1000"}, {"transactionId": 1000}, {"More": {"x": 1}}],
+    ids=str,
+)
+def test_an_external_notification_gives_the_two_ids(changes: dict[str, object]) -> None:
+    """Its verdict is not read: nobody signed it."""
+    assert payclient.parse_external_notification(json.dumps(EXTERNAL | changes).encode()) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"true", b"{}", b"{", b"\xff", b"id=1000&clientTransactionID=order-17",
+        *(
+            json.dumps(EXTERNAL | changes).encode()
+            for changes in (
+                {"TransactionId": None}, {"TransactionId": True}, {"TransactionId": 0}, {"TransactionId": -1},
+                {"TransactionId": 1.0}, {"TransactionId": 2**63}, {"transactionid": 1001}, {"ClientTransactionId": " "},
+                {"ClientTransactionId": "a\n"}, {"ClientTransactionId": None}, {"Canary": "x" * 70_000},
+            )
+        ),
+    ],
+    ids=lambda body: str(body[:20]),
+)  # fmt: skip
+def test_what_is_no_external_notification_is_refused(body: bytes) -> None:
+    """By one error, which repeats nothing."""
+    with pytest.raises(payclient.InvalidNotificationError) as caught:
+        payclient.parse_external_notification(body)
+    assert "order-17" not in str(caught.value)
+
+
+@given(st.binary(max_size=300))
+def test_any_external_body_is_read_or_refused(body: bytes) -> None:
+    """Nothing else is raised."""
+    try:
+        payclient.parse_external_notification(body)
+    except payclient.InvalidNotificationError:
+        return
+
+
+def test_each_receipt_is_acknowledged() -> None:
+    """000, and 333 for what came before; what is not ours is answered as if it were."""
+    for receipt in Receipt:
+        body = json.loads(payclient.acknowledgement(receipt))
+        assert body == {"Response": True, "ErrorCode": "333" if receipt is Receipt.DUPLICATE else "000"}
+
+
+async def test_an_external_notification_is_a_hint(service: FakeService) -> None:
+    """The service is asked, and its word counts: pending, whatever the notice says."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        notice = payclient.parse_external_notification(json.dumps(EXTERNAL).encode())
+        assert await tracker.notify(notice) is Receipt.MATCHED
+        assert await tracker.notify(notice) is Receipt.DUPLICATE
+        await service.clock.advance(2)
+        assert pending.state is State.PENDING
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True

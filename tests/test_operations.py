@@ -1,0 +1,333 @@
+"""Confirm, cancel and reverse: their requests, every answer to them, and what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from payclient.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    NotCancellableError,
+    NotReversibleError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
+from payclient.operations import decode_confirm, decode_undone
+from payclient.profiles import PAYPHONE
+from payclient.session import Exchange, PaySession
+from payclient.wire import HttpRequest, HttpResponse
+
+REPORT = {
+    "transactionId": 7,
+    "clientTransactionId": "form-1",
+    "transactionStatus": "Approved",
+    "amount": 1150,
+    "currency": "USD",
+}
+
+Said = HttpResponse | Exception
+
+
+def answer(status: int, value: object) -> HttpResponse:
+    return HttpResponse(status, {}, json.dumps(value).encode())
+
+
+def refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
+    errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
+    return answer(status, {"message": "general", "errorCode": code, "errors": errors})
+
+
+class Service:
+    """Says what it is told to, in turn; an exception comes after the bytes have left."""
+
+    def __init__(self, *said: Said, refuses: int = 0) -> None:
+        self.said = list(said)
+        self.refuses = refuses
+        self.asked: list[HttpRequest] = []
+
+    async def __call__(
+        self, request: HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> HttpResponse:
+        if self.refuses:
+            self.refuses -= 1
+            raise ConnectionRefusedError
+        assert before_send is not None
+        await before_send()
+        self.asked.append(request)
+        said = self.said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    @property
+    def bodies(self) -> list[tuple[str, str, Any]]:
+        return [(request.method, request.path, json.loads(request.body)) for request in self.asked]
+
+
+def session_of(service: Service, profile: payclient.ServiceProfile = PAYPHONE, **options: Any) -> PaySession:
+    return PaySession("https://pay.example", options.pop("token", "token"), profile=profile, transport=service, **options)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_sleep(self: PaySession, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+
+
+Call = Callable[[PaySession], Any]
+CONFIRM: Call = lambda session: session.confirm(7, "form-1")  # noqa: E731 - three of a kind
+CANCEL: Call = lambda session: session.cancel(transaction_id=7)  # noqa: E731
+REVERSE: Call = lambda session: session.reverse(transaction_id=7)  # noqa: E731
+UNDO = [CANCEL, REVERSE]
+CALLS = [CONFIRM, *UNDO]
+
+
+async def test_a_confirmation_answers_the_report() -> None:
+    """By both ids; the answer is a status."""
+    service = Service(answer(200, REPORT))
+    async with session_of(service) as session:
+        report = await session.confirm(7, "form-1")
+    assert report == payclient.StatusReport(
+        state="Aceptado", transaction_id=7, client_transaction_id="form-1", amount=1150, currency="USD", raw=REPORT
+    )
+    assert service.bodies == [("POST", "/api/button/V2/Confirm", {"id": 7, "clientTxId": "form-1"})]
+
+
+async def test_cancel_and_reverse_by_either_id() -> None:
+    """A bare `true` is the success."""
+    service = Service(*[answer(200, True)] * 4)
+    async with session_of(service) as session:
+        await session.cancel(transaction_id=7)
+        await session.cancel(client_transaction_id="form-1")
+        await session.reverse(transaction_id=7)
+        await session.reverse(client_transaction_id="form-1")
+    assert service.bodies == [
+        ("POST", "/api/Cancel", {"id": 7}),
+        ("POST", "/api/Cancel/Client", {"clientId": "form-1"}),
+        ("POST", "/api/Reverse", {"id": 7}),
+        ("POST", "/api/Reverse/Client", {"clientId": "form-1"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(200, False), answer(200, None), answer(200, 1), answer(200, "true"), answer(200, [True]), answer(200, {}),
+        answer(302, True), answer(400, True), answer(500, True), HttpResponse(200), HttpResponse(200, {}, b"True"),
+        HttpResponse(200, {}, b"<html>"), HttpResponse(429), refusal(25, status=500), ConnectionResetError(),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("call", UNDO)
+async def test_nothing_else_is_undone_and_nothing_unknown_is_sent_again(call: Call, said: Said) -> None:
+    """It may be withdrawn or reversed: one request, and an error that says so."""
+    service = Service(said)
+    async with session_of(service) as session:
+        with pytest.raises(OutcomeUnknownError):
+            await call(session)
+    assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
+    """Proven: nobody answered at the door."""
+    said = answer(200, REPORT) if call is CONFIRM else answer(200, True)
+    service = Service(said, refuses=2)
+    async with session_of(service) as session:
+        await call(session)
+    assert len(service.asked) == 1
+    async with session_of(Service(refuses=9)) as session:
+        with pytest.raises(NotSentError):
+            await call(session)
+
+
+@pytest.mark.parametrize("said", [ConnectionResetError(), HttpResponse(503, {}, b"<html>")], ids=str)
+async def test_a_confirmation_is_repeated(said: Said) -> None:
+    """It may be, whatever became of the last one."""
+    service = Service(said, said, answer(200, REPORT))
+    async with session_of(service) as session:
+        assert (await session.confirm(7, "form-1")).state == "Aceptado"
+    service = Service(*[said] * 3)
+    async with session_of(service) as session:
+        with pytest.raises(OutcomeUnknownError):
+            await session.confirm(7, "form-1")
+    assert len(service.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(200, True), answer(200, {}), answer(200, []), answer(200, [REPORT]), answer(302, REPORT),
+        answer(404, REPORT), HttpResponse(200),
+        HttpResponse(200, {}, json.dumps(REPORT).encode()[:-1] + b',"transactionStatus":"Pending"}'),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_no_other_answer_is_a_confirmation(said: HttpResponse) -> None:
+    """Strict: an object with its state, once."""
+    async with session_of(Service(said)) as session:
+        with pytest.raises(OutcomeUnknownError):
+            await session.confirm(7, "form-1")
+
+
+async def test_rate_limits() -> None:
+    """A confirmation past the limit is asked for later; of an undoing, a bare 429 proves nothing (see above)."""
+    said = HttpResponse(429, {"Retry-After": "3"}, b"")
+    async with session_of(Service(said)) as session:
+        with pytest.raises(RateLimitedError) as caught:
+            await session.confirm(7, "form-1")
+    assert caught.value.retry_after == 3.0
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "kind"),
+    [
+        (CONFIRM, refusal(20, status=404), RefusedError),
+        (CANCEL, refusal(25), NotCancellableError),
+        (CANCEL, refusal(22, 2029), NotCancellableError),
+        (CANCEL, refusal(20, status=404), RefusedError),
+        (REVERSE, refusal(20, status=404), NotReversibleError),
+        (REVERSE, refusal(100, status=404), RefusedError),
+        *((call, answer(401, {"message": "no"}), UnauthorizedError) for call in CALLS),
+    ],
+)
+async def test_each_refusal_has_its_class(call: Call, said: HttpResponse, kind: type[RefusedError]) -> None:
+    """The profile's codes of "too late" are classes of their own; all else keeps what the service said."""
+    async with session_of(Service(said)) as session:
+        with pytest.raises(RefusedError) as caught:
+            await call(session)
+    assert type(caught.value) is kind
+    assert caught.value.http_status == said.status
+    assert caught.value.error_code == json.loads(said.body).get("errorCode")
+
+
+async def test_after_a_401_a_fresh_token_confirms_and_nothing_else_is_sent_again() -> None:
+    """Where a token can be asked for."""
+    tokens = iter(["old", "new", "newer"])
+
+    async def token() -> str:
+        return next(tokens)
+
+    service = Service(answer(401, {"message": "no"}), answer(200, REPORT), answer(401, {"message": "no"}))
+    async with session_of(service, token=token) as session:
+        await session.confirm(7, "form-1")
+        with pytest.raises(UnauthorizedError):
+            await session.reverse(transaction_id=7)
+    assert len(service.asked) == 3
+
+
+async def test_exchanges_are_told_of() -> None:
+    """By their operation."""
+    told: list[Exchange] = []
+    service = Service(answer(200, REPORT), answer(200, True), answer(200, True))
+    async with session_of(service, on_exchange=told.append) as session:
+        await session.confirm(7, "form-1")
+        await session.cancel(client_transaction_id="form-1")
+        await session.reverse(transaction_id=7)
+    assert [exchange.operation for exchange in told] == ["confirm", "cancel", "reverse"]
+    assert [exchange.client_transaction_id for exchange in told] == ["form-1", "form-1", None]
+
+
+BAD_IDS: list[Any] = [0, -1, True, 7.0, "7", 2**63]
+BAD_CLIENT_IDS: list[Any] = ["", " ", "a\n", 7, "x" * 5000]
+
+
+@pytest.mark.parametrize("bad", BAD_IDS)
+async def test_what_is_no_transaction_id_is_refused_before_anything_is_sent(bad: Any) -> None:
+    """Strict."""
+    async with session_of(Service()) as session:
+        for call in (session.confirm(bad, "form-1"), session.cancel(transaction_id=bad), session.reverse(transaction_id=bad)):
+            with pytest.raises(InvalidRequestError, match="transactionId"):
+                await call
+
+
+@pytest.mark.parametrize("bad", BAD_CLIENT_IDS)
+async def test_what_is_no_client_transaction_id_is_refused_before_anything_is_sent(bad: Any) -> None:
+    """Strict."""
+    async with session_of(Service()) as session:
+        for call in (
+            session.confirm(7, bad),
+            session.cancel(client_transaction_id=bad),
+            session.reverse(client_transaction_id=bad),
+        ):
+            with pytest.raises(InvalidRequestError, match="clientTransactionId"):
+                await call
+
+
+async def test_one_id_is_given() -> None:
+    """Neither none nor both."""
+    async with session_of(Service()) as session:
+        for call in (session.cancel, session.reverse):
+            with pytest.raises(TypeError):
+                await call()
+            with pytest.raises(TypeError):
+                await call(transaction_id=7, client_transaction_id="form-1")
+
+
+async def test_a_profile_that_lacks_the_names_says_which() -> None:
+    """Nothing is guessed, and nothing sent."""
+    half = attrs.evolve(
+        PAYPHONE,
+        confirm=None,
+        cancel=attrs.evolve(PAYPHONE.cancel, by_client_transaction_id=None),
+        reverse=attrs.evolve(PAYPHONE.reverse, by_transaction_id=None),
+    )
+    async with session_of(Service(), half) as session:
+        with pytest.raises(ConfigurationError, match=r"\[confirm\]"):
+            await session.confirm(7, "form-1")
+        with pytest.raises(ConfigurationError, match=r"cancel\.by_client_transaction_id"):
+            await session.cancel(client_transaction_id="form-1")
+        with pytest.raises(ConfigurationError, match=r"reverse\.by_transaction_id"):
+            await session.reverse(transaction_id=7)
+    async with session_of(Service(), payclient.DOCUMENT) as session:
+        for call in CALLS:
+            with pytest.raises(ConfigurationError):
+                await call(session)
+    async with session_of(Service(answer(200, REPORT)), attrs.evolve(PAYPHONE, status=None)) as session:
+        with pytest.raises(ConfigurationError, match=r"\[status\]"):
+            await session.confirm(7, "form-1")
+
+
+BODIES = st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["transactionId", "errorCode", "errors", "message", "transactionStatus"]), inner
+    ),
+).map(lambda value: json.dumps(value).encode())
+
+
+@given(st.sampled_from([200, 204, 302, 400, 401, 404, 429, 500]), BODIES)
+def test_any_answer_is_read(status: int, body: bytes) -> None:
+    """Total functions: a result or an error of ours, and success only where it says so."""
+    response = HttpResponse(status, {}, body)
+    try:
+        report = decode_confirm(response, PAYPHONE, "form-1")
+    except PayError:
+        pass
+    else:
+        assert status == 200
+        assert "transactionStatus" in json.loads(body)
+        assert report.state in (None, "Pendiente", "Aceptado", "Cancelado")
+    for operation in ("cancel", "reverse"):
+        try:
+            decode_undone(response, PAYPHONE, operation, None)
+        except PayError:
+            continue
+        assert status in (200, 204)
+        assert json.loads(body) is True

@@ -1,0 +1,143 @@
+"""The preset: what it names, and that it is found by its name wherever a profile is taken."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import payclient
+from payclient.cli.settings import profile_of, session_settings
+from payclient.errors import ConfigurationError
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profiles import PAYPHONE, PRESETS, find_profile
+from payclient.session import PaySession
+from payclient.wire import Encoder, HttpRequest, HttpResponse
+
+SHOP = 'name = "shop"\nnick_name_flag = "byNickName"\n'
+
+
+def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> None:
+    """Everywhere a profile is taken, a preset's name or a path does."""
+    path = tmp_path / "shop.toml"
+    path.write_text(SHOP, encoding="utf-8")
+    shop = ServiceProfile.load(path)
+    assert find_profile(shop) is shop
+    assert find_profile(path) == shop
+    assert find_profile(os.fspath(path)) == shop
+    for name, profile in (("document", DOCUMENT), ("payphone", PAYPHONE)):
+        assert find_profile(name) is profile
+        assert profile_of(name) is profile
+        assert PaySession("https://pay.example", "token", profile=name).profile is profile
+
+
+def test_a_name_of_nothing_is_told_the_presets() -> None:
+    """A slip of the pen is neither a preset nor a file."""
+    with pytest.raises(ConfigurationError, match=r"FileNotFoundError; the presets are document, payphone$"):
+        find_profile("payfone")
+
+
+def test_a_bad_file_is_not_told_of_presets(tmp_path: Path) -> None:
+    """It is there, and it is wrong."""
+    path = tmp_path / "shop.toml"
+    path.write_text("name = 5", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"^profile setting name: is a text$"):
+        find_profile(path)
+
+
+def test_a_preset_is_called_as_it_calls_itself() -> None:
+    """The table is made of their names."""
+    assert [profile.name for profile in PRESETS.values()] == list(PRESETS)
+
+
+def test_a_preset_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows its service's; another one, such as a simulator's, may be given."""
+    real = "https://pay.payphonetodoesposible.com"
+    assert PaySession(None, "token", profile="payphone").base_url == real
+    assert PaySession("http://127.0.0.1:1", "token", profile="payphone").base_url == "http://127.0.0.1:1"
+    environ = {"PAYCLIENT_TOKEN": "token", "PAYCLIENT_PROFILE": "payphone"}
+    assert PaySession.from_env(environ).base_url == real
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
+    assert session_settings(None, PAYPHONE) == (real, "token")
+    with pytest.raises(ConfigurationError, match=r"^base_url: is empty"):
+        PaySession(None, "token")
+
+
+def sale(**fields: Any) -> dict[str, Any]:
+    request = payclient.SaleRequest(
+        country_code="593", currency="USD", client_transaction_id="order-1", amount_without_tax=100, **fields
+    )
+    return json.loads(Encoder(PAYPHONE).sale(request))  # type: ignore[no-any-return]  # an object
+
+
+def test_names_are_the_services() -> None:
+    """A nick name without a phone; the language of a form."""
+    assert sale(by_nick_name=True, nick_name="ann") == {
+        "countryCode": "593", "currency": "USD", "clientTransactionId": "order-1", "amount": 100,
+        "amountWithoutTax": 100, "chargeByNickName": True, "nickName": "ann",
+    }  # fmt: skip
+    request = payclient.PrepareRequest(
+        currency="USD", client_transaction_id="form-1", store_id="S1", response_url="https://shop.example/back",
+        amount_without_tax=100, language="en",
+    )  # fmt: skip
+    body = json.loads(Encoder(PAYPHONE).prepare(request))
+    assert (body["lang"], body["responseUrl"]) == ("en", "https://shop.example/back")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"amount_without_tax": 100_000_000}, "Amount"),
+        ({"amount_without_tax": 0}, "Amount"),
+        ({"tip": 100_000_000}, "tip"),
+        ({"time_zone": -13}, "timeZone"),
+        ({"time_zone": 15}, "timeZone"),
+        ({"client_transaction_id": "x" * 51}, "clientTransactionId"),
+        ({"reference": "x" * 101}, "reference"),
+    ],
+)
+def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str, Any], name: str) -> None:
+    """In the shape of the service's own code 800."""
+    good = {"phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-1"}
+    request = payclient.SaleRequest(**({"amount_without_tax": 100} | good | fields))
+    with pytest.raises(payclient.InvalidRequestError) as caught:
+        Encoder(PAYPHONE).sale(request)
+    assert name in [detail.message for detail in caught.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("Pending", "Pendiente"), ("Canceled", "Cancelado"), ("Approved", "Aceptado")]
+)
+async def test_state_words_and_paths_are_the_services(word: str, state: str) -> None:
+    """An object by transaction id, an array by client transaction id; messages in Spanish."""
+    asked: list[HttpRequest] = []
+
+    async def transport(request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        asked.append(request)
+        report = {"transactionId": 7, "clientTransactionId": "order-1", "transactionStatus": word, "statusCode": 2}
+        return HttpResponse(200, {}, json.dumps([report] if "client" in request.path else report).encode())
+
+    async with PaySession(None, "token", profile="payphone", transport=transport) as session:
+        for report in (
+            await session.status(transaction_id=7),
+            await session.status(client_transaction_id="order 1"),
+        ):
+            assert report is not None
+            assert report.state == state
+    assert [request.path for request in asked] == ["/api/Sale/7", "/api/Sale/client/order%201"]
+    assert all(request.headers == {"Authorization": "Bearer token", "Accept-Language": "es"} for request in asked)
+
+
+async def test_an_unpaid_form_is_not_found() -> None:
+    """HTTP 404 with code 20."""
+
+    async def transport(request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+        assert before_send is not None
+        await before_send()
+        return HttpResponse(404, {}, b'{"message":"no","errorCode":20}')
+
+    async with PaySession(None, "token", profile="payphone", transport=transport) as session:
+        assert await session.status(client_transaction_id="form-1") is None

@@ -13,7 +13,7 @@ import pytest
 
 import payclient
 from payclient.lifecycle import TRANSITIONS, State
-from payclient.simulator import Answers, Settings, Simulator
+from payclient.simulator import PAYPHONE, Answers, Settings, Simulator
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -36,10 +36,18 @@ async def test_every_python_example_runs(
     )
     answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
     shipped: list[str] = []
-    async with Simulator(token="secret", settings=settings, answers=answers) as service:
+    async with (
+        Simulator(token="secret", settings=settings, answers=answers) as service,
+        Simulator(token="secret", settings=PAYPHONE, answers=answers) as real,
+    ):
+
+        async def customer_comes_back(form: payclient.PaymentForm) -> str:
+            return (await real.pay(form.payment_id)).partition("?")[2]
+
         names: dict[str, object] = {
             "token": "secret",
             "base_url": service.url,
+            "customer_comes_back": customer_comes_back,
             "ship": lambda: shipped.append("order-17"),
             "offer_another_way": lambda: pytest.fail("not paid"),
             "hold_for_review": lambda outcome: pytest.fail("unknown"),
@@ -48,7 +56,9 @@ async def test_every_python_example_runs(
         assert len(examples) >= 6
         for example in examples:
             code = compile(
-                textwrap.dedent(example).replace("https://pay.example", service.url),
+                textwrap.dedent(example)
+                .replace("https://pay.example", service.url)
+                .replace("https://pay.payphonetodoesposible.com", real.url),
                 "README.md",
                 "exec",
                 flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
@@ -59,6 +69,8 @@ async def test_every_python_example_runs(
                     await result
     assert shipped == ["order-17"]
     assert set(service.created_per_client_id.values()) == {1}
+    assert names["outcome"].paid is True  # type: ignore[attr-defined]  # the form's, confirmed
+    assert real.collected_per_client_id == {"first-1": 100, "button-1": 1150}
     assert "order-17 True" in capsys.readouterr().out
 
 

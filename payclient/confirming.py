@@ -159,10 +159,11 @@ class Confirming:
             if record.kind != "form" or record.notified_at is None or record.state.decided:
                 continue
             for change in await self._ledger.history(record.client_transaction_id):
-                if change.attempt == record.attempt and change.event in (Returned.__name__, Notified.__name__):
-                    self._begin(
-                        self._case(record), json.loads(change.detail or "{}").get("transaction_id")
-                    )
+                if change.attempt == record.attempt and change.event in (
+                    Returned.__name__,
+                    Notified.__name__,
+                ):
+                    self._begin(self._case(record), json.loads(change.detail or "{}").get("transaction_id"))
 
     def status(self, ask: StatusSource) -> StatusSource:
         """A source that calls no form accepted which may still be reversed: it is pending until it is confirmed."""

@@ -68,9 +68,7 @@ def status_request(
     )
 
 
-def confirm_request(
-    profile: ServiceProfile, transaction_id: int, client_transaction_id: str
-) -> HttpRequest:
+def confirm_request(profile: ServiceProfile, transaction_id: int, client_transaction_id: str) -> HttpRequest:
     """The confirmation of a paid form, by both of its ids."""
     for name, good in (
         ("transactionId", is_id(transaction_id)),
@@ -93,7 +91,7 @@ def confirm_request(
 def decode_confirm(
     response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
 ) -> StatusReport:
-    """Read the answer to a confirmation: the object of a status. Raises a `RefusedError`, else `OutcomeUnknownError`."""
+    """Read the answer to a confirmation: a status object. Raises a `RefusedError`, else `OutcomeUnknownError`."""
     report = decode_report(response, profile)
     if report is not None:
         return report
@@ -131,7 +129,9 @@ def undo_request(
         field = undo.client_transaction_id_field if undo else None
     if path is None:
         raise ConfigurationError(f"this {operation} needs {operation}.{setting} in the profile")
-    return HttpRequest("POST", path, orjson.dumps({field: value}), client_transaction_id=client_transaction_id)
+    return HttpRequest(
+        "POST", path, orjson.dumps({field: value}), client_transaction_id=client_transaction_id
+    )
 
 
 def decode_undone(

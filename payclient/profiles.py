@@ -81,9 +81,7 @@ PAYPHONE = ServiceProfile(
     ),
     # V C boton-de-pago-por-redireccion: appended to an existing query; `id=0` when cancelled, `msg` without an id when
     # the domain is not the registered one.
-    returned=ReturnProfile(
-        transaction_id="id", client_transaction_id="clientTransactionId", message="msg"
-    ),
+    returned=ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId", message="msg"),
     # V cancelar-solicitud: only while pending; else 25 with 2029 inside.
     cancel=UndoProfile(
         by_transaction_id="/api/Cancel",

@@ -123,9 +123,9 @@ class _Gate:
 class PaySession:
     """The service's operations over one pool of connections, for one event loop.
 
-    `base_url` is https (http for loopback); None: the profile's. `token` is a string, or an async callable that gives one: asked at
-    first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is never closed
-    here. `transport` replaces the network by a function. `on_exchange` is told of each exchange.
+    `base_url` is https (http for loopback); None: the profile's. `token` is a string, or an async callable that gives
+    one: asked at first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is
+    never closed here. `transport` replaces the network by a function. `on_exchange` is told of each exchange.
 
     Raises `ConfigurationError` for a setting that cannot be.
     """
@@ -176,7 +176,10 @@ class PaySession:
             options.pop("profile", None) or environ.get("PAYCLIENT_PROFILE") or DOCUMENT  # type: ignore[arg-type]  # passed on as it came
         )
         base_url = environ.get("PAYCLIENT_BASE_URL") or profile.base_url
-        for name, value in (("PAYCLIENT_BASE_URL", base_url), ("PAYCLIENT_TOKEN", environ.get("PAYCLIENT_TOKEN"))):
+        for name, value in (
+            ("PAYCLIENT_BASE_URL", base_url),
+            ("PAYCLIENT_TOKEN", environ.get("PAYCLIENT_TOKEN")),
+        ):
             if not value:
                 raise ConfigurationError(f"{name} is not set")
         return cls(base_url, environ["PAYCLIENT_TOKEN"], profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
@@ -330,7 +333,6 @@ class PaySession:
             if isinstance(self._token_source, str):
                 raise
         return await self._exchange(operation, request, decode, None, None)
-
 
     # --- One exchange
 

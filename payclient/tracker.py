@@ -372,7 +372,8 @@ async def open_tracker(
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
-    `base_url` None is the profile's; `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
+    `base_url` None is the profile's. `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of
+    `PaySession` (`profile`, `timeouts`, ...).
     """
     session = PaySession(base_url, token, **session_options)
     del token, session_options  # an error below shows this frame's local variables to error trackers

@@ -84,7 +84,9 @@ def environment(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYCLIENT_PROFILE", "payphone")
 
 
-def test_a_paid_form_is_confirmed_and_may_be_again(service: Service, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_paid_form_is_confirmed_and_may_be_again(
+    service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
     number = service.paid_form("cli-form-1")
     for _ in range(2):
         arguments = ["confirm", "--transaction-id", str(number), "--client-transaction-id", "cli-form-1"]
@@ -101,7 +103,9 @@ def test_a_push_is_withdrawn_once(service: Service, by: str, capfd: pytest.Captu
     number = service.sale(f"cli-sale-{by}")
     arguments = ["cancel", "--yes"]
     arguments += (
-        ["--transaction-id", str(number)] if by == "transaction" else ["--client-transaction-id", f"cli-sale-{by}"]
+        ["--transaction-id", str(number)]
+        if by == "transaction"
+        else ["--client-transaction-id", f"cli-sale-{by}"]
     )
     assert main(arguments) == 0
     assert "withdrawn" in capfd.readouterr().out
@@ -125,7 +129,7 @@ def test_on_a_terminal_it_asks(
     """Only a yes is one; then the service knows no such transaction."""
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rich.console.Console.input", lambda _, text: asked.append(text) or answer)
+    monkeypatch.setattr("rich.console.Console.input", lambda _, text: (asked.append(text), answer)[1])
     assert main([command, "--transaction-id", "999999"]) == code
     assert len(asked) == 1
     assert "transaction 999999" in asked[0]

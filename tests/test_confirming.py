@@ -27,7 +27,11 @@ PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 #: Nobody can be asked about a form by our own id.
 BLIND = attrs.evolve(
     PROFILE,
-    status=attrs.evolve(PROFILE.status, by_client_transaction_id=None),
+    status=payclient.StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        state_field="transactionStatus",
+        states={"Pending": "Pendiente", "Canceled": "Cancelado", "Approved": "Aceptado"},
+    ),
 )
 
 
@@ -205,7 +209,9 @@ async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FormSe
     assert service.confirmed == {5001}
 
 
-async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(service: FormService) -> None:
+async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(
+    service: FormService,
+) -> None:
     """The status query finds it paid, which is not enough: it would be reversed."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -329,7 +335,7 @@ async def test_what_is_not_what_was_prepared_decides_nothing(
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
         await tracker.prepare(form())
-        outcome = await tracker.returned(service.pay("form-1", **changes))
+        outcome = await tracker.returned(service.pay("form-1", 5001, **changes))
         assert (outcome.paid, outcome.state) == (None, State.PENDING)
     assert "Conflicted" in await events_of(ledger)
 
@@ -402,7 +408,10 @@ async def test_rubbish_is_refused_by_one_error(service: FormService, query: obje
         assert "Returned" not in await events_of(ledger)
 
 
-@given(st.text(max_size=80) | st.dictionaries(st.sampled_from(["id", "ID", "clientTransactionId", "msg"]), st.text()))
+@given(
+    st.text(max_size=80)
+    | st.dictionaries(st.sampled_from(["id", "ID", "clientTransactionId", "msg"]), st.text())
+)
 async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]) -> None:
     """Whatever a browser brings, without its making a state."""
     service = FormService()
@@ -439,7 +448,8 @@ async def test_the_merchants_own_word_of_the_form_counts(service: FormService) -
 
 
 @pytest.mark.parametrize(
-    "query", ["id=0&clientTransactionId=form-1", "clientTransactionId=form-1", "msg=no&clientTransactionId=form-1"]
+    "query",
+    ["id=0&clientTransactionId=form-1", "clientTransactionId=form-1", "msg=no&clientTransactionId=form-1"],
 )
 async def test_a_cancelled_return_is_believed_where_the_service_knows_of_no_payment(
     service: FormService, query: str
@@ -611,7 +621,9 @@ async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FormSe
 @pytest.mark.parametrize("setting", ["confirm", "returned"])
 async def test_a_profile_that_lacks_the_names_says_which(service: FormService, setting: str) -> None:
     """Nothing is guessed."""
-    lacking = attrs.evolve(PROFILE, **{setting: None})
+    lacking = (
+        attrs.evolve(PROFILE, confirm=None) if setting == "confirm" else attrs.evolve(PROFILE, returned=None)
+    )
     async with tracking(service, profile=lacking) as tracker:
         with pytest.raises(payclient.ConfigurationError, match=rf"\[{setting}\]"):
             await tracker.returned("id=1&clientTransactionId=form-1")

@@ -197,7 +197,9 @@ def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
     """No clock, notification, browser or conflict leads to ACCEPTED or CANCELLED."""
 
     def sources(verdict: State) -> set[Evidence]:
-        return {event.evidence for (_, after), events in MOVES.items() if after is verdict for event in events}
+        return {
+            event.evidence for (_, after), events in MOVES.items() if after is verdict for event in events
+        }
 
     assert sources(ACCEPTED) == {Evidence.QUERY, Evidence.OPERATOR}
     # Its answer to a withdrawal, and "no such payment" after the browser came back cancelled, are its word as well.
@@ -344,7 +346,7 @@ def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State, kind: ty
     record = at_state(state)
     after = advance(record, EXAMPLES[kind])
     assert (after.notified_at, after.candidate_id, after.transaction_id) == (2.0, 8, None)
-    again = advance(after, attrs.evolve(EXAMPLES[kind], at=3.0, transaction_id=9))  # type: ignore[arg-type]  # both have it
+    again = advance(after, attrs.evolve(EXAMPLES[kind], at=3.0, transaction_id=9))  # type: ignore[call-arg]  # both kinds have it
     assert (again.notified_at, again.candidate_id) == (2.0, 8)
     freed = advance(again, Conflicted(at=4.0, what="transaction id 8"))
     assert (freed.notified_at, freed.candidate_id) == (2.0, None)
@@ -389,7 +391,10 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Notified, at=TIMES, transaction_id=st.integers(1, 3)),
     st.builds(Conflicted, at=TIMES, what=st.just("amount")),
     st.builds(Returned, at=TIMES, transaction_id=IDS),
-    *(st.builds(kind, at=TIMES) for kind in (NotSent, ProvenAbsent, Expired, Suspected, Abandoned, Withdrawn)),
+    *(
+        st.builds(kind, at=TIMES)
+        for kind in (NotSent, ProvenAbsent, Expired, Suspected, Abandoned, Withdrawn)
+    ),
     *(
         st.builds(kind, at=TIMES, transaction_id=IDS)
         for kind in (FoundPending, FoundAccepted, FoundCancelled)

@@ -58,9 +58,7 @@ class Service:
         self.refuses = refuses
         self.asked: list[HttpRequest] = []
 
-    async def __call__(
-        self, request: HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
         if self.refuses:
             self.refuses -= 1
             raise ConnectionRefusedError
@@ -78,7 +76,9 @@ class Service:
 
 
 def session_of(service: Service, profile: payclient.ServiceProfile = PAYPHONE, **options: Any) -> PaySession:
-    return PaySession("https://pay.example", options.pop("token", "token"), profile=profile, transport=service, **options)
+    return PaySession(
+        "https://pay.example", options.pop("token", "token"), profile=profile, transport=service, **options
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,12 @@ async def test_a_confirmation_answers_the_report() -> None:
     async with session_of(service) as session:
         report = await session.confirm(7, "form-1")
     assert report == payclient.StatusReport(
-        state="Aceptado", transaction_id=7, client_transaction_id="form-1", amount=1150, currency="USD", raw=REPORT
+        state="Aceptado",
+        transaction_id=7,
+        client_transaction_id="form-1",
+        amount=1150,
+        currency="USD",
+        raw=REPORT,
     )
     assert service.bodies == [("POST", "/api/button/V2/Confirm", {"id": 7, "clientTxId": "form-1"})]
 
@@ -127,9 +132,9 @@ async def test_cancel_and_reverse_by_either_id() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        answer(200, False), answer(200, None), answer(200, 1), answer(200, "true"), answer(200, [True]), answer(200, {}),
-        answer(302, True), answer(400, True), answer(500, True), HttpResponse(200), HttpResponse(200, {}, b"True"),
-        HttpResponse(200, {}, b"<html>"), HttpResponse(429), refusal(25, status=500), ConnectionResetError(),
+        answer(200, False), answer(200, None), answer(200, 1), answer(200, "true"), answer(200, [True]),
+        answer(200, {}), answer(302, True), answer(400, True), answer(500, True), HttpResponse(200),
+        HttpResponse(200, {}, b"True"), HttpResponse(200, {}, b"<html>"), HttpResponse(429), refusal(25, status=500), ConnectionResetError(),
     ],
     ids=str,
 )  # fmt: skip
@@ -251,7 +256,11 @@ BAD_CLIENT_IDS: list[Any] = ["", " ", "a\n", 7, "x" * 5000]
 async def test_what_is_no_transaction_id_is_refused_before_anything_is_sent(bad: Any) -> None:
     """Strict."""
     async with session_of(Service()) as session:
-        for call in (session.confirm(bad, "form-1"), session.cancel(transaction_id=bad), session.reverse(transaction_id=bad)):
+        for call in (
+            session.confirm(bad, "form-1"),
+            session.cancel(transaction_id=bad),
+            session.reverse(transaction_id=bad),
+        ):
             with pytest.raises(InvalidRequestError, match="transactionId"):
                 await call
 
@@ -284,8 +293,8 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
     half = attrs.evolve(
         PAYPHONE,
         confirm=None,
-        cancel=attrs.evolve(PAYPHONE.cancel, by_client_transaction_id=None),
-        reverse=attrs.evolve(PAYPHONE.reverse, by_transaction_id=None),
+        cancel=payclient.UndoProfile(by_transaction_id="/c", transaction_id_field="id"),
+        reverse=payclient.UndoProfile(by_client_transaction_id="/r", client_transaction_id_field="id"),
     )
     async with session_of(Service(), half) as session:
         with pytest.raises(ConfigurationError, match=r"\[confirm\]"):
@@ -305,9 +314,11 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
 
 BODIES = st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["transactionId", "errorCode", "errors", "message", "transactionStatus"]), inner
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["transactionId", "errorCode", "errors", "message", "transactionStatus"]), inner
+        )
     ),
 ).map(lambda value: json.dumps(value).encode())
 

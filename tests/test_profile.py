@@ -182,7 +182,8 @@ def write(folder: Path, text: str | bytes) -> Path:
 def test_document_has_only_what_the_document_shows() -> None:
     """§2.2, §2.3, §2.6, §4, §7.8: no names, paths, codes or limits; §8: five and ten minutes."""
     assert attrs.asdict(DOCUMENT, recurse=False) == {
-        "name": "document", "base_url": None, "message_language": None, "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
+        "name": "document", "base_url": None, "message_language": None,
+        "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
         "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
         "not_found_codes": frozenset(), "queries_per_minute": None, "refusing_statuses": frozenset(),
         "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
@@ -201,7 +202,10 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
         "states": {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
     }
     assert profile.confirm == ConfirmProfile(
-        path="/api/button/V2/Confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
+        path="/api/button/V2/Confirm",
+        transaction_id_field="id",
+        client_transaction_id_field="clientTxId",
+        window=300,
     )
     assert profile.cancel == UndoProfile(
         by_transaction_id="/api/Cancel",
@@ -216,7 +220,8 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
     )
     flat = attrs.evolve(profile, status=None, confirm=None, cancel=None, reverse=None, returned=None)
     assert attrs.asdict(flat, recurse=False) == {
-        "name": "shop", "base_url": "https://pay.example", "message_language": "es", "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
+        "name": "shop", "base_url": "https://pay.example", "message_language": "es",
+        "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
         "wallet_link_field": "payWithBrand", "response_url_field": "ResponseUrl", "duplicate_codes": {23},
         "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
         "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},

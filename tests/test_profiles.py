@@ -99,7 +99,12 @@ def test_names_are_the_services() -> None:
 )
 def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str, Any], name: str) -> None:
     """In the shape of the service's own code 800."""
-    good = {"phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-1"}
+    good = {
+        "phone_number": "0984111222",
+        "country_code": "593",
+        "currency": "USD",
+        "client_transaction_id": "order-1",
+    }
     request = payclient.SaleRequest(**({"amount_without_tax": 100} | good | fields))
     with pytest.raises(payclient.InvalidRequestError) as caught:
         Encoder(PAYPHONE).sale(request)
@@ -117,7 +122,12 @@ async def test_state_words_and_paths_are_the_services(word: str, state: str) -> 
         assert before_send is not None
         await before_send()
         asked.append(request)
-        report = {"transactionId": 7, "clientTransactionId": "order-1", "transactionStatus": word, "statusCode": 2}
+        report = {
+            "transactionId": 7,
+            "clientTransactionId": "order-1",
+            "transactionStatus": word,
+            "statusCode": 2,
+        }
         return HttpResponse(200, {}, json.dumps([report] if "client" in request.path else report).encode())
 
     async with PaySession(None, "token", profile="payphone", transport=transport) as session:
@@ -128,7 +138,9 @@ async def test_state_words_and_paths_are_the_services(word: str, state: str) -> 
             assert report is not None
             assert report.state == state
     assert [request.path for request in asked] == ["/api/Sale/7", "/api/Sale/client/order%201"]
-    assert all(request.headers == {"Authorization": "Bearer token", "Accept-Language": "es"} for request in asked)
+    assert all(
+        request.headers == {"Authorization": "Bearer token", "Accept-Language": "es"} for request in asked
+    )
 
 
 async def test_an_unpaid_form_is_not_found() -> None:

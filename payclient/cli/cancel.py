@@ -22,6 +22,6 @@ def cancel(
 ) -> int:
     """Withdraw a push request that nobody answered.
 
-    Exit codes: 0 withdrawn; 2 nothing was sent; 3 refused, nothing was withdrawn; 4 no usable answer (ask for its status).
+    Exit codes: 0 withdrawn; 2 nothing was sent; 3 refused, nothing was withdrawn; 4 no usable answer: ask its status.
     """
     return undo("cancel", transaction_id, client_transaction_id, yes=yes, base_url=base_url, profile=profile)

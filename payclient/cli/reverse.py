@@ -22,6 +22,6 @@ def reverse(
 ) -> int:
     """Give one payment back, whole.
 
-    Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer (ask for its status).
+    Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer: ask its status.
     """
     return undo("reverse", transaction_id, client_transaction_id, yes=yes, base_url=base_url, profile=profile)

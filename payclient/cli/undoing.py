@@ -36,7 +36,9 @@ def undo(
         raise ConfigurationError("give --transaction-id or --client-transaction-id")
     settings = profile_of(profile)
     address, token = session_settings(base_url, settings)
-    undo_request(settings, operation, transaction_id, client_transaction_id)  # what the profile lacks is bad input
+    undo_request(
+        settings, operation, transaction_id, client_transaction_id
+    )  # what the profile lacks is bad input
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was sent")

@@ -134,7 +134,8 @@ async def test_cancel_and_reverse_by_either_id() -> None:
     [
         answer(200, False), answer(200, None), answer(200, 1), answer(200, "true"), answer(200, [True]),
         answer(200, {}), answer(302, True), answer(400, True), answer(500, True), HttpResponse(200),
-        HttpResponse(200, {}, b"True"), HttpResponse(200, {}, b"<html>"), HttpResponse(429), refusal(25, status=500), ConnectionResetError(),
+        HttpResponse(200, {}, b"True"), HttpResponse(200, {}, b"<html>"), HttpResponse(429),
+        refusal(25, status=500), ConnectionResetError(),
     ],
     ids=str,
 )  # fmt: skip

@@ -58,7 +58,7 @@ from payclient.errors import (
 )
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Record
+from payclient.lifecycle import Prepared, Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.session import Exchange, PaySession
 from payclient.simulator import ManualClock
@@ -135,6 +135,12 @@ PROFILE = payclient.ServiceProfile(
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
         state_field="state",
     ),
+    confirm=payclient.ConfirmProfile(
+        path="/confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
+    ),
+    cancel=payclient.UndoProfile(by_transaction_id="/cancel", transaction_id_field="id"),
+    reverse=payclient.UndoProfile(by_transaction_id="/reverse", transaction_id_field="id"),
+    returned=payclient.ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
 )
 
 #: Long enough never to be reached, and what only a time-out ends.
@@ -318,10 +324,34 @@ async def batch(session: PaySession) -> object:
         return result.outcome
 
 
+async def confirm(session: PaySession) -> object:
+    return await session.confirm(12, "order-1")
+
+
+async def cancel(session: PaySession) -> object:
+    return await session.cancel(transaction_id=12)
+
+
+async def reverse(session: PaySession) -> object:
+    return await session.reverse(transaction_id=12)
+
+
+async def returned(session: PaySession) -> object:
+    """A form comes back, with all that a browser could add."""
+    ledger = MemoryLedger()
+    record = Record(client_transaction_id="form-1", kind="form", amount=100, currency="USD", created_at=1.0)
+    await ledger.permit(record)
+    await ledger.apply(record, Prepared(at=1.0, expires_at=601.0))
+    async with Tracker(session, ledger, clock=ManualClock()) as tracker:
+        outcome = await tracker.returned(f"id=12&clientTransactionId=form-1&msg={PHONE}&email={EMAIL}")
+    return outcome, [attrs.asdict(change) for change in await ledger.history("form-1")]
+
+
 OPERATIONS: dict[str, Callable[[PaySession], Awaitable[object]]] = {
     "sale": sale,
     "prepare": prepare,
     "status": status,
+    "confirm": confirm,
     "tracker.sale": tracker_sale,
     "tracker.prepare": tracker_prepare,
     "tracker.live_form": live_form,
@@ -444,6 +474,19 @@ async def test_answers_over_a_function(operation: str, case: Answer) -> None:
     check_answer(operation, case, outcome)
     assert told
     check_hidden([told, session])
+
+
+@answers
+@pytest.mark.parametrize("call", [cancel, reverse, returned])
+async def test_answers_that_are_nobodys_success(
+    call: Callable[[PaySession], Awaitable[object]], case: Answer
+) -> None:
+    """What withdraws and gives back, and a form that comes back, show nothing either."""
+    debug()
+    async with PaySession(
+        "https://pay.example", TOKEN, profile=PROFILE, transport=function_of(case)
+    ) as session:
+        check_hidden(await outcome_of(call(session)))
 
 
 @answers
@@ -972,6 +1015,21 @@ def test_invalid_notifications() -> None:
             payclient.parse_notification(query=f"id={TOKEN}", body=body)
         error = caught.value
         assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
+
+
+async def test_invalid_returns() -> None:
+    """Nor what a browser brought."""
+    async with (
+        PaySession(
+            "https://pay.example", TOKEN, profile=PROFILE, transport=function_of(ANSWERS[0])
+        ) as session,
+        Tracker(session, MemoryLedger(), clock=ManualClock()) as tracker,
+    ):
+        for query in (f"id={PHONE}&clientTransactionId={EMAIL}", f"msg={TOKEN}", {"id": EMAIL, "x": PHONE}):
+            with pytest.raises(InvalidNotificationError) as caught:
+                await tracker.returned(query)
+            error = caught.value
+            assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
 
 
 # --- Ledgers

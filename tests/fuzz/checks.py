@@ -5,6 +5,7 @@ The body is read a second time by the standard library, which keeps repeated nam
 
 import json
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -14,8 +15,9 @@ from payclient.errors import (
     OutcomeUnknownError,
     RefusedError,
 )
-from payclient.notifications import parse_notification
-from payclient.profile import ServiceProfile, StatusProfile
+from payclient.notifications import parse_external_notification, parse_notification, parse_return
+from payclient.operations import decode_confirm, decode_undone
+from payclient.profile import ReturnProfile, ServiceProfile, StatusProfile
 from payclient.wire import HttpResponse, decode_prepare, decode_sale, decode_status
 
 PROFILE = ServiceProfile(
@@ -242,7 +244,60 @@ def check_notification(query: str | None, body: bytes, content_type: str) -> Non
     _in_time(began)
 
 
+RETURNED = ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId", message="msg")
+
+
+def check_return(query: str) -> None:
+    """One of our ids and perhaps one of theirs, or one error of ours that repeats nothing of what came."""
+    try:
+        back = parse_return(query, RETURNED)
+    except InvalidNotificationError as error:
+        _hold(str(error) in MESSAGES, "an error that may repeat what came")
+        return
+    assert back.transaction_id is None or _is_id(back.transaction_id)
+    assert back.client_transaction_id.strip()
+
+
+def check_external(body: bytes) -> None:
+    """Two ids of a JSON object, or that error."""
+    try:
+        notification = parse_external_notification(body)
+    except InvalidNotificationError as error:
+        _hold(str(error) in MESSAGES, "an error that may repeat what came")
+        return
+    assert _is_id(notification.transaction_id)
+    assert str(notification.transaction_id).encode() in body
+
+
+def check_operations(status: int, body: bytes) -> None:
+    """Confirmed by the profile's word on 2xx; undone by a bare `true` and by nothing else."""
+    began = time.process_time()
+    response = HttpResponse(status, {}, body)
+    try:
+        report = decode_confirm(response, PROFILE, "order-1")
+    except (RefusedError, OutcomeUnknownError):
+        pass
+    else:
+        assert 200 <= status <= 299
+        assert report.state is None or b"transactionStatus" in body or b"\\" in body
+    try:
+        decode_undone(response, PROFILE, "reverse", None)
+    except RefusedError as error:
+        with suppress(TooDeep):
+            _check_refusal(error, status, read(body))
+    except OutcomeUnknownError:
+        pass
+    else:
+        assert 200 <= status <= 299
+        assert read(body) is True
+    _in_time(began)
+
+
 MESSAGES = {
+    "the query is too large",
+    "nothing says which form the browser comes from",
+    "a form could not be used: is it opened from the registered domain?",
+    "an external notification has one TransactionId and one ClientTransactionId",
     "the notification is too large",
     "a notification has one id and one clientTransactionID",
     "id is no transaction id",
@@ -259,6 +314,9 @@ def check_all(status: int, body: bytes) -> None:
     check_sale(status, body)
     check_prepare(status, body)
     check_status(status, body)
+    check_operations(status, body)
+    check_external(body)
+    check_return(body.decode("utf-8", "surrogateescape"))
     check_notification(None, body, "application/json")
     check_notification(None, body, "application/x-www-form-urlencoded")
     check_notification(body.decode("utf-8", "surrogateescape"), b"", "")

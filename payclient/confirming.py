@@ -267,6 +267,10 @@ class Confirming:
             if question.refusals >= MOST_REFUSALS:
                 what = f"confirming transaction {question.transaction_id}: no such transaction"
                 settled = await self._take(case, Conflicted(at=self._clock.time(), what=what))
+            else:
+                self._say(
+                    f"refused {refused.error_code}", f"a confirmation was refused: {refused.error_code}"
+                )
         except LedgerError as error:
             logger.error("%s: the ledger failed: %s", identifier, type(error).__name__)
         except PayError as error:

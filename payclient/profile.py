@@ -329,6 +329,7 @@ def _check_operations(profile: ServiceProfile, need: Callable[[object, str, str]
         for name in ("transaction_id_field", "client_transaction_id_field"):
             need(is_name(getattr(confirm, name)), f"confirm.{name}", "is the name of a field")
         need(_seconds(confirm.window), "confirm.window", "is a positive number of seconds")
+        need(profile.status is not None, "confirm", "needs [status], whose words its answer has")
     for table in ("cancel", "reverse"):
         undo: UndoProfile | None = getattr(profile, table)
         if undo is None:

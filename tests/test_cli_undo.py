@@ -128,8 +128,13 @@ def test_on_a_terminal_it_asks(
 ) -> None:
     """Only a yes is one; then the service knows no such transaction."""
     asked: list[str] = []
+
+    def put(_: object, question: str) -> str:
+        asked.append(question)
+        return answer
+
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rich.console.Console.input", lambda _, text: (asked.append(text), answer)[1])
+    monkeypatch.setattr("rich.console.Console.input", put)
     assert main([command, "--transaction-id", "999999"]) == code
     assert len(asked) == 1
     assert "transaction 999999" in asked[0]

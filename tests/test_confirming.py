@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import payclient
 from fake_service import FakeService, answer, refusal, sale
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import DecidedRefused, Returned
+from payclient.lifecycle import DecidedRefused, FoundAccepted, Prepared, Returned
 from payclient.session import PaySession
 from test_tracker import outcome_of, tracking
 
@@ -371,7 +371,14 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Form
         assert service.confirms.total() <= seconds + 2
         await service.clock.advance(120)
         assert service.confirms.total() <= 16 * 3
-    assert (await events_of(ledger)).count("Returned") <= 16
+        assert (await events_of(ledger)).count("Returned") <= 16
+        for number in range(500, 520):
+            again = asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
+            await drive(service, again)
+            await service.clock.advance(20)
+        assert (
+            await drive(service, asyncio.create_task(tracker.returned(service.pay("form-1"))))
+        ).paid is True
 
 
 @pytest.mark.parametrize(
@@ -550,6 +557,88 @@ async def test_a_refused_form_stays_refused(service: FormService) -> None:
         await ledger.apply(record, DecidedRefused(at=1.0, actor="Ana", reason="seen"))
         assert (await tracker.returned("id=5001&clientTransactionId=form-1")).state is State.REFUSED
         assert not service.confirms
+
+
+async def test_a_form_that_did_not_come_back_is_not_confirmed_on_entry(service: FormService) -> None:
+    """There is nothing to confirm."""
+    ledger = MemoryLedger()
+    for _ in range(2):
+        async with tracking(service, ledger, BLIND) as tracker:
+            if await tracker.find("form-1") is None:
+                await tracker.prepare(form())
+            await service.clock.advance(5)
+    assert not service.confirms
+
+
+@pytest.mark.parametrize(
+    "changes", [{"amount": 1}, {"transactionStatus": "Pending"}, {"transactionStatus": "Canceled"}]
+)
+async def test_what_the_service_says_after_a_cancelled_return(
+    service: FormService, changes: dict[str, object]
+) -> None:
+    """Not ours, or not yet decided: nothing is. Cancelled: it is."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        service.pay("form-1", 5001, **changes)
+        outcome = await tracker.returned("id=0&clientTransactionId=form-1")
+        assert outcome.paid is (False if changes.get("transactionStatus") == "Canceled" else None)
+
+
+async def test_what_somebody_else_decided_is_asked_no_more(service: FormService) -> None:
+    """Another process confirmed it meanwhile."""
+    ledger = MemoryLedger()
+    service.confirm_scripts = [lost] * 3
+    async with tracking(service, ledger, BLIND) as tracker:
+        await tracker.prepare(form())
+        await tracker.returned(service.pay("form-1"))
+        record, tries = await ledger.get("form-1"), service.confirms[5001]
+        assert record is not None
+        await ledger.apply(record, FoundAccepted(at=1.0, transaction_id=5001))
+        await service.clock.advance(60)
+        assert service.confirms[5001] == tries
+
+
+async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: FormService) -> None:
+    """The ledger could not take the answer yet: the verdict comes when it can."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, BLIND) as tracker:
+        record = payclient.Record(
+            client_transaction_id="form-1",
+            kind="form",
+            amount=1150,
+            currency="USD",
+            created_at=service.clock.time(),
+        )
+        assert await ledger.permit(record)
+        service.prepared["form-1"] = {"amount": 1150, "currency": "USD"}
+        assert (await tracker.returned(service.pay("form-1"))).state is State.SENDING
+        await ledger.apply(record, Prepared(at=service.clock.time(), expires_at=service.clock.time() + 600))
+        await service.clock.advance(10)
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert pending.outcome.paid is True
+
+
+async def test_a_fault_of_ours_loses_no_form(
+    service: FormService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged by its class, and the form asked for again."""
+    confirm, faults = PaySession.confirm, [RuntimeError("Canary")]
+
+    async def faulty(self: PaySession, transaction_id: int, identifier: str) -> payclient.StatusReport:
+        if faults:
+            raise faults.pop()
+        return await confirm(self, transaction_id, identifier)
+
+    monkeypatch.setattr(PaySession, "confirm", faulty)
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        assert (await tracker.returned(service.pay("form-1"))).paid is None
+        pending = await tracker.find("form-1")
+        assert pending is not None
+        assert (await outcome_of(service, pending, 10)).paid is True
+    assert "form-1: confirming failed: RuntimeError" in caplog.messages
+    assert "Canary" not in caplog.text
 
 
 # --- The service's moods

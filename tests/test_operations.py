@@ -308,9 +308,8 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
         for call in CALLS:
             with pytest.raises(ConfigurationError):
                 await call(session)
-    async with session_of(Service(answer(200, REPORT)), attrs.evolve(PAYPHONE, status=None)) as session:
-        with pytest.raises(ConfigurationError, match=r"\[status\]"):
-            await session.confirm(7, "form-1")
+    with pytest.raises(ConfigurationError, match=r"\[status\]"):
+        attrs.evolve(PAYPHONE, status=None)
 
 
 BODIES = st.binary(max_size=200) | st.recursive(

@@ -149,6 +149,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         for name in ("transaction_id_field", "client_transaction_id_field")
         for value in [None, *NO_NAMES]
     ),
+    ({"confirm": CONFIRM}, "confirm"),
     *(({"confirm": CONFIRM | {"window": value}}, "confirm.window") for value in [None, *NO_SECONDS]),
     *(({table: {}}, table) for table in ("cancel", "reverse")),
     *(

@@ -328,12 +328,12 @@ async def confirm(session: PaySession) -> object:
     return await session.confirm(12, "order-1")
 
 
-async def cancel(session: PaySession) -> object:
-    return await session.cancel(transaction_id=12)
+async def cancel(session: PaySession) -> None:
+    await session.cancel(transaction_id=12)
 
 
-async def reverse(session: PaySession) -> object:
-    return await session.reverse(transaction_id=12)
+async def reverse(session: PaySession) -> None:
+    await session.reverse(transaction_id=12)
 
 
 async def returned(session: PaySession) -> object:

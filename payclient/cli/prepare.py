@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Literal
 
+import attrs
 from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
 
 from payclient.cli import terminal
-from payclient.cli.settings import BaseUrl, Cents, LedgerUrl, Profile, Service, service_of
+from payclient.cli.settings import NO_AMOUNTS, AmountOptions, BaseUrl, LedgerUrl, Profile, Service, service_of
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
 from payclient.models import PrepareRequest
@@ -25,12 +26,7 @@ def prepare(
     client_transaction_id: Annotated[str, Parameter(help="A unique id of this form's own.")],
     store_id: Annotated[str, Parameter(help="The branch's identifier.")],
     response_url: Annotated[str, Parameter(help="Where the customer is sent after paying.")],
-    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None,
-    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None,
-    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None,
-    tax: Annotated[Cents, Parameter(help="Cents.")] = None,
-    service: Annotated[Cents, Parameter(help="Cents.")] = None,
-    tip: Annotated[Cents, Parameter(help="Cents.")] = None,
+    amounts: AmountOptions = NO_AMOUNTS,
     cancellation_url: Annotated[str | None, Parameter(help="Where the X of the form leads.")] = None,
     reference: str | None = None,
     language: Annotated[Literal["es", "en"] | None, Parameter(help="Of the form.")] = None,
@@ -47,15 +43,10 @@ def prepare(
         client_transaction_id=client_transaction_id,
         store_id=store_id,
         response_url=response_url,
-        amount=amount,  # type: ignore[arg-type]  # None is left out
-        amount_without_tax=amount_without_tax,
-        amount_with_tax=amount_with_tax,
-        tax=tax,
-        service=service,
-        tip=tip,
         cancellation_url=cancellation_url,
         reference=reference,
         language=language,
+        **attrs.asdict(amounts),
     )
     where = service_of(base_url, profile, ledger)
     Encoder(where.profile).prepare(request)  # what the profile forbids is bad input

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
+import attrs
 from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
@@ -12,7 +13,16 @@ from rich.table import Table
 from payclient.cli import terminal
 from payclient.cli.lines import Line
 from payclient.cli.running import Limits, Run
-from payclient.cli.settings import BaseUrl, Cents, Flag, LedgerUrl, Profile, Wait, service_of
+from payclient.cli.settings import (
+    NO_AMOUNTS,
+    AmountOptions,
+    BaseUrl,
+    Flag,
+    LedgerUrl,
+    Profile,
+    Wait,
+    service_of,
+)
 from payclient.models import SaleRequest
 from payclient.wire import Encoder
 
@@ -25,12 +35,7 @@ def sale(
     currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
     client_transaction_id: Annotated[str, Parameter(help="Your own unique id of what is to be paid.")],
     phone_number: Annotated[str | None, Parameter(help="The number registered in the wallet app.")] = None,
-    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None,
-    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None,
-    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None,
-    tax: Annotated[Cents, Parameter(help="Cents.")] = None,
-    service: Annotated[Cents, Parameter(help="Cents.")] = None,
-    tip: Annotated[Cents, Parameter(help="Cents.")] = None,
+    amounts: AmountOptions = NO_AMOUNTS,
     store_id: str | None = None,
     reference: str | None = None,
     response_url: Annotated[str | None, Parameter(help="Where the service notifies you.")] = None,
@@ -50,17 +55,12 @@ def sale(
         country_code=country_code,
         currency=currency,
         client_transaction_id=client_transaction_id,
-        amount=amount,  # type: ignore[arg-type]  # None is left out
-        amount_without_tax=amount_without_tax,
-        amount_with_tax=amount_with_tax,
-        tax=tax,
-        service=service,
-        tip=tip,
         store_id=store_id,
         reference=reference,
         response_url=response_url,
         nick_name=nick_name,
         by_nick_name=by_nick_name,
+        **attrs.asdict(amounts),
     )
     where = service_of(base_url, profile, ledger)
     Encoder(where.profile).sale(request)  # what the profile forbids is bad input

@@ -67,6 +67,24 @@ Flag = Parameter(negative=())
 
 
 @attrs.frozen(kw_only=True)
+class Amounts:
+    """What `sale` and `prepare` charge (§2.1)."""
+
+    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None
+    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None
+    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None
+    tax: Annotated[Cents, Parameter(help="Cents.")] = None
+    service: Annotated[Cents, Parameter(help="Cents.")] = None
+    tip: Annotated[Cents, Parameter(help="Cents.")] = None
+
+
+NO_AMOUNTS = Amounts()
+
+#: Its fields are options of their own: --amount, --tax ...
+AmountOptions = Annotated[Amounts, Parameter(name="*")]
+
+
+@attrs.frozen(kw_only=True)
 class Service:
     """Where to send, and as whom."""
 

@@ -22,6 +22,8 @@ class Outcome:
     state: State
     evidence: Evidence
     transaction_id: int | None = None
+    #: When the permit was asked for, right before the first byte.
+    created_at: float | None = None
     #: When a notification came (§6). It says that the customer acted, not how.
     notified_at: float | None = None
     decided_at: float | None = None
@@ -45,6 +47,7 @@ class Outcome:
             state=record.state,
             evidence=record.evidence,
             transaction_id=record.transaction_id,
+            created_at=record.created_at,
             notified_at=record.notified_at,
             decided_at=record.decided_at,
             error=_error_of(record),
@@ -59,6 +62,7 @@ class Outcome:
             state=change.after,
             evidence=change.evidence,
             transaction_id=record.transaction_id,
+            created_at=record.created_at,
             notified_at=record.notified_at,
             decided_at=change.at if change.after.decided else None,
             error=_error_of(record) if change.after is State.REFUSED else None,

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from payclient.cli import terminal
+from payclient.cli.html_report import Page
+from payclient.cli.progress import Look
 from payclient.cli.report import Report
 from payclient.cli.running import Limits, Run
 from payclient.cli.settings import (
@@ -25,7 +27,7 @@ from payclient.cli.settings import (
     profile_of,
     service_of,
 )
-from payclient.cli.tables import outcome_table, plan_table
+from payclient.cli.tables import plan_table
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import ServiceProfile
@@ -56,6 +58,13 @@ def charge(
         bool, Flag, Parameter(help="Check the file, show what it would charge, and stop.")
     ] = False,
     yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+    html: Annotated[
+        Path | None, Parameter(help="Write a page for people: totals, pictures, rows that need somebody.")
+    ] = None,
+    quiet: Annotated[bool, Flag, Parameter(help="Show errors and warnings only.")] = False,
+    json: Annotated[
+        bool, Flag, Parameter(help="One JSON object a line on stdout, for machines; asks nothing.")
+    ] = False,
 ) -> int:
     """Charge every row of a file, each customer once, and follow it to its end.
 
@@ -82,11 +91,15 @@ def charge(
         return 0
     if report is not None and report.exists() and report.samefile(file):
         raise ConfigurationError("--report: is the file of the charges itself")
+    if quiet and json:
+        raise ConfigurationError("--quiet and --json: give one of them")
     book = None if report is None else Report(report)
+    page = None if html is None else Page(html, title=file.name, window=service.profile.sale_window)
     if not yes and not _confirmed(checked, service):
         terminal.complain("nothing was sent")
         return 2
-    return asyncio.run(charge_file(file, key, checked, service, limits, book))[0]
+    look: Look = "json" if json else "quiet" if quiet else "auto"
+    return asyncio.run(charge_file(file, key, checked, service, limits, book, page=page, look=look))[0]
 
 
 def check(file: Path, key: str, profile: ServiceProfile) -> FileCheck | None:
@@ -103,14 +116,32 @@ def check(file: Path, key: str, profile: ServiceProfile) -> FileCheck | None:
 
 
 async def charge_file(
-    file: Path, key: str, checked: FileCheck, service: Service, limits: Limits, report: Report | None
+    file: Path,
+    key: str,
+    checked: FileCheck,
+    service: Service,
+    limits: Limits,
+    report: Report | None,
+    *,
+    page: Page | None = None,
+    look: Look = "auto",
 ) -> tuple[int, Run]:
     """Pass two: charge the rows, print the outcome, and give the exit code with the run."""
-    run = Run(lambda: _requests(file, key, checked), checked.rows, limits=limits, report=report)
+    run = Run(
+        lambda: _requests(file, key, checked),
+        checked.rows,
+        limits=limits,
+        report=report,
+        page=page,
+        look=look,
+    )
     code = await run.charge(service)
-    terminal.out().print(outcome_table(run.tally))
-    if report is not None:
+    files = {"report": report, "html": page}
+    run.progress.end(code, **{name: str(one.path) for name, one in files.items() if one is not None})
+    if report is not None and look != "quiet":
         terminal.say(f"the report is in {report.path}")
+    if page is not None and look != "quiet":
+        terminal.say(f"the page is in {page.path}")
     if code == 130:
         terminal.say(f"interrupted; to go on: {terminal.again()}")
     return code, run

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from payclient.amounts import split_tax
 from payclient.cli import terminal
 from payclient.cli.charge import charge_file, check
+from payclient.cli.html_report import Page
 from payclient.cli.lines import Tally
 from payclient.cli.report import Report
 from payclient.cli.running import Limits
@@ -78,7 +79,10 @@ async def _run(files: Files, refused: frozenset[str]) -> int:
         service = Service(
             base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{files.ledger}"
         )
-        code, run = await charge_file(files.charges, KEY, checked, service, Limits(), Report(files.report))
+        page = Page(files.page, title=files.charges.name, window=profile.sale_window)
+        code, run = await charge_file(
+            files.charges, KEY, checked, service, Limits(), Report(files.report), page=page
+        )
     if code == 130:
         return code
     equal = _compare(run.tally, simulator)
@@ -131,10 +135,14 @@ class Files:
     def report(self) -> Path:
         return self.directory / "report.csv"
 
+    @property
+    def page(self) -> Path:
+        return self.directory / "report.html"
+
     def write(self) -> frozenset[str]:
         """Write the charges and the profile, and give the phones that the service will refuse."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        for path in (self.charges, self.profile, self.ledger, self.report):
+        for path in (self.charges, self.profile, self.ledger, self.report, self.page):
             if path.exists():
                 raise ConfigurationError(f"--dir: {path} is there already")
         self.profile.write_text(PROFILE, encoding="utf-8")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 import attrs
 
@@ -30,7 +32,10 @@ LABELS = (
 
 @attrs.frozen(kw_only=True)
 class Line:
-    """One row of the report. `amount` is cents; `state` is empty where nothing was sent."""
+    """One row of the report. `amount` is cents; `state` is empty where nothing was sent.
+
+    Times are UTC seconds since the epoch; a refused row has none, because it may be of another run.
+    """
 
     client_transaction_id: str
     transaction_id: int | None = None
@@ -41,11 +46,26 @@ class Line:
     amount: int
     currency: str
     evidence: str = ""
+    created_at: float | None = None
+    notified_at: float | None = None
+    decided_at: float | None = None
 
     @property
     def label(self) -> str:
         """The state, or that it was never sent."""
         return self.state or NEVER_SENT
+
+    def cells(self) -> dict[str, Any]:
+        """What a report holds of it: times are ISO 8601, in UTC."""
+        cells = attrs.asdict(self)
+        for name in ("created_at", "notified_at", "decided_at"):
+            cells[name] = None if cells[name] is None else iso(cells[name])
+        return cells
+
+
+def iso(when: float) -> str:
+    """`2025-11-21T10:21:27.123Z`."""
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
@@ -62,6 +82,13 @@ def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | No
             paid=outcome.paid,
             evidence=str(outcome.evidence),
         )
+        if outcome.state is not State.REFUSED:
+            line = attrs.evolve(
+                line,
+                created_at=outcome.created_at,
+                notified_at=outcome.notified_at,
+                decided_at=outcome.decided_at,
+            )
     elif isinstance(error, RefusedError):
         line = attrs.evolve(line, state=str(State.REFUSED), paid=False, evidence="answer")
     # Any other error: this run sent nothing, which says nothing of what an earlier one did. `paid` stays open.
@@ -105,6 +132,21 @@ class Tally:
     def totals(self, label: str) -> Mapping[str, int]:
         """Cents by currency."""
         return {currency: cents for (state, currency), cents in sorted(self.money.items()) if state == label}
+
+    def sums(self) -> Mapping[str, int]:
+        """Cents of all rows by currency."""
+        sums: Counter[str] = Counter()
+        for (_, currency), cents in self.money.items():
+            sums[currency] += cents
+        return dict(sorted(sums.items()))
+
+    def summary(self) -> dict[str, Any]:
+        """Rows and cents by outcome, for machines."""
+        return {
+            label: {"rows": self.counts[label], "cents": dict(self.totals(label))}
+            for label in LABELS
+            if self.counts[label]
+        }
 
     @property
     def exit_code(self) -> int:

@@ -114,7 +114,7 @@ class Report:
 
 
 def _csv(line: Line) -> bytes:
-    return _csv_text([defuse(_cell(value)) for value in attrs.astuple(line)])
+    return _csv_text([defuse(_cell(value)) for value in line.cells().values()])
 
 
 def _cell(value: Any) -> str:
@@ -130,4 +130,4 @@ def _csv_text(cells: Any) -> bytes:
 
 
 def _jsonl(line: Line) -> bytes:
-    return json.dumps(attrs.asdict(line), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(line.cells(), ensure_ascii=False).encode() + b"\n"

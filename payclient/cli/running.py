@@ -10,17 +10,19 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import attrs
 
 from payclient.batch import Charges, charge_all
 from payclient.cli import terminal
-from payclient.cli.lines import Line, Tally, line_of_open, line_of_result
-from payclient.cli.progress import Progress
+from payclient.cli.html_report import RELOAD, Page
+from payclient.cli.lines import Line, Tally, iso, line_of_open, line_of_result
+from payclient.cli.progress import Look, progress_of
 from payclient.cli.report import Report
 from payclient.cli.settings import Service
+from payclient.cli.standing import Pace
 from payclient.errors import PayError
 from payclient.models import SaleRequest
 from payclient.tracker import Tracker
@@ -59,15 +61,20 @@ class Run:
         limits: Limits,
         report: Report | None = None,
         on_line: Callable[[Line], object] | None = None,
+        look: Look = "auto",
+        page: Page | None = None,
     ) -> None:
         self._requests = requests
         self._limits = limits
         self._report = report
+        self._page = page
+        self._total = total
         self._on_line = on_line
         self.tally = Tally()
         #: Rows that `charge_all` has read and not given back: a window's worth.
         self._under_way: dict[str, SaleRequest] = {}
-        self._progress = Progress(self.tally, total, self._under_way)
+        pace = Pace(total=total, max_pending=limits.max_pending, rate=limits.rate, wait=limits.wait)
+        self.progress = progress_of(look)(self.tally, pace, self._under_way)
         self._told: set[str] = set()
         self._tracker: Tracker | None = None
         self._results: Charges | None = None
@@ -85,8 +92,8 @@ class Run:
                     return self._exit_code()
 
     async def _send_and_list(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        async with self._progress:
+        self._tracker = self.progress.tracker = tracker
+        async with self.progress, self._refreshed_page():
             reading = self._reading = asyncio.create_task(self._read(tracker))
             try:
                 await asyncio.wait([reading])
@@ -111,7 +118,7 @@ class Run:
                 wait=limits.wait,
                 retry=limits.retry,
             ) as results:
-                self._results = self._progress.results = results
+                self._results = self.progress.results = results
                 if self._signals:
                     results.stop("interrupted")
                 async for result in results:
@@ -139,6 +146,9 @@ class Run:
     def _tell(self, line: Line) -> None:
         self._told.add(line.client_transaction_id)
         self.tally.add(line)
+        self.progress.row(line)
+        if self._page is not None:
+            self._page.add(line)
         if self._on_line is not None:
             self._on_line(line)
         if self._report is not None:
@@ -160,9 +170,37 @@ class Run:
                 self._report.finish()
             except OSError as error:
                 self._fail(f"the report cannot be written: {error.strerror}")
+        code = 4 if self._failed else self.tally.exit_code
         if self._signals and self.tally.paid[None]:
-            return 130
-        return 4 if self._failed else self.tally.exit_code
+            code = 130
+        self._write_page(code)
+        return code
+
+    def _write_page(self, code: int | None) -> None:
+        if self._page is None:
+            return
+        try:
+            self._page.write(self.tally, total=self._total, code=code)
+        except OSError as error:
+            # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
+            terminal.complain(f"the page cannot be written: {error.strerror}")
+            self._page = None
+
+    @asynccontextmanager
+    async def _refreshed_page(self) -> AsyncIterator[None]:
+        """While the run goes, the page is written now and then."""
+
+        async def refresh() -> None:
+            while True:
+                self._write_page(None)
+                await asyncio.sleep(RELOAD)
+
+        task = asyncio.create_task(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
     # --- Signals
 
@@ -171,12 +209,13 @@ class Run:
         if self._signals == 1:
             if self._results is not None:
                 self._results.stop("interrupted")
-            terminal.say(
-                "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting"
+            self.progress.note(
+                "stopping",
+                "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting",
             )
             asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
         elif self._signals == 2:
-            terminal.say("stopped waiting; what is in flight is recorded")
+            self.progress.note("leaving", "stopped waiting; what is in flight is recorded")
             if self._reading is not None:
                 self._reading.cancel()
         else:
@@ -193,17 +232,16 @@ class Run:
             self._interrupt()
 
     def _say_until_when(self) -> None:
-        if self._tracker is None or not self._progress.pending:
+        now = self.progress.standing()
+        if self._tracker is None or now.expires_at is None:
             return
-        ends = [
-            sale.expires_at
-            for sale in self._tracker.open_sales()
-            if sale.client_transaction_id in self._under_way and sale.expires_at is not None
-        ]
-        if ends:
-            left = terminal.duration(max(ends) - self._tracker.clock.time())
-            until = f" until {terminal.at(max(ends))} (in {left})"
-            terminal.say(f"waiting for {self._progress.pending:,} customers{until}")
+        left = terminal.duration(now.expires_at - self._tracker.clock.time())
+        self.progress.note(
+            "waiting",
+            f"waiting for {now.pending:,} customers until {terminal.at(now.expires_at)} (in {left})",
+            pending=now.pending,
+            until=iso(now.expires_at),
+        )
 
 
 @contextmanager

@@ -1,19 +1,35 @@
-"""The tables that a run prints."""
+"""The tables and pictures that a run prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
-from payclient.cli.lines import LABELS, Tally
-from payclient.cli.terminal import money
+from payclient.cli.lines import LABELS, NEVER_SENT, Tally
+from payclient.cli.standing import Standing
+from payclient.cli.terminal import at, duration, money
 from payclient.lifecycle import State
 
 __all__: list[str] = []
 
 _PAID: dict[str, str] = {State.ACCEPTED: "yes", State.CANCELLED: "no", State.REFUSED: "no"}
+
+#: Always in the live picture, whatever their count; the others only where they are.
+_SHOWN = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
+
+_COLOURS: dict[str, str] = {
+    State.ACCEPTED: "green",
+    State.CANCELLED: "yellow",
+    State.REFUSED: "yellow",
+    State.EXPIRED: "magenta",
+    State.UNKNOWN: "bold magenta",
+    NEVER_SENT: "bold magenta",
+}
 
 
 def plan_table(charges: Mapping[str, int], totals: Mapping[str, int]) -> Table:
@@ -30,19 +46,72 @@ def outcome_table(tally: Tally) -> Table:
     for label in LABELS:
         if not tally.counts[label]:
             continue
-        totals = "\n".join(money(cents, currency) for currency, cents in tally.totals(label).items())
-        table.add_row(label, _PAID.get(label, "unknown"), f"{tally.counts[label]:,}", totals)
+        table.add_row(
+            Text(label, _COLOURS.get(label, "")),
+            _PAID.get(label, "unknown"),
+            f"{tally.counts[label]:,}",
+            _lines(tally.totals(label)),
+        )
     if tally.done:
         table.add_section()
-        table.add_row("all", "", f"{tally.done:,}", "\n".join(_sums(tally)))
+        table.add_row("all", "", f"{tally.done:,}", _lines(tally.sums()))
     return table
 
 
-def _sums(tally: Tally) -> list[str]:
-    sums: dict[str, int] = {}
-    for (_, currency), cents in tally.money.items():
-        sums[currency] = sums.get(currency, 0) + cents
-    return [money(cents, currency) for currency, cents in sorted(sums.items())]
+def run_picture(
+    tally: Tally, now: Standing, *, total: int, elapsed: float, stopped: str | None, width: int
+) -> RenderableType:
+    """A run while it goes: how far it is, what came of the rows with their money, and what is open."""
+    share = tally.done / max(total, 1)
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        ProgressBar(
+            total=max(total, 1),
+            completed=tally.done,
+            width=max(min(width - 36, 60), 10),
+            complete_style="green",
+            finished_style="green",
+        ),
+        f"{tally.done:,} of {total:,} done, {int(share * 100)} %",
+    )
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(width=10)
+    rows.add_column(justify="right", min_width=len(f"{total:,}"))
+    rows.add_column(overflow="ellipsis", no_wrap=True)
+    for label in LABELS:
+        count = tally.counts[label]
+        if not count and label not in _SHOWN:
+            continue
+        sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(label).items())
+        style = _COLOURS.get(label, "") if count else "dim"
+        rows.add_row(Text(label, style), Text(f"{count:,}", style), Text(sums, "" if count else "dim"))
+    rows.add_row("", "", "")
+    rows.add_row("waiting", Text(f"{now.pending:,}", "bold"), _waiting(now))
+    if now.queued or not (now.pending or now.expired or now.unknown):
+        unread = max(total - tally.done - now.pending - now.expired - now.unknown, 0)
+        rows.add_row("to go", f"{unread:,}", "nothing more is sent" if stopped else "queue for their turn")
+    foot = f"running {duration(elapsed)}"
+    if now.latest_end is not None:
+        foot += f", over by {at(now.latest_end)} even if nobody else answers"
+    parts: list[RenderableType] = [head, "", rows, Text(foot, "dim", overflow="ellipsis", no_wrap=True)]
+    if stopped is not None:
+        parts.append(Text(f"stopping: {stopped}", "bold yellow", overflow="ellipsis", no_wrap=True))
+    return Group(*parts)
+
+
+def _waiting(now: Standing) -> str:
+    parts = []
+    if now.next_left is not None:
+        parts.append(f"for a customer; the next expires in {duration(now.next_left)}")
+    if now.expired:
+        parts.append(f"{now.expired:,} expired, last word awaited")
+    if now.unknown:
+        parts.append(f"{now.unknown:,} unknown, looked up")
+    return "; ".join(parts) or "for nobody"
+
+
+def _lines(totals: Mapping[str, int]) -> str:
+    return "\n".join(money(cents, currency) for currency, cents in totals.items())
 
 
 def _table(*numbers: str, first: str, second: str | None = None) -> Table:

@@ -57,14 +57,18 @@ def money(cents: int, currency: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`3 min 20 s`, rounded up."""
+    """`3 min 20 s`, rounded up to a second; `2 h 5 min`."""
     whole = max(int(-(-seconds // 1)), 0)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    return f"{minutes} min {whole % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def at(when: float) -> str:
-    """A moment on this machine's clock."""
-    return time.strftime("%H:%M:%S", time.localtime(when))
+    """A moment on this machine's clock, with its day where that is not today."""
+    moment, today = time.localtime(when), time.localtime()
+    return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M", moment)
 
 
 class _Lines(logging.Handler):

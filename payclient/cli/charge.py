@@ -139,11 +139,11 @@ async def charge_file(
     files = {"report": report, "html": page}
     run.progress.end(code, **{name: str(one.path) for name, one in files.items() if one is not None})
     if report is not None and look != "quiet":
-        terminal.say(f"the report is in {report.path}")
+        terminal.say(f"the report is in {report.path}", whole=True)
     if page is not None and look != "quiet":
-        terminal.say(f"the page is in {page.path}")
+        terminal.say(f"the page for people is in {page.path}", whole=True)
     if code == 130:
-        terminal.say(f"interrupted; to go on: {terminal.again()}")
+        terminal.say(f"interrupted; to go on: {terminal.again()}", whole=True)
     return code, run
 
 

@@ -103,7 +103,7 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
     twice = sum(times > 1 for times in simulator.created_per_client_id.values())
     terminal.out().print(comparison_table(rows))
     equal = all(said == count for _, said, _, count in rows) and twice == 0
-    terminal.out().print(
+    terminal.tell(
         f"Every count is what the service did, and nobody was charged twice: {did.created} sales "
         f"for {len(simulator.created_per_client_id)} customers. Expired ones stay unknown, because the service was "
         "made to forget them: payclient never calls a clock a proof."
@@ -179,7 +179,9 @@ class Files:
         terminal.out().print(
             "\nTry next, in two terminals:\n"
             f"  {shlex.join(simulate)}\n"
-            f"  PAYCLIENT_TOKEN=any {shlex.join(charge)}\n"
-            "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice.",
+            f"  PAYCLIENT_TOKEN=any {shlex.join(charge)}",
             markup=False,
+        )
+        terminal.tell(
+            "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice."
         )

@@ -62,14 +62,17 @@ def share_bar(counts: Mapping[str, int], width: int, kind: str) -> str:
         )
         x += wide
     words = ", ".join(f"{count:,} {label}" for label, count in present)
-    return f'<svg class="{kind}" viewBox="0 0 {width} 34" preserveAspectRatio="none" role="img" aria-label="{words}">{"".join(parts)}</svg>'
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {width} 34" preserveAspectRatio="none" role="img" '
+        f'aria-label="{words}">{"".join(parts)}</svg>'
+    )
 
 
 def histogram(
     bars: Sequence[tuple[int, int]], ticks: Sequence[tuple[float, str]], width: int, kind: str
 ) -> str:
     """Bars of (accepted, cancelled), upward from a line with ticks at parts of its length."""
-    left, right, top, height = 40.0, 16.0, 18.0, 150.0
+    left, right, top, height = 40.0, 26.0, 18.0, 150.0
     across = width - left - right
     most = max((sum(bar) for bar in bars), default=0)
     scale = height / max(most, 1)

@@ -196,7 +196,7 @@ class Page:
     def _times(self, tally: Tally) -> str:
         accepted, cancelled = (self._answers[label] for label in (State.ACCEPTED, State.CANCELLED))
         together = accepted + cancelled
-        heading = "<section><h2>How long people took to answer</h2>"
+        heading = '<section class="times"><h2>How long people took to answer</h2>'
         if not together:
             return f'{heading}<p class="quiet">No answer was heard in time.</p></section>'
         width = FINE // BARS
@@ -272,9 +272,11 @@ class Page:
 
 def _table(rows: Sequence[Line]) -> str:
     """The rows, with the columns that some of them fill."""
+    numbered = any(row.transaction_id is not None for row in rows)
     coded, said = any(row.error_code is not None for row in rows), any(row.message for row in rows)
     heads = ['<th scope="col">Client transaction id</th><th scope="col" class="number">Amount</th>']
-    heads.append('<th scope="col">Transaction id</th>')
+    if numbered:
+        heads.append('<th scope="col">Transaction id</th>')
     if coded:
         heads.append('<th scope="col">Code</th>')
     if said:
@@ -284,8 +286,9 @@ def _table(rows: Sequence[Line]) -> str:
         cells = [
             f'<th scope="row">{_text(row.client_transaction_id)}</th>'
             f'<td class="number">{_text(money(row.amount, row.currency))}</td>'
-            f'<td data-name="transaction ">{_or_none(row.transaction_id)}</td>'
         ]
+        if numbered:
+            cells.append(f'<td data-name="transaction ">{_or_none(row.transaction_id)}</td>')
         if coded:
             cells.append(f'<td data-name="code ">{_or_none(row.error_code)}</td>')
         if said:

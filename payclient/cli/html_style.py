@@ -40,6 +40,8 @@ th:last-child,td:last-child{padding-right:0}
 thead th{color:var(--quiet);font-size:.8125rem;font-weight:600;border-bottom-color:#9aa1ac}
 tfoot th,tfoot td{font-weight:600;border-bottom:0}
 .number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th[scope=row]{white-space:nowrap}
+.rows th[scope=row]{white-space:normal}
 .rows th[scope=row],.said{overflow-wrap:anywhere}
 .rows th[scope=row]{font-weight:600}
 .rows .number{padding-right:2rem}
@@ -52,6 +54,8 @@ section{padding:1rem .9rem .75rem}
 h1{font-size:1.4rem}.lead{font-size:1.05rem}
 .wide{display:none}.narrow{display:block}
 .share{display:none}
+table{font-size:.8125rem}th,td{padding-right:.5rem}
+.rows{font-size:.9375rem}
 .rows,.rows tbody{display:block}
 .rows thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
 .rows tr{display:grid;grid-template-columns:1fr auto;gap:0 1rem;padding:.55rem 0;border-bottom:1px solid var(--line)}
@@ -71,7 +75,7 @@ main{max-width:none;padding:0}
 header{padding:0 0 4mm}
 section{border:0;border-top:1px solid #9aa1ac;border-radius:0;padding:4mm 0 2mm;margin:0}
 h1{font-size:18pt}h2{font-size:13pt}h2,h3{break-after:avoid}h3+p{break-after:avoid}
-tr,svg,.when{break-inside:avoid}
+tr,svg,.when,.times{break-inside:avoid}
 thead{display:table-header-group}tfoot{display:table-row-group}
 table{font-size:9.5pt}
 .wide{max-height:60mm}

@@ -31,9 +31,15 @@ def again() -> str:
     return shlex.join(("payclient", *command_line.get()))
 
 
-def say(text: str) -> None:
-    """One line to stderr, above the progress where there is one."""
-    err.print(escape(text))
+def say(text: str, *, whole: bool = False) -> None:
+    """A sentence to stderr, above the progress where there is one; `whole` is not broken: it may be copied."""
+    err.print(escape(text), soft_wrap=whole or not err.is_terminal)
+
+
+def tell(text: str) -> None:
+    """A sentence among the results, broken between words on a terminal only."""
+    console = out()
+    console.print(escape(text), soft_wrap=not console.is_terminal)
 
 
 def complain(text: str) -> None:

@@ -17,7 +17,8 @@ ANSWER = b'{"transactionId":23178284}'
 class _Server(asyncio.Protocol):
     """Answers every request at once with the same bytes: the cheapest service there is."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes, delay: float) -> None:
+        self.delay = delay
         self.answer = (
             b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
             + answer
@@ -38,14 +39,19 @@ class _Server(asyncio.Protocol):
             if len(self.buffer) < end + 4 + size:
                 return
             del self.buffer[: end + 4 + size]
-            self.transport.write(self.answer)
+            if self.delay:
+                asyncio.get_running_loop().call_later(self.delay, self.transport.write, self.answer)
+            else:
+                self.transport.write(self.answer)
 
 
-def _serve(answer: bytes, ready: multiprocessing.SimpleQueue[int]) -> None:
+def _serve(answer: bytes, delay: float, ready: multiprocessing.SimpleQueue[int]) -> None:
     pin(1)
 
     async def main() -> None:
-        server = await asyncio.get_running_loop().create_server(lambda: _Server(answer), "127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: _Server(answer, delay), "127.0.0.1", 0
+        )
         ready.put(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -60,11 +66,11 @@ def pin(core: int) -> None:
 
 
 @asynccontextmanager
-async def server(answer: bytes = ANSWER) -> AsyncIterator[str]:
-    """The base address of a server in another process, on another core."""
+async def server(answer: bytes = ANSWER, delay: float = 0.0) -> AsyncIterator[str]:
+    """The base address of a server in another process, on another core; it answers after `delay` seconds."""
     context = multiprocessing.get_context("spawn")
     ready: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
-    process = context.Process(target=_serve, args=(answer, ready), daemon=True)
+    process = context.Process(target=_serve, args=(answer, delay, ready), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{ready.get()}"

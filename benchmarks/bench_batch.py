@@ -9,11 +9,11 @@ import argparse
 import asyncio
 import gc
 import heapq
+import logging
 import math
 import os
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,17 +59,19 @@ def request_of(number: int, customer: int | None = None) -> SaleRequest:
 # --- 20,000 rows, POSTed and recorded, beside people who POST only
 
 
-async def posted(directory: str, rounds: int, rows: int) -> None:
-    """Wall time, both over a server in another process."""
+async def posted(directory: str, rounds: int, rows: int, delay: float) -> None:
+    """Wall time, both over a server in another process that takes so many seconds to answer."""
     pin(0)
+    logging.disable(logging.WARNING)  # that nothing here has a status source
+    print(f"      over a service that answers after {delay * 1000:.0f} ms:")
     naive_times: list[float] = []
     lean_times: list[float] = []
     ours: list[float] = []
-    async with server() as url:
+    async with server(delay=delay) as url:
         for number in range(rounds):
             naive_times.append(await _naive(url, rows))
             lean_times.append(await _lean(url, rows))
-            ours.append(await _batch(url, os.path.join(directory, f"batch-{number}.db"), rows))
+            ours.append(await _batch(url, os.path.join(directory, f"batch-{delay}-{number}.db"), rows))
     for name, times in (
         ("naive gather, json=, default connector", naive_times),
         ("naive gather of ready bytes, no connector limit", lean_times),
@@ -190,9 +192,7 @@ async def stream(directory: str, rows: int) -> None:
     profile = ServiceProfile(
         name="stream",
         sale_window=10.0,
-        status=StatusProfile(
-            by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"
-        ),
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"),
     )
     ledger = await SqliteLedger.open(os.path.join(directory, f"stream-{rows}.db"))
     session = PaySession("http://127.0.0.1:9", "token", profile=profile, transport=transport)
@@ -238,7 +238,7 @@ class VirtualClock:
             # All that can run runs: this callback is behind those that are ready, again and again.
             for _ in range(12):
                 await asyncio.sleep(0)
-            while loop._ready:  # type: ignore[attr-defined]  # the one way to see that nothing can run
+            while loop._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - the one way to see that nothing can run
                 await asyncio.sleep(0)
             while self._timers and self._timers[0][2].cancelled:
                 heapq.heappop(self._timers)
@@ -327,9 +327,7 @@ async def paced(rows: int, rate: float, queries_per_minute: float | None, longes
     profile = ServiceProfile(
         name="paced",
         queries_per_minute=queries_per_minute,
-        status=StatusProfile(
-            by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"
-        ),
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"),
     )
     customers = Customers(clock, profile.sale_window)
     who = _customers(rows, longest)
@@ -374,7 +372,9 @@ async def paced_all(rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
-    parser.add_argument("--only", nargs="*", choices=("posted", "memory", "paced"), default=("posted", "memory", "paced"))
+    parser.add_argument(
+        "--only", nargs="*", choices=("posted", "memory", "paced"), default=("posted", "memory", "paced")
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--memory-rows", type=int, nargs=2, default=(100_000, 1_000_000))
@@ -385,7 +385,8 @@ def main() -> None:
             asyncio.run(stream(directory, options.stream))
             return
         if "posted" in options.only:
-            asyncio.run(posted(directory, options.rounds, options.rows))
+            for delay in (0.0, 0.05):
+                asyncio.run(posted(directory, options.rounds, options.rows, delay))
         if "memory" in options.only:
             memory(directory, (options.memory_rows[0], options.memory_rows[1]))
         if "paced" in options.only:

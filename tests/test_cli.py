@@ -482,15 +482,20 @@ def test_without_its_packages_it_says_what_to_install() -> None:
 def interrupted(
     service: Service, file: Path, report: Path, prefix: str, signals: list[int]
 ) -> tuple[int, str]:
-    """Charge five at a time, and interrupt once the first five wait for their customers."""
+    """Charge five at a time, and interrupt once the first five wait for their customers, by the program's own words."""
     arguments = charge_arguments(service, file, "--report", str(report), "--max-pending", "5")
+    said: list[str] = []
     with start(arguments) as process:
         wait_until(lambda: len(service.truth(prefix)) >= 5)
+        assert process.stderr is not None
         for number in signals:
             process.send_signal(number)
-            time.sleep(0.6)
+            while "waiting for 5 customers" not in "".join(said):
+                line = process.stderr.readline()
+                assert line, said
+                said.append(line)
         _, err = process.communicate(timeout=20)
-    return process.returncode, err
+    return process.returncode, "".join(said) + err
 
 
 def test_ctrl_c_once_waits_for_what_is_pending(silent: Service, tmp_path: Path) -> None:

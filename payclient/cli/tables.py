@@ -75,9 +75,9 @@ def run_picture(
         f"{tally.done:,} of {total:,} done, {int(share * 100)} %",
     )
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(width=10)
-    rows.add_column(justify="right", min_width=len(f"{total:,}"))
-    rows.add_column(overflow="ellipsis", no_wrap=True)
+    rows.add_column(min_width=10, no_wrap=True)
+    rows.add_column(justify="right", min_width=len(f"{total:,}"), no_wrap=True)
+    rows.add_column()
     for label in LABELS:
         count = tally.counts[label]
         if not count and label not in _SHOWN:

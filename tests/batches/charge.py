@@ -2,15 +2,14 @@
 
 import sys
 from functools import partial
+from unittest.mock import patch
 
 import payclient
-from payclient.cli import main, settings
+from payclient.cli import main
 
 from .service import TOTAL
 
-settings.open_tracker = partial(  # type: ignore[assignment]  # the same with one argument given
-    payclient.open_tracker, timeouts=payclient.Timeouts(connect=TOTAL, total=TOTAL)
-)
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    hasty = partial(payclient.open_tracker, timeouts=payclient.Timeouts(connect=TOTAL, total=TOTAL))
+    with patch("payclient.cli.settings.open_tracker", hasty):
+        sys.exit(main(sys.argv[1:]))

@@ -32,7 +32,7 @@ PROFILE = f"""\
 name = "batches"
 not_found_codes = [20]
 sale_window = {WINDOW}
-absent_after = 3
+absent_after = 2.4
 queries_per_minute = 60000
 [status]
 by_transaction_id = "/api/Sale/{{transaction_id}}"

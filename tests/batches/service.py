@@ -16,7 +16,7 @@ from aiohttp import web
 from payclient.simulator import Answers, Settings, Simulator
 
 #: Seconds: a sale's life, the client's total time-out, and how long a stalled exchange stands still.
-WINDOW, TOTAL, STALL = 2.0, 1.0, 1.4
+WINDOW, TOTAL, STALL = 1.5, 0.8, 1.1
 
 #: Customers whom the service refuses.
 REFUSED = frozenset(f"0988{number:06}" for number in range(0, 1_000_000, 97))
@@ -49,7 +49,7 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self._behind: set[asyncio.Task[object]] = set()
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """One exchange of a client's. It reaches the service whether or not the client waits."""
         body = await request.read()
         fault = None
@@ -81,12 +81,12 @@ class Proxy:
         return web.Response(status=status, body=answer, content_type="application/json")
 
     @staticmethod
-    def _cut(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    def _cut(request: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
         if request.transport is not None:
             request.transport.abort()
         return response if response is not None else web.Response()
 
-    async def _forward(self, request: web.Request, body: bytes, delay: float) -> tuple[int, bytes]:
+    async def _forward(self, request: web.BaseRequest, body: bytes, delay: float) -> tuple[int, bytes]:
         await asyncio.sleep(delay)
         headers = {
             name: value

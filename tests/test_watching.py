@@ -1,0 +1,424 @@
+"""How a run is watched: live, in plain lines, quietly, by a machine; and the page that it leaves."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from payclient.cli import main, terminal
+from payclient.cli.html_report import LISTED, Page
+from payclient.cli.lines import NEVER_SENT, Line, Tally
+from payclient.cli.progress import JsonProgress, PlainProgress, Progress, progress_of
+from payclient.cli.standing import Pace, Standing, standing
+from payclient.cli.tables import run_picture
+from payclient.errors import ConfigurationError
+from payclient.ledger.memory import MemoryLedger
+from payclient.models import SaleRequest
+from payclient.profile import ServiceProfile
+from payclient.session import PaySession
+from payclient.simulator import ManualClock
+from payclient.tracker import Tracker
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_cli import (
+    Service,
+    charge_arguments,
+    clean_environment,
+    read_report,
+    rows_of,
+    service,
+    simulated,
+    start,
+    write_csv,
+)
+
+__all__ = ["clean_environment", "service"]
+
+NOW = 1_763_720_000.0
+
+
+def line(number: int, state: str = "accepted", **more: object) -> Line:
+    paid = {"accepted": True, "cancelled": False, "refused": False}.get(state)
+    known: dict[str, object] = {
+        "client_transaction_id": f"row-{number}",
+        "state": state,
+        "paid": paid,
+        "amount": 1000 + number,
+        "currency": "USD",
+    }
+    return Line(**{**known, **more})  # type: ignore[arg-type]  # by name, for brevity
+
+
+def tally_of(*lines: Line) -> Tally:
+    tally = Tally()
+    for each in lines:
+        tally.add(each)
+    return tally
+
+
+# --- How it stands
+
+
+async def test_standing_counts_what_is_open_of_this_run() -> None:
+    """Pending with the time left of the next to expire and the last end; sales of other runs are passed over."""
+    clock, number = ManualClock(start=NOW), 0
+
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        nonlocal number
+        assert before_send is not None
+        await before_send()
+        number += 1
+        if number == 3:
+            return HttpResponse(status=500)
+        return HttpResponse(status=200, body=b'{"transactionId":%d}' % number)
+
+    session = PaySession("http://127.0.0.1:9", "token", transport=transport)
+    async with session, Tracker(session, MemoryLedger(), clock=clock) as tracker:
+        for each in range(4):
+            await tracker.sale(
+                SaleRequest(
+                    phone_number=f"099{each}", country_code="593", currency="USD", amount_with_tax=100,
+                    client_transaction_id=f"row-{each}",
+                )
+            )  # fmt: skip
+            await clock.advance(10)
+
+        def now(*, stopped: bool, wait: float | None = None, rate: float | None = None) -> Standing:
+            return standing(
+                tracker.open_sales(), {"row-1", "row-2", "row-3", "row-9"}, done=1,
+                pace=Pace(total=2005, max_pending=1000, wait=wait, rate=rate), profile=tracker.profile,
+                clock=clock, stopped=stopped,
+            )  # fmt: skip
+
+        seen = now(stopped=True)
+        assert (seen.pending, seen.unknown, seen.expired, seen.queued) == (2, 1, 0, 1)
+        assert seen.next_left == 270  # row 1: asked 30 s ago
+        assert seen.expires_at == NOW + 330
+        # The unknown one: 30 s of time-out and the window, then until it is proven absent.
+        assert seen.latest_end == NOW + 20 + 330 + 660
+        # Two rounds of a thousand prompts after the last, and the last queries.
+        assert now(stopped=False).latest_end == NOW + 330 + 3 * 300 + 140
+        assert now(stopped=False, rate=1.0).latest_end == NOW + 330 + 3 * 300 + 140 + 2001
+        assert now(stopped=True, wait=5.0).latest_end == NOW + 20 + 330 + 660
+        await clock.advance(280)
+        later = now(stopped=True)
+        assert (later.pending, later.expired, later.next_left) == (1, 1, 10)
+
+
+def test_nothing_open_has_no_end() -> None:
+    assert standing(
+        [], set(), done=3, pace=Pace(total=3), profile=ServiceProfile(name="x"), clock=ManualClock(), stopped=False
+    ) == Standing()  # fmt: skip
+
+
+# --- What is shown
+
+
+def picture(width: int, **more: object) -> str:
+    out = io.StringIO()
+    tally = tally_of(*(line(n) for n in range(3)), line(3, "cancelled"), line(4, "expired", currency="EUR"))
+    options: dict[str, object] = {"total": 12_345, "elapsed": 70.0, "stopped": None, **more}
+    now = Standing(
+        pending=980, expired=3, unknown=2, queued=50, next_left=192.0, expires_at=NOW, latest_end=NOW
+    )
+    Console(file=out, width=width, force_terminal=False).print(
+        run_picture(tally, now, width=width, **options)  # type: ignore[arg-type]  # by name
+    )
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_picture_fits_its_terminal(width: int) -> None:
+    """And holds the money, the time left and the end, in words and not in colours alone."""
+    text = picture(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert re.search(r"accepted +3 +USD 30.03", text)
+    if width >= 80:
+        assert "5 of 12,345 done, 0 %" in text
+        assert re.search(r"waiting +980 +for a customer; the next expires in 3 min 12 s", text)
+        assert "looked up" in text
+        assert "running 1 min 10 s, over by " in text
+    assert "stopping" not in text
+    assert "stopping: interrupted" in picture(80, stopped="interrupted")
+
+
+async def test_a_plain_line_says_all_of_it() -> None:
+    plain = PlainProgress(tally_of(line(1), line(2, "refused")), Pace(total=9), {"row-3": None})
+    assert (
+        "2 of 9 done; 1 accepted (USD 10.01); 1 refused (USD 10.02); 0 wait for a customer"
+        in plain.sentence()
+    )
+
+
+async def test_a_machine_that_hangs_up_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who reads the events may go; it is said once."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    said: list[str] = []
+    monkeypatch.setattr(terminal, "complain", said.append)
+    monkeypatch.setattr("sys.stdout", Closed())
+    events = JsonProgress(Tally(), Pace(total=2), {})
+    events.row(line(1))
+    events.row(line(2))
+    assert said == ["stdout is closed: no more events; the run goes on"]
+
+
+def test_quiet_shows_nothing_by_itself() -> None:
+    assert progress_of("quiet") is Progress
+    assert progress_of("json") is JsonProgress
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1 s"), (59.5, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_durations_are_rounded_up(seconds: float, text: str) -> None:
+    assert terminal.duration(seconds) == text
+
+
+def test_a_moment_of_another_day_has_its_day() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", terminal.at(NOW))
+
+
+# --- The page
+
+
+class Strict(HTMLParser):
+    """Every element closed, in order; what it needs from outside is collected."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert len({name for name, _ in attributes}) == len(attributes)
+        for name, value in attributes:
+            assert not name.startswith("on")
+            assert name != "style", "the policy forbids it"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "action", "data") and not (value or "").startswith("#"):
+                self.outside.append(value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read_page(text: str) -> Strict:
+    parser = Strict()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    assert parser.outside == []
+    assert len(set(parser.ids)) == len(parser.ids)
+    assert "script" not in parser.tags
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-{digest}'" in text
+    assert "url(h" not in text
+    return parser
+
+
+def page_of(path: Path, *lines: Line, code: int | None = 4, total: int | None = None) -> str:
+    page = Page(path, title="charges.csv", window=300)
+    for each in lines:
+        page.add(each)
+    page.write(tally_of(*lines), total=len(lines) if total is None else total, code=code)
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
+    """Totals by outcome and currency, the answers' times, and who needs a person with the service's words."""
+    timed = [
+        line(n, "accepted" if n < 8 else "cancelled", created_at=NOW, decided_at=NOW + 20 + n, notified_at=NOW + 10)
+        for n in range(10)
+    ]  # fmt: skip
+    late = line(10, "cancelled", created_at=NOW, decided_at=NOW + 303)
+    text = page_of(
+        tmp_path / "r.html", *timed, late, line(11, "unknown", currency="EUR"), line(12, "expired"),
+        line(13, "refused", error_code=22, message="El cliente no existe"), line(14, "", message="never sent"),
+    )  # fmt: skip
+    page = read_page(text)
+    assert "8 of 15 customers paid: USD 80.28." in page.text
+    assert "4 rows need a person." in page.text
+    assert "Half of them answered within 10 s, nine of ten within 10 s. 3 did not answer in time" in page.text
+    for word in ("row-11", "EUR 10.11", "row-12", "row-13", "El cliente no existe", "22", NEVER_SENT):
+        assert word in page.text
+    assert "row-3" not in page.text
+    assert 'aria-label="8 accepted, 3 cancelled, 1 refused, 1 expired, 1 unknown, 1 never sent"' in text
+    assert 'http-equiv="refresh"' not in text
+
+
+def test_what_others_wrote_is_escaped(tmp_path: Path) -> None:
+    """No markup, no quotes that end an attribute, no characters that turn the line around."""
+    nasty = "\"><script>alert(1)</script>'\u202etxt.exe\x00"
+    page = Page(tmp_path / "r.html", title=nasty, window=300)
+    each = line(1, "refused", message=nasty, client_transaction_id=nasty, currency=nasty)
+    page.add(each)
+    page.write(tally_of(each), total=1, code=3)
+    text = (tmp_path / "r.html").read_text()
+    read = read_page(text)
+    assert "<script" not in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    assert "alert(1)" in read.text
+
+
+def test_a_page_of_a_run_that_goes_on_loads_itself_again(tmp_path: Path) -> None:
+    """And says that the rest has no outcome yet."""
+    text = page_of(tmp_path / "r.html", line(1), code=None, total=9)
+    page = read_page(text)
+    assert '<meta http-equiv="refresh" content="30">' in text
+    assert "Still running" in page.text
+    assert "8 have no outcome yet" in page.text
+
+
+def test_a_page_lists_so_many_and_counts_all(tmp_path: Path) -> None:
+    """Its memory is bounded, and no flood of refusals hides an unknown one."""
+    lines = [line(n, "refused", message="no") for n in range(LISTED + 50)]
+    page = read_page(page_of(tmp_path / "r.html", *lines, line(9999, "unknown")))
+    assert f"The first {LISTED} of {LISTED + 50}" in page.text
+    assert "row-9999" in page.text
+    assert len(re.findall(r"row-\d", page.text)) == LISTED + 1
+
+
+def test_no_rows_make_a_page(tmp_path: Path) -> None:
+    page = read_page(page_of(tmp_path / "r.html", code=130, total=3))
+    assert "0 of 3 customers paid." in page.text
+    assert "Interrupted" in page.text
+
+
+@pytest.mark.parametrize(("name", "said"), [("r.txt", "ends in .html"), ("no/r.html", "directory")])
+def test_a_page_has_its_place(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Page(tmp_path / name, title="x", window=300)
+
+
+def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
+    """One of ours is replaced in one step, and nothing stays beside it."""
+    (tmp_path / "a.html").write_text("<h1>mine</h1>")
+    with pytest.raises(ConfigurationError, match="no page of ours"):
+        Page(tmp_path / "a.html", title="x", window=300)
+    for _ in range(2):
+        page_of(tmp_path / "b.html", line(1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+# --- The command
+
+
+def events_of(text: str) -> list[dict[str, object]]:
+    return [json.loads(each) for each in text.splitlines()]
+
+
+def test_events_for_machines_and_a_page_that_is_rebuilt(
+    service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`--json`: begin, a row each, the end, and nothing else on stdout; again, it sends nothing and writes the page."""
+    file, page = write_csv(tmp_path / "charges.csv", rows_of("json", 40)), tmp_path / "page.html"
+    arguments = charge_arguments(service, file, "--json", "--html", str(page))
+    assert main(arguments) == 3
+    events = events_of(capfd.readouterr().out)
+    assert [event["event"] for event in events if event["event"] != "progress"] == [
+        "begin",
+        *["row"] * 40,
+        "end",
+    ]
+    rows = {event["client_transaction_id"]: event["state"] for event in events if event["event"] == "row"}
+    assert len(rows) == 40
+    end = events[-1]
+    assert (end["exit_code"], end["done"], end["html"]) == (3, 40, str(page))
+    outcomes = end["outcomes"]
+    assert isinstance(outcomes, dict)
+    assert sum(outcome["rows"] for outcome in outcomes.values()) == 40
+    assert "0977" not in page.read_text() + json.dumps(events)
+    first = read_page(page.read_text())
+    page.unlink()
+    before = service.counts()
+    assert main(arguments) == 3
+    assert service.counts() == before
+    written = re.compile(r"This page written.*?\)")
+    assert written.sub("", read_page(page.read_text()).text) == written.sub("", first.text)
+
+
+def test_quiet_says_nothing_where_all_is_well(
+    tmp_path: Path, service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("quiet", 5)), tmp_path / "r.csv"
+    assert main(charge_arguments(service, file, "--quiet", "--report", str(report))) in (0, 3)
+    assert capfd.readouterr() == ("", "")
+    assert all(row["created_at"].endswith("Z") for row in read_report(report).values())
+    assert main(charge_arguments(service, file, "--quiet", "--json")) == 2
+    assert "give one of them" in capfd.readouterr().err
+
+
+def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
+    """Also while a send hangs: the ledger and the report hold what is known, and it is 130."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("thrice", 2)), tmp_path / "report.csv"
+    profile = tmp_path / "profile.toml"
+    profile.write_text('name = "tests"\n')
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        where = Service(f"http://127.0.0.1:{deaf.getsockname()[1]}", profile)
+        with start(charge_arguments(where, file, "--report", str(report))) as process:
+            connection, _ = deaf.accept()
+            assert connection.recv(100)
+            assert process.stderr is not None
+            for words in ("sending no more", "stopped waiting"):
+                process.send_signal(signal.SIGINT)
+                while words not in (said := process.stderr.readline()):
+                    assert said
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=10) == 130
+            connection.close()
+            process.communicate()
+
+
+def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> None:
+    """Events `stopping` and `waiting` with until when; the page says that it was interrupted."""
+    with simulated(tmp_path, "--answers", "ignore=1", window=1.5) as silent:
+        file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
+        arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
+        with start(arguments) as process:
+            assert process.stdout is not None
+            events = [json.loads(process.stdout.readline())]
+            while not events[-1].get("pending"):
+                events.append(json.loads(process.stdout.readline()))
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=20)
+        events += events_of(rest)
+    assert process.returncode == 130
+    kinds = [event["event"] for event in events]
+    assert "stopping" in kinds
+    assert kinds[-1] == "end"
+    waiting = next(event for event in events if event["event"] == "waiting")
+    assert waiting["pending"] == 3
+    assert waiting["until"].endswith("Z")
+    text = read_page(page.read_text()).text
+    assert "Interrupted" in text
+    assert "Never sent" in text
+    assert os.environ["PAYCLIENT_TOKEN"] not in page.read_text()

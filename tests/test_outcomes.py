@@ -16,6 +16,7 @@ RECORD = Record(
     state=State.ACCEPTED,
     evidence=Evidence.QUERY,
     transaction_id=7,
+    created_at=1.0,
     notified_at=2.0,
     decided_at=3.0,
 )
@@ -45,6 +46,7 @@ def test_an_outcome_says_what_its_record_says() -> None:
         state=State.ACCEPTED,
         evidence=Evidence.QUERY,
         transaction_id=7,
+        created_at=1.0,
         notified_at=2.0,
         decided_at=3.0,
         report=report,

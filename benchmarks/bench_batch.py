@@ -363,9 +363,9 @@ async def paced(rows: int, rate: float, queries_per_minute: float | None, longes
 
 
 async def paced_all(rows: int) -> None:
-    """Each of the three bounds binds once."""
+    """A lane that is long, customers who come again, and queries that are few."""
     await paced(rows, 20.0, 60_000, 20, "a long lane")
-    await paced(rows, 20.0, None, 1, "creation")
+    await paced(rows, 20.0, None, 1, "customers who come again")
     await paced(rows, 20.0, 1200, 5, "1,200 queries a minute")
 
 

@@ -62,9 +62,7 @@ def charge(
         Path | None, Parameter(help="Write a page for people: totals, pictures, rows that need somebody.")
     ] = None,
     quiet: Annotated[bool, Flag, Parameter(help="Show errors and warnings only.")] = False,
-    json: Annotated[
-        bool, Flag, Parameter(help="One JSON object a line on stdout, for machines; asks nothing.")
-    ] = False,
+    json: Annotated[bool, Flag, Parameter(help="One JSON object a line on stdout, for machines.")] = False,
 ) -> int:
     """Charge every row of a file, each customer once, and follow it to its end.
 

@@ -551,7 +551,14 @@ def test_two_runs_on_one_ledger_are_refused(silent: Service, tmp_path: Path) -> 
     arguments = charge_arguments(silent, file, "--report", str(report))
     with start(arguments) as process:
         wait_until(lambda: len(silent.truth("both-")) >= 5)
-        second = subprocess.run([*PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20)
+        # Stopped, it holds its ledger however slowly the second starts.
+        process.send_signal(signal.SIGSTOP)
+        try:
+            second = subprocess.run(
+                [*PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20
+            )
+        finally:
+            process.send_signal(signal.SIGCONT)
         assert second.returncode == 2
         assert second.stderr.count("\n") == 1
         process.communicate(timeout=20)

@@ -1,0 +1,324 @@
+"""The two passes over a file: what it would charge and every fault of it; then the rows as they were checked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from payclient.errors import InvalidRequestError
+from payclient.models import SaleRequest
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.rows import open_rows
+from payclient.rows.csv_rows import CsvRows
+from payclient.rows.decimals import AMBIGUOUS, MARKS, mark_of
+from payclient.rows.faults import Fault, faults_of
+from payclient.rows.formats import Format
+from payclient.rows.index import Index, Place
+from payclient.rows.jsonl_rows import JsonlRows
+from payclient.rows.row import Row
+from payclient.sending import lane_text
+from payclient.wire import Encoder
+
+__all__ = ["CheckedRows", "FileCheck", "check_file"]
+
+#: Faults kept at hand of one file; all are counted.
+MAX_FAULTS = 50
+
+#: Other lines that a fault about equal keys names.
+MAX_LINES = 5
+
+
+@attrs.frozen(kw_only=True)
+class FileCheck:
+    """What a first pass over a file found. Close it, or leave its `with`, to let go of its index."""
+
+    path: Path
+    format: Format
+    rows: int
+    bad_rows: int
+    #: Good rows, and their cents, by currency.
+    charges: Mapping[str, int]
+    totals: Mapping[str, int]
+    #: Customers, each at one store, and the rows of the one with most.
+    customers: int
+    longest_lane: int
+    #: The first faults, and how many there are.
+    faults: Sequence[str]
+    fault_count: int
+    #: Why even the good rows cannot be told; None where they can.
+    fatal: str | None
+    #: How the file was read, such as "CSV, delimiter ;, cp1252, decimal comma".
+    description: str
+    digest: bytes = attrs.field(repr=False)
+    index: Index = attrs.field(repr=False)
+
+    @property
+    def good(self) -> bool:
+        """Whether every row can be sent."""
+        return self.fault_count == 0 and self.fatal is None
+
+    @property
+    def good_rows(self) -> int:
+        """Rows that can be sent."""
+        return self.rows - self.bad_rows
+
+    def requests(self) -> CheckedRows:
+        """The good rows again, as they were checked; opened by `with`."""
+        return CheckedRows(self)
+
+    def close(self) -> None:
+        """Let go of the index."""
+        self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_file(
+    path: str | os.PathLike[str], format: Format | None = None, *, profile: ServiceProfile = DOCUMENT
+) -> FileCheck:
+    """Read a whole file once: what it would charge, and every fault, equal keys and lost zeros among them.
+
+    `InvalidRequestError`: the file cannot be read, is empty, or its header is at fault.
+    """
+    index = Index()
+    try:
+        return _Pass(Path(path), format if format is not None else Format(), profile, index).check()
+    except BaseException:
+        index.close()
+        raise
+
+
+class _Pass:
+    """The first pass over one file."""
+
+    def __init__(self, path: Path, format: Format, profile: ServiceProfile, index: Index) -> None:
+        self._path = path
+        self._format = format
+        self._encoder = Encoder(profile)
+        self._index = index
+        self._salt = secrets.token_bytes(16)
+        self._charges: dict[str, int] = {}
+        self._totals: dict[str, int] = {}
+        #: (calling code, phone begins with 0, digits) -> its number in the index.
+        self._shapes: dict[tuple[str, bool, int], int] = {}
+
+    def check(self) -> FileCheck:
+        rows = 0
+        with open_rows(self._path, self._format) as (reader, seen):
+            for row in reader:
+                rows += 1
+                self._take(row, reader)
+            fatal = self._mixed_marks(reader)
+            description = _describe(reader, seen.encoding.name)
+            key = _key_name(reader, self._format)
+            phone = _phone_name(reader)
+        if rows == 0:
+            raise InvalidRequestError(f"{self._path.name}: has no rows")
+        self._condemn(self._repeated(key))
+        self._condemn(self._lost_zeros(phone))
+        index = self._index
+        index.settle()
+        if (fault := index.fatal()) is not None:
+            fatal = f"{fault}; what follows cannot be told apart"
+        customers, longest = index.customers()
+        return FileCheck(
+            path=self._path,
+            format=self._format,
+            rows=rows,
+            bad_rows=index.bad_rows(),
+            charges={currency: count for currency, count in self._charges.items() if count},
+            totals={currency: self._totals[currency] for currency, count in self._charges.items() if count},
+            customers=customers,
+            longest_lane=longest,
+            faults=tuple(map(str, index.faults(MAX_FAULTS))),
+            fault_count=index.fault_count(),
+            fatal=fatal,
+            description=description,
+            digest=seen.digest,
+            index=index,
+        )
+
+    def _take(self, row: Row, reader: CsvRows | JsonlRows) -> None:
+        faults, request = row.faults, row.request
+        if request is not None:
+            try:
+                self._encoder.sale(request)
+            except InvalidRequestError as error:
+                faults = tuple(faults_of(error, row.line, reader.spelled, {}))
+        key = None if row.key is None else self._digest(row.key.encode("utf-8", "surrogatepass"))
+        place = Place(row.line, row.offset, row.digest)
+        if request is None or faults:
+            self._index.add(place, key=key, faults=faults)
+            return
+        currency = request.currency
+        self._charges[currency] = self._charges.get(currency, 0) + 1
+        self._totals[currency] = self._totals.get(currency, 0) + request.amount
+        self._index.add(
+            place,
+            key=key,
+            lane=self._digest(lane_text(request).encode()),
+            shape=self._shape(request),
+            amount=request.amount,
+            currency=currency,
+        )
+
+    def _digest(self, content: bytes) -> int:
+        raw = blake2b(content, digest_size=8, key=self._salt).digest()
+        return int.from_bytes(raw, "big", signed=True)
+
+    def _shape(self, request: SaleRequest) -> int | None:
+        phone = request.phone_number
+        if phone is None or not (phone.isascii() and phone.isdigit()):
+            return None
+        shape = (request.country_code.removeprefix("+"), phone[0] == "0", len(phone))
+        return self._shapes.setdefault(shape, len(self._shapes))
+
+    # --- What only the whole file tells
+
+    def _condemn(self, faults: Iterator[Fault]) -> None:
+        for amount, currency in self._index.condemn(faults):
+            self._charges[currency] -= 1
+            self._totals[currency] -= amount
+
+    def _repeated(self, key: str) -> Iterator[Fault]:
+        """Which row of a key is meant, nobody knows: all of them are bad."""
+        for lines in self._index.repeated():
+            for line in lines:
+                others = [str(other) for other in lines[: MAX_LINES + 1] if other != line][:MAX_LINES]
+                more = ", ..." if len(lines) > MAX_LINES + 1 else ""
+                plural = "s" if len(lines) > 2 else ""
+                yield Fault(line, key, f"is the same as in line{plural} {', '.join(others)}{more}")
+
+    def _lost_zeros(self, phone: str) -> Iterator[Fault]:
+        """A phone one digit shorter than others of its country, which begin with a zero: a spreadsheet took it."""
+        for (country, zero, digits), number in self._shapes.items():
+            if not zero and (country, True, digits + 1) in self._shapes:
+                reason = (
+                    f"has {digits} digits, and other phones of country {country} have {digits + 1} with a zero in "
+                    "front: did a spreadsheet drop it?"
+                )
+                for line in self._index.of_shape(number):
+                    yield Fault(line, phone, reason, f"{digits} digits")
+
+    def _mixed_marks(self, reader: CsvRows | JsonlRows) -> str | None:
+        """Amounts that prove two decimal marks prove none."""
+        mark = reader.cells.mark
+        if mark is None or self._format.decimal_mark is not None:
+            return None
+        others = (found for text in reader.amounts() if (found := mark_of(text)) not in (None, AMBIGUOUS, mark))
+        if (other := next(others, None)) is None:
+            return None
+        return (
+            f"{self._path.name}: some amounts have a decimal {MARKS[mark]} and others a decimal {MARKS[other]}: "
+            f"give --decimal-mark {mark} or --decimal-mark {other}"
+        )
+
+
+def _key_name(reader: CsvRows | JsonlRows, format: Format) -> str:
+    return reader.spelled.get("client_transaction_id", format.key_column)
+
+
+def _phone_name(reader: CsvRows | JsonlRows) -> str:
+    return reader.spelled.get("phone_number", "phone_number")
+
+
+def _describe(reader: CsvRows | JsonlRows, encoding: str) -> str:
+    words = ["JSONL"] if reader.delimiter is None else [f"CSV with {_DELIMITERS.get(reader.delimiter, reader.delimiter)}"]
+    words.append(_ENCODINGS.get(encoding, encoding))
+    if reader.cells.decimal:
+        mark = reader.cells.mark
+        words.append(f"decimal {MARKS[mark]}" if mark else "amounts in whole units")
+    else:
+        words.append("amounts in cents")
+    return ", ".join(words)
+
+
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_ENCODINGS = {"utf-8": "UTF-8", "cp1252": "Windows-1252", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16"}
+
+
+class CheckedRows:
+    """The good rows of a checked file, by lane or in the order of the file. Each is given once; open it by `with`.
+
+    `InvalidRequestError` where the file is not the one that was checked: nothing of it is given then.
+    """
+
+    def __init__(self, check: FileCheck) -> None:
+        self._check = check
+        self._index = check.index
+        self._stack = ExitStack()
+        #: Lanes begun and not ended: lane -> the line of its last row given, and how many follow.
+        self._begun: dict[int, tuple[int, int]] = {}
+        self._lanes: Iterator[tuple[int, int]] | None = None
+        #: Told of each row that is given.
+        self.on_row: Callable[[SaleRequest], object] | None = None
+
+    def __enter__(self) -> Self:
+        check = self._check
+        with self._stack as stack:
+            reader, seen = stack.enter_context(open_rows(check.path, check.format))
+            if seen.digest != check.digest:
+                raise InvalidRequestError(f"{check.path.name}: changed since it was checked; nothing was sent")
+            self._reader = reader
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __iter__(self) -> Iterator[SaleRequest]:
+        """Those that were not given yet."""
+        for lane in tuple(self._begun):
+            while (request := self.next_of(lane)) is not None:
+                yield request
+        for lane, _ in self.lanes():
+            while (request := self.next_of(lane)) is not None:
+                yield request
+
+    def lanes(self) -> Iterator[tuple[int, int]]:
+        """Every lane not begun yet, with its size, the longest first."""
+        if self._lanes is None:
+            self._lanes = self._index.lanes()
+        for lane, size in self._lanes:
+            self._begun[lane] = 0, size
+            yield lane, size
+
+    def next_of(self, lane: int) -> SaleRequest | None:
+        """The next row of a lane; None at its end."""
+        after, left = self._begun.pop(lane, (0, 0))
+        if not left:
+            return None
+        (place,) = self._index.lane(lane, after, 1)
+        if left > 1:
+            self._begun[lane] = place.line, left - 1
+        request = self._read(place)
+        if self.on_row is not None:
+            self.on_row(request)
+        return request
+
+    def in_order(self) -> Iterator[SaleRequest]:
+        """All of them in the order of the file, whatever was given."""
+        return map(self._read, self._index.places())
+
+    def _read(self, place: Place) -> SaleRequest:
+        row = self._reader.at(place.offset, place.line)
+        if row is None or row.digest != place.digest or row.request is None:
+            raise InvalidRequestError(f"{self._check.path.name}: line {place.line} changed since it was checked")
+        return row.request
+

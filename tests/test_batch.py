@@ -9,7 +9,7 @@ import pytest
 
 import payclient
 from fake_service import FakeService, lost_answer, no_connection, refuses, sale
-from payclient.batch import BUSY_FOR, UNKNOWN_IN_A_ROW
+from payclient.batch.charges import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
 from test_tracker import tracking

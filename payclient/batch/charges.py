@@ -102,6 +102,9 @@ class Charges(AsyncIterator[ChargeResult]):
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
         self._unknown_in_a_row = 0
+        #: How often a fresh token was asked for, and whether the service has taken anything since.
+        self._renewals = 0
+        self._proven = True
         self._failure: Exception | None = None
         self._left = False
         #: Why nothing more is sent; None while the batch sends.
@@ -329,19 +332,21 @@ class Charges(AsyncIterator[ChargeResult]):
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a row is charged by a task
         self._sends.add(task)
+        renewals = self._renewals
         try:
             pending = await self._tracker.sale(row.request)
         except Exception as error:
-            again = self._again(row, error)
+            again = self._again(row, error, renewals)
             return ChargeResult(request_key=key, error=error) if again is None else again
         finally:
             self._sends.discard(task)
         if sends:
+            self._proven = self._proven or renewals == self._renewals
             # What a crash left unknown says nothing of how the service is now.
             self._count_unknown(pending)
         return pending
 
-    def _again(self, row: Row, error: Exception) -> float | None:
+    def _again(self, row: Row, error: Exception, renewals: int) -> float | None:
         """In how many seconds a row is tried again that created nothing; None: it is over."""
         row.tries += 1
         if isinstance(error, CustomerBusyError):
@@ -354,9 +359,12 @@ class Charges(AsyncIterator[ChargeResult]):
             self._pace.slow(error.retry_after)
             return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
-            if self._tracker.renews_token and error.http_status == 401 and not row.renewed:
-                row.renewed = True
-                return 0.0
+            if self._tracker.renews_token and error.http_status == 401:
+                if renewals < self._renewals and self.stopped is None:
+                    return 0.0  # it went with the token before
+                if self._proven:
+                    self._renewals, self._proven = self._renewals + 1, False
+                    return 0.0
             self.stop("the service does not take the token (401 or 403)")
         return None
 

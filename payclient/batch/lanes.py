@@ -29,7 +29,7 @@ class Lanes(Protocol):
 class Row:
     """One request, what the ledger knew of it when it was read, and its tries."""
 
-    __slots__ = ("busy_since", "known", "renewed", "request", "tries")
+    __slots__ = ("busy_since", "known", "request", "tries")
 
     def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
         self.request = request
@@ -37,8 +37,6 @@ class Row:
         self.tries = 0
         #: When its customer was first found busy with a sale that is not ours.
         self.busy_since: float | None = None
-        #: Tried again with a fresh token.
-        self.renewed = False
 
     def sends(self, *, retry_refused: bool) -> bool:
         """Whether it may send, as far as is known; else its answer is in the ledger."""

@@ -50,7 +50,9 @@ def charge(
     options: FileOptions = _PLAIN,
     skip_bad: Annotated[
         Path | None,
-        Parameter(help="Go on without the bad rows, and write them to this file, to be corrected and charged later."),
+        Parameter(
+            help="Go on without the bad rows, and write them to this file, to be corrected and charged later."
+        ),
     ] = None,
     token_file: TokenFile = None,
     max_in_flight: Annotated[int, Whole, Parameter(help="Requests at once.")] = 50,
@@ -92,7 +94,13 @@ def charge(
         if dry_run or not yes:
             known = asyncio.run(ask_ledger(ledger, checked, limits.retry))
             plan = plan_of(
-                checked, known, limits, profile=known_profile, base_url=base_url, ledger=ledger, left_out=left_out
+                checked,
+                known,
+                limits,
+                profile=known_profile,
+                base_url=base_url,
+                ledger=ledger,
+                left_out=left_out,
             )
         if service is None:
             show(terminal.out(), plan.picture())
@@ -123,7 +131,9 @@ def can_go_on(checked: FileCheck, left_out: Path | None) -> bool:
     if left_out is None or not checked.good_rows:
         terminal.complain(f"{faults}; nothing was sent")
         if checked.good_rows:
-            terminal.say(f"--skip-bad FILE charges the other {checked.good_rows:,} rows, and writes these to FILE")
+            terminal.say(
+                f"--skip-bad FILE charges the other {checked.good_rows:,} rows, and writes these to FILE"
+            )
         return False
     terminal.say(f"{faults}; these rows are left out")
     return True

@@ -25,7 +25,10 @@ class FileOptions:
     key: Annotated[str, Parameter(help="The column that is the client transaction id.")] = KEY
     map: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."),
+        Parameter(
+            negative=(),
+            help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable.",
+        ),
     ] = ()
     set: Annotated[
         tuple[str, ...],
@@ -35,9 +38,7 @@ class FileOptions:
     delimiter: Annotated[
         str | None, Parameter(help="Between columns: , ; tab or another character. Default: found.")
     ] = None
-    encoding: Annotated[
-        str | None, Parameter(help="Such as utf-8, cp1252 or utf-16. Default: found.")
-    ] = None
+    encoding: Annotated[str | None, Parameter(help="Such as utf-8, cp1252 or utf-16. Default: found.")] = None
     amounts: Annotated[
         Literal["cents", "decimal"], Parameter(help="Whole cents (1050), or units with decimals (10.50).")
     ] = "cents"

@@ -32,7 +32,15 @@ __all__: list[str] = []
 #: Rows that the ledger is asked for at once.
 CHUNK = 500
 
-_ORDER = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.PENDING, State.EXPIRED, State.UNKNOWN, State.SENDING)
+_ORDER = (
+    State.ACCEPTED,
+    State.CANCELLED,
+    State.REFUSED,
+    State.PENDING,
+    State.EXPIRED,
+    State.UNKNOWN,
+    State.SENDING,
+)
 
 
 @attrs.frozen
@@ -63,11 +71,6 @@ async def ask_ledger(url: str | None, checked: FileCheck, retry: Sequence[str]) 
     states: Counter[str] = Counter()
     again = 0
     try:
-        records = book.records()
-        empty = await anext(records, None) is None
-        await records.aclose()
-        if empty:
-            return Known(states)
         with checked.requests() as rows:
             keys = (request.client_transaction_id for request in rows.in_order())
             while chunk := list(itertools.islice(keys, CHUNK)):
@@ -108,7 +111,11 @@ class Plan:
         facts.add_row("file", Text(f"{checked.path.name}: {checked.description}"))
         facts.add_row("rows", self._rows())
         if checked.good_rows:
-            many = "" if checked.longest_lane < 2 else f"; one of them has {checked.longest_lane:,} charges, one at a time"
+            many = (
+                ""
+                if checked.longest_lane < 2
+                else f"; one of them has {checked.longest_lane:,} charges, one at a time"
+            )
             facts.add_row("customers", f"{checked.customers:,}{many}")
         facts.add_row("ledger", Text(self._ledger()))
         facts.add_row("to send", self._to_send())
@@ -130,7 +137,9 @@ class Plan:
             return "not told: give --ledger to see what was charged before"
         known = self.known
         if known is None or not known.states.total():
-            words = "is in use by another run" if known is not None and known.in_use else "knows none of the rows"
+            words = (
+                "is in use by another run" if known is not None and known.in_use else "knows none of the rows"
+            )
             return f"{self.ledger} {words}"
         counts = ", ".join(f"{known.states[state]:,} {state}" for state in _ORDER if known.states[state])
         again = f" ({known.again:,} of them tried again)" if known.again else ""

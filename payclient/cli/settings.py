@@ -127,7 +127,9 @@ class RotatingToken:
         try:
             token = self._path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
-            raise ConfigurationError(f"the token file {self._path} cannot be read: {error.strerror}") from None
+            raise ConfigurationError(
+                f"the token file {self._path} cannot be read: {error.strerror}"
+            ) from None
         if (fault := token_fault(token)) is not None:
             raise ConfigurationError(f"the token file {self._path}: {fault}")
         return token
@@ -148,7 +150,9 @@ def session_settings(
         return check_base_url(base_url), RotatingToken(token_file)
     token = os.environ.get("PAYCLIENT_TOKEN")
     if not token:
-        raise ConfigurationError("set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; the token is never an argument")
+        raise ConfigurationError(
+            "set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; the token is never an argument"
+        )
     if (fault := token_fault(token)) is not None:
         raise ConfigurationError(fault)
     return check_base_url(base_url), token

@@ -16,7 +16,7 @@ from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.rows.cells import Cells
 from payclient.rows.csv_rows import CsvRows
 from payclient.rows.decimals import AMBIGUOUS, mark_of
-from payclient.rows.faults import ValueFault
+from payclient.rows.faults import CellError
 from payclient.rows.formats import AMOUNTS, Format
 from payclient.rows.jsonl_rows import JsonlRows
 from payclient.rows.lines import Lines, Sniffed, sniff
@@ -34,7 +34,7 @@ _FORMS: dict[str, type[CsvRows | JsonlRows]] = {
 
 
 @contextmanager
-def open_rows(path: Path, format: Format) -> Iterator[tuple[CsvRows | JsonlRows, Sniffed]]:
+def open_rows(path: Path, form: Format) -> Iterator[tuple[CsvRows | JsonlRows, Sniffed]]:
     """A file's reader, with what its bytes say, and its decimal mark found.
 
     `InvalidRequestError`: the file cannot be read, is empty, its header is at fault, or its amounts do not say what
@@ -45,11 +45,11 @@ def open_rows(path: Path, format: Format) -> Iterator[tuple[CsvRows | JsonlRows,
         raise InvalidRequestError(f"{path.name}: a file of rows ends in .csv, .tsv, .txt or .jsonl")
     try:
         with open_file(path) as file:
-            seen = sniff(file, path.name, told=format.encoding, only_utf8=kind is JsonlRows)
-            rows = kind(Lines(file, path.name, seen.encoding), path.name, format, {})
-            if format.amounts == "decimal" and format.decimal_mark is None:
+            seen = sniff(file, path.name, told=form.encoding, only_utf8=kind is JsonlRows)
+            rows = kind(Lines(file, path.name, seen.encoding), path.name, form, {})
+            if form.amounts == "decimal" and form.decimal_mark is None:
                 rows.cells = Cells(True, _find_mark(rows, path.name))
-            rows.constants = _constants(format, rows.cells)
+            rows.constants = _constants(form, rows.cells)
             yield rows, seen
     except OSError as error:
         raise InvalidRequestError(f"{path.name}: cannot be read: {error.strerror}") from None
@@ -81,30 +81,30 @@ def _find_mark(rows: CsvRows | JsonlRows, name: str) -> str | None:
     return None
 
 
-def _constants(format: Format, cells: Cells) -> dict[str, object]:
+def _constants(form: Format, cells: Cells) -> dict[str, object]:
     """The values that every row has; decimal amounts are told with a mark of their own."""
     values: dict[str, object] = {}
-    for field, text in format.constants.items():
-        if cells.decimal and field in AMOUNTS and format.decimal_mark is None:
+    for field, text in form.constants.items():
+        if cells.decimal and field in AMOUNTS and form.decimal_mark is None:
             mark = mark_of(text)
             if mark == AMBIGUOUS:
                 raise ConfigurationError(f"--set {field}: give --decimal-mark, too")
             cells = Cells(True, mark)
         try:
             values[field] = cells.read(text, field)
-        except ValueFault as error:
+        except CellError as error:
             raise ConfigurationError(f"--set {field}: {error}") from None
     return values
 
 
-def read_rows(path: str | os.PathLike[str], format: Format | None = None) -> Iterator[Row]:
+def read_rows(path: str | os.PathLike[str], form: Format | None = None) -> Iterator[Row]:
     """Read the rows of a file, one at a time; each is judged by itself.
 
     `InvalidRequestError`: the file cannot be read, is empty, or its header is at fault.
     """
     path = Path(path)
     found = False
-    with open_rows(path, format if format is not None else Format()) as (rows, _):
+    with open_rows(path, form if form is not None else Format()) as (rows, _):
         for row in rows:
             found = True
             yield row

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from payclient.rows.decimals import cents_of
-from payclient.rows.faults import FORMULA, SHORTENED, ValueFault, shown_as_error
+from payclient.rows.faults import FORMULA, SHORTENED, CellError, shown_as_error
 from payclient.rows.formats import AMOUNTS, INTEGERS, KEY
 
 __all__ = ["Cells"]
@@ -30,17 +30,14 @@ class Cells:
     mark: str | None = None
 
     def read(self, cell: str, field: str) -> Any:
-        """The value of a cell. `ValueFault` says what is wrong with it."""
-        if not cell.isascii():
-            if any("\udc80" <= character <= "\udcff" for character in cell):
-                raise ValueFault("is not of the file's encoding: give --encoding, or save it as CSV UTF-8")
-            if "\N{REPLACEMENT CHARACTER}" in cell:
-                raise ValueFault("has a character that was lost when the file was converted")
+        """The value of a cell. `CellError` says what is wrong with it."""
+        if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
+            raise CellError("is not of the file's encoding: give --encoding, or save it as CSV UTF-8")
         if field in INTEGERS:
             return self.cents(cell) if field in AMOUNTS else _whole(cell)
         if field == "by_nick_name":
             if cell not in ("true", "false"):
-                raise ValueFault("is true or false")
+                raise CellError("is true or false")
             return cell == "true"
         check_text(cell, field)
         return cell
@@ -51,10 +48,10 @@ class Cells:
             try:
                 return cents_of(cell, self.mark)
             except ValueError as error:
-                raise ValueFault(str(error)) from None
+                raise CellError(str(error)) from None
         if _INTEGER.fullmatch(cell):
             return int(cell)
-        raise ValueFault(
+        raise CellError(
             "is no whole number of cents: 10.50 is written 1050, without point, comma or sign, "
             "or give --amounts decimal"
         )
@@ -63,19 +60,21 @@ class Cells:
 def _whole(cell: str) -> int:
     if _INTEGER.fullmatch(cell):
         return int(cell)
-    raise ValueFault("is no whole number")
+    raise CellError("is no whole number")
 
 
 def check_text(text: str, field: str) -> None:
-    """Raise `ValueFault` for what a spreadsheet made of a text."""
+    """Raise `CellError` for what a spreadsheet made of a text."""
     if field == "phone_number":
         if SHORTENED.fullmatch(text):
-            raise ValueFault("is a number as a spreadsheet shortens it: format the column as text")
+            raise CellError("is a number as a spreadsheet shortens it: format the column as text")
         if _FLOAT.fullmatch(text):
-            raise ValueFault("is a number that ends in .0: write it as text")
+            raise CellError("is a number that ends in .0: write it as text")
     elif field in _IDS and _SHORTENED_ID.fullmatch(text):
-        raise ValueFault("is a number as a spreadsheet shortens it: format the column as text")
+        raise CellError("is a number as a spreadsheet shortens it: format the column as text")
+    if not text.isascii() and "\N{REPLACEMENT CHARACTER}" in text:
+        raise CellError("has a character that was lost when the file was converted")
     if FORMULA.match(text):
-        raise ValueFault("is a formula, where its value is meant")
+        raise CellError("is a formula, where its value is meant")
     if text.startswith("#") and shown_as_error(text):
-        raise ValueFault("is an error of the spreadsheet")
+        raise CellError("is an error of the spreadsheet")

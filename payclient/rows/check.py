@@ -41,7 +41,7 @@ class FileCheck:
     """What a first pass over a file found. Close it, or leave its `with`, to let go of its index."""
 
     path: Path
-    format: Format
+    form: Format
     rows: int
     bad_rows: int
     #: Good rows, and their cents, by currency.
@@ -88,7 +88,7 @@ class FileCheck:
 
 
 def check_file(
-    path: str | os.PathLike[str], format: Format | None = None, *, profile: ServiceProfile = DOCUMENT
+    path: str | os.PathLike[str], form: Format | None = None, *, profile: ServiceProfile = DOCUMENT
 ) -> FileCheck:
     """Read a whole file once: what it would charge, and every fault, equal keys and lost zeros among them.
 
@@ -96,7 +96,7 @@ def check_file(
     """
     index = Index()
     try:
-        return _Pass(Path(path), format if format is not None else Format(), profile, index).check()
+        return _Pass(Path(path), form if form is not None else Format(), profile, index).check()
     except BaseException:
         index.close()
         raise
@@ -105,9 +105,9 @@ def check_file(
 class _Pass:
     """The first pass over one file."""
 
-    def __init__(self, path: Path, format: Format, profile: ServiceProfile, index: Index) -> None:
+    def __init__(self, path: Path, form: Format, profile: ServiceProfile, index: Index) -> None:
         self._path = path
-        self._format = format
+        self._form = form
         self._encoder = Encoder(profile)
         self._index = index
         self._salt = secrets.token_bytes(16)
@@ -118,13 +118,13 @@ class _Pass:
 
     def check(self) -> FileCheck:
         rows = 0
-        with open_rows(self._path, self._format) as (reader, seen):
+        with open_rows(self._path, self._form) as (reader, seen):
             for row in reader:
                 rows += 1
                 self._take(row, reader)
             fatal = self._mixed_marks(reader)
             description = _describe(reader, seen.encoding.name)
-            key = _key_name(reader, self._format)
+            key = _key_name(reader, self._form)
             phone = _phone_name(reader)
         if rows == 0:
             raise InvalidRequestError(f"{self._path.name}: has no rows")
@@ -137,7 +137,7 @@ class _Pass:
         customers, longest = index.customers()
         return FileCheck(
             path=self._path,
-            format=self._format,
+            form=self._form,
             rows=rows,
             bad_rows=index.bad_rows(),
             charges={currency: count for currency, count in self._charges.items() if count},
@@ -217,9 +217,11 @@ class _Pass:
     def _mixed_marks(self, reader: CsvRows | JsonlRows) -> str | None:
         """Amounts that prove two decimal marks prove none."""
         mark = reader.cells.mark
-        if mark is None or self._format.decimal_mark is not None:
+        if mark is None or self._form.decimal_mark is not None:
             return None
-        others = (found for text in reader.amounts() if (found := mark_of(text)) not in (None, AMBIGUOUS, mark))
+        others = (
+            found for text in reader.amounts() if (found := mark_of(text)) not in (None, AMBIGUOUS, mark)
+        )
         if (other := next(others, None)) is None:
             return None
         return (
@@ -228,8 +230,8 @@ class _Pass:
         )
 
 
-def _key_name(reader: CsvRows | JsonlRows, format: Format) -> str:
-    return reader.spelled.get("client_transaction_id", format.key_column)
+def _key_name(reader: CsvRows | JsonlRows, form: Format) -> str:
+    return reader.spelled.get("client_transaction_id", form.key_column)
 
 
 def _phone_name(reader: CsvRows | JsonlRows) -> str:
@@ -237,7 +239,11 @@ def _phone_name(reader: CsvRows | JsonlRows) -> str:
 
 
 def _describe(reader: CsvRows | JsonlRows, encoding: str) -> str:
-    words = ["JSONL"] if reader.delimiter is None else [f"CSV with {_DELIMITERS.get(reader.delimiter, reader.delimiter)}"]
+    words = (
+        ["JSONL"]
+        if reader.delimiter is None
+        else [f"CSV with {_DELIMITERS.get(reader.delimiter, reader.delimiter)}"]
+    )
     words.append(_ENCODINGS.get(encoding, encoding))
     if reader.cells.decimal:
         mark = reader.cells.mark
@@ -270,9 +276,11 @@ class CheckedRows:
     def __enter__(self) -> Self:
         check = self._check
         with self._stack as stack:
-            reader, seen = stack.enter_context(open_rows(check.path, check.format))
+            reader, seen = stack.enter_context(open_rows(check.path, check.form))
             if seen.digest != check.digest:
-                raise InvalidRequestError(f"{check.path.name}: changed since it was checked; nothing was sent")
+                raise InvalidRequestError(
+                    f"{check.path.name}: changed since it was checked; nothing was sent"
+                )
             self._reader = reader
             self._stack = stack.pop_all()
         return self
@@ -319,6 +327,7 @@ class CheckedRows:
     def _read(self, place: Place) -> SaleRequest:
         row = self._reader.at(place.offset, place.line)
         if row is None or row.digest != place.digest or row.request is None:
-            raise InvalidRequestError(f"{self._check.path.name}: line {place.line} changed since it was checked")
+            raise InvalidRequestError(
+                f"{self._check.path.name}: line {place.line} changed since it was checked"
+            )
         return row.request
-

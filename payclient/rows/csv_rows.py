@@ -13,7 +13,7 @@ import attrs
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import Cells
-from payclient.rows.faults import Fault, ValueFault, kind_of
+from payclient.rows.faults import CellError, Fault, kind_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
 from payclient.rows.lines import Lines
 from payclient.rows.row import Row, make_row, short_digest
@@ -40,32 +40,30 @@ class Column:
 class CsvRows:
     """The rows behind a header; raises `InvalidRequestError` for any fault of the header."""
 
-    def __init__(self, lines: Lines, name: str, format: Format, constants: Mapping[str, Any]) -> None:
+    def __init__(self, lines: Lines, name: str, form: Format, constants: Mapping[str, Any]) -> None:
         self._lines = lines
         self.constants: Mapping[str, Any] = dict(constants)
-        self._key = format.key_column
-        self.cells = Cells(format.amounts == "decimal", format.decimal_mark)
+        self._key = form.key_column
+        self.cells = Cells(form.amounts == "decimal", form.decimal_mark)
         first = next(lines, "")
         if not first.strip():
             raise InvalidRequestError(f"{name}: is empty" if not first else f"{name}: line 1 is no header")
-        told = format.delimiter
+        told = form.delimiter
         if match := _SEP.fullmatch(first):
             told, first = told or match[1], next(lines, "")
         place = f"{name}: line {lines.number}"
         delimiters = DELIMITERS if told is None else told
-        self.delimiter = max(delimiters, key=lambda each: _known(_columns(first, each, format)))
-        if not (columns := _columns(first, self.delimiter, format)):
+        self.delimiter = max(delimiters, key=lambda each: _known(_columns(first, each, form)))
+        if not (columns := _columns(first, self.delimiter, form)):
             raise InvalidRequestError(f"{place} is no header")
         if not _known(columns):
             raise InvalidRequestError(f"{place} names no known column: is the header missing?")
-        if faults := _header_faults(columns, format):
+        if faults := _header_faults(columns, form):
             raise InvalidRequestError(f"{place}: {'; '.join(faults)}")
         self.names = tuple(column.name for column in columns)
         self._begin, self._begin_line = lines.offset, lines.number
         self.spelled = {field: column.name for column in columns for field in column.fields}
-        self._plan = [
-            (number, field) for number, column in enumerate(columns) for field in column.fields
-        ]
+        self._plan = [(number, field) for number, column in enumerate(columns) for field in column.fields]
         self._unnamed = [number for number, column in enumerate(columns) if not column.name]
 
     def __iter__(self) -> Iterator[Row]:
@@ -123,7 +121,7 @@ class CsvRows:
             if cell := cells[number]:
                 try:
                     values[field] = read(cell, field)
-                except ValueFault as error:
+                except CellError as error:
                     faults.append(Fault(line, self.names[number], str(error), kind_of(cell)))
                     values[field] = cell
         for number in self._unnamed:
@@ -144,37 +142,37 @@ class CsvRows:
         return row
 
 
-def _columns(header: str, delimiter: str, format: Format) -> list[Column]:
+def _columns(header: str, delimiter: str, form: Format) -> list[Column]:
     try:
         names = next(csv.reader([header], delimiter=delimiter, strict=True), [])
     except csv.Error:
         return []
     mapped: dict[str, list[str]] = {}
-    for field, column in format.columns.items():
+    for field, column in form.columns.items():
         mapped.setdefault(column.strip(), []).append(field)
-    return [Column(name := each.strip(), _fields_of(name, mapped, format)) for each in names]
+    return [Column(name := each.strip(), _fields_of(name, mapped, form)) for each in names]
 
 
-def _fields_of(name: str, mapped: Mapping[str, Sequence[str]], format: Format) -> tuple[str, ...]:
+def _fields_of(name: str, mapped: Mapping[str, Sequence[str]], form: Format) -> tuple[str, ...]:
     if name in mapped:
         return tuple(mapped[name])
-    if name in format.ignored:
+    if name in form.ignored:
         return ()
     own = field_of(name)
     fields = () if own is None or own == "order" else (own,)
-    return (*fields, KEY) if KEY not in format.columns and own != KEY and _is_key(name, format) else fields
+    return (*fields, KEY) if KEY not in form.columns and own != KEY and _is_key(name, form) else fields
 
 
-def _is_key(name: str, format: Format) -> bool:
+def _is_key(name: str, form: Format) -> bool:
     own = field_of(name)
-    return name == format.key or (own is not None and own == field_of(format.key))
+    return name == form.key or (own is not None and own == field_of(form.key))
 
 
 def _known(columns: Sequence[Column]) -> int:
     return sum(bool(column.fields) for column in columns)
 
 
-def _header_faults(columns: Sequence[Column], format: Format) -> list[str]:
+def _header_faults(columns: Sequence[Column], form: Format) -> list[str]:
     """Everything that is wrong with a header; a name that may be a person's data is not repeated."""
     faults = []
     names = {column.name for column in columns}
@@ -182,22 +180,22 @@ def _header_faults(columns: Sequence[Column], format: Format) -> list[str]:
         name = column.name
         if name == "order":
             faults.append("order is for JSONL files")
-        elif not column.fields and name and name != FAULT and name not in format.ignored:
+        elif not column.fields and name and name != FAULT and name not in form.ignored:
             faults.append(_unknown(name, f"column {number}"))
-    faults += [f"there is no column {name}" for name in format.columns.values() if name.strip() not in names]
+    faults += [f"there is no column {name}" for name in form.columns.values() if name.strip() not in names]
     fields = [field for column in columns for field in column.fields]
     for field in sorted({each for each in fields if fields.count(each) > 1}):
-        beside = field == KEY and format.key_column != KEY
+        beside = field == KEY and form.key_column != KEY
         faults.append(
-            f"there is a column {KEY} beside the key column {format.key_column}"
+            f"there is a column {KEY} beside the key column {form.key_column}"
             if beside
             else f"{field} is there twice"
         )
-    for field in sorted(format.constants.keys() & fields):
+    for field in sorted(form.constants.keys() & fields):
         faults.append(f"{field} is a column, and --set gives it as well")
-    if KEY not in format.columns and not any(_is_key(column.name, format) for column in columns):
-        faults.append(f"there is no column {format.key}")
-    given = {*fields, *format.constants, *format.columns}
+    if KEY not in form.columns and not any(_is_key(column.name, form) for column in columns):
+        faults.append(f"there is no column {form.key}")
+    given = {*fields, *form.constants, *form.columns}
     faults += [f"there is no column {each}" for each in ("country_code", "currency") if each not in given]
     if "phone_number" not in given and "nick_name" not in given:
         faults.append("there is no column phone_number")

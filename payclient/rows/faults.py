@@ -1,4 +1,4 @@
-"""What forbids a row: line, column, the class of the value and the reason. Never the value: cells hold personal data."""
+"""What forbids a row: line, column, reason and the value's class. Never the value: cells hold personal data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cattrs.errors import IterableValidationNote
 from payclient.errors import InvalidRequestError
 from payclient.spelling import from_service
 
-__all__ = ["FORMULA", "SHORTENED", "Fault", "ValueFault", "faults_of", "kind_of"]
+__all__ = ["FORMULA", "SHORTENED", "CellError", "Fault", "faults_of", "kind_of"]
 
 #: "5,93999E+11": what a spreadsheet leaves of a long number.
 SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
@@ -29,7 +29,7 @@ _DATE = re.compile(r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}")
 _NUMBER = re.compile(r"[+-]?[0-9][0-9.,' \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}]*")
 
 
-class ValueFault(ValueError):
+class CellError(ValueError):
     """One value cannot be taken; its text says why and may be shown."""
 
 
@@ -77,7 +77,9 @@ def kind_of(value: Any) -> str:
     if _DATE.fullmatch(value):
         return "a date"
     if _NUMBER.fullmatch(value):
-        marks = [word for mark, word in ((",", "a comma"), (".", "a point"), ("-", "a sign")) if mark in value]
+        marks = [
+            word for mark, word in ((",", "a comma"), (".", "a point"), ("-", "a sign")) if mark in value
+        ]
         return f"a number with {' and '.join(marks)}" if marks else "a number with a blank or a sign"
     return f"a text of {len(value)} characters" if len(value) > 1 else "one character"
 
@@ -117,6 +119,4 @@ def faults_of(
     if isinstance(error, KeyError):
         return [Fault(line, name, "is required")]
     kind = kind_of(values[name]) if name in values else None
-    return [Fault(line, name, str(error) if isinstance(error, ValueFault) else "is wrong", kind)]
-
-
+    return [Fault(line, name, str(error) if isinstance(error, CellError) else "is wrong", kind)]

@@ -79,7 +79,9 @@ class Index:
         self._flush()
         for fault in faults:
             self._faults.append((fault.line, fault.column, fault.reason, fault.kind, fault.fatal))
-            was = self._db.execute("SELECT amount, currency, bad FROM rows WHERE line = ?", (fault.line,)).fetchone()
+            was = self._db.execute(
+                "SELECT amount, currency, bad FROM rows WHERE line = ?", (fault.line,)
+            ).fetchone()
             if not was[2]:
                 self._db.execute("UPDATE rows SET bad = 1 WHERE line = ?", (fault.line,))
                 yield was[0], was[1]
@@ -95,7 +97,10 @@ class Index:
             "SELECT key FROM rows WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1 ORDER BY min(line)"
         ).fetchall()
         for (key,) in found:
-            yield [line for (line,) in self._db.execute("SELECT line FROM rows WHERE key = ? ORDER BY line", (key,))]
+            yield [
+                line
+                for (line,) in self._db.execute("SELECT line FROM rows WHERE key = ? ORDER BY line", (key,))
+            ]
 
     def of_shape(self, shape: int) -> list[int]:
         """The lines of rows whose phone has this shape."""
@@ -133,26 +138,35 @@ class Index:
         for row in self._db.execute(
             "SELECT line, column_name, reason, kind, fatal FROM faults ORDER BY line, rowid LIMIT ?", (limit,)
         ):
-            yield Fault(*row[:4], fatal=bool(row[4]))
+            line, column, reason, kind, fatal = row
+            yield Fault(line, column, reason, kind, bool(fatal))
 
     def fatal(self) -> Fault | None:
         """The fault behind which nothing can be told apart."""
-        row = self._db.execute("SELECT line, column_name, reason, kind FROM faults WHERE fatal LIMIT 1").fetchone()
-        return None if row is None else Fault(*row, fatal=True)
+        row = self._db.execute(
+            "SELECT line, column_name, reason, kind FROM faults WHERE fatal LIMIT 1"
+        ).fetchone()
+        return None if row is None else Fault(row[0], row[1], row[2], row[3], fatal=True)
 
     def reasons(self, line: int) -> str:
         """All faults of a row, in one text."""
-        rows = self._db.execute("SELECT column_name, reason FROM faults WHERE line = ? ORDER BY rowid", (line,))
+        rows = self._db.execute(
+            "SELECT column_name, reason FROM faults WHERE line = ? ORDER BY rowid", (line,)
+        )
         return "; ".join(f"{column}: {reason}" if column else reason for column, reason in rows)
 
     def places(self, *, bad: bool = False) -> Iterator[Place]:
         """The good rows, or the bad ones, in the order of the file."""
-        for row in self._db.execute("SELECT line, offset, digest FROM rows WHERE bad = ? ORDER BY line", (bad,)):
+        for row in self._db.execute(
+            "SELECT line, offset, digest FROM rows WHERE bad = ? ORDER BY line", (bad,)
+        ):
             yield Place(*row)
 
     def lanes(self) -> Iterator[tuple[int, int]]:
         """Each lane with its size, the longest first, equal ones in the order of the file."""
-        yield from self._db.execute("SELECT lane, size FROM lanes ORDER BY size DESC, first")
+        # Not `yield from`, which would close the cursor when an iterator outlives the index.
+        for lane, size in self._db.execute("SELECT lane, size FROM lanes ORDER BY size DESC, first"):
+            yield lane, size
 
     def lane(self, lane: int, after: int = 0, limit: int = -1) -> list[Place]:
         """The good rows of a lane behind a line."""

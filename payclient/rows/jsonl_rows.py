@@ -16,7 +16,7 @@ from cattrs.gen import make_dict_structure_fn
 
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.rows.cells import Cells, check_text
-from payclient.rows.faults import Fault, ValueFault, kind_of
+from payclient.rows.faults import CellError, Fault, kind_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
 from payclient.rows.lines import Lines
 from payclient.rows.row import Row, make_row, short_digest
@@ -38,15 +38,15 @@ class JsonlRows:
     #: Nor other names than the fields'.
     spelled: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, lines: Lines, name: str, format: Format, constants: Mapping[str, Any]) -> None:
+    def __init__(self, lines: Lines, name: str, form: Format, constants: Mapping[str, Any]) -> None:
         self._lines = lines
         self._begin = lines.offset
-        self._format = format
+        self._form = form
         self.constants = constants
         self._mapped: dict[str, list[str]] = {}
-        for field, spelled in format.columns.items():
+        for field, spelled in form.columns.items():
             self._mapped.setdefault(spelled, []).append(field)
-        self.cells = Cells(format.amounts == "decimal", format.decimal_mark)
+        self.cells = Cells(form.amounts == "decimal", form.decimal_mark)
 
     def __iter__(self) -> Iterator[Row]:
         for line, offset, raw, text in self.records():
@@ -64,7 +64,7 @@ class JsonlRows:
         for _, _, _, text in self.records():
             try:
                 data = _parse(text)
-            except ValueFault:
+            except CellError:
                 continue
             values = self._respell(data, [])
             yield from (value for field in AMOUNTS if isinstance(value := values.get(field), str))
@@ -84,7 +84,7 @@ class JsonlRows:
         digest = short_digest(raw)
         try:
             data = _parse(text)
-        except ValueFault as error:
+        except CellError as error:
             return Row(line, None, None, (Fault(line, None, str(error)),), offset, digest)
         faults: list[tuple[str | None, str, Any]] = []
         values = self._respell(data, faults)
@@ -95,7 +95,7 @@ class JsonlRows:
         key = values.get(KEY)
         if not isinstance(key, str) or not key:
             empty = key in (None, "")
-            faults.append((self._format.key_column, "is required" if empty else "is a text", key))
+            faults.append((self._form.key_column, "is required" if empty else "is a text", key))
             key = None
         self._check(values, faults)
         if faults or key is None:
@@ -107,12 +107,12 @@ class JsonlRows:
 
     def _respell(self, data: Mapping[str, Any], faults: list[tuple[str | None, str, Any]]) -> dict[str, Any]:
         """The row's values by the model's names; a name that is no field is a fault."""
-        format, plain, values = self._format, {}, {}
-        key = None if field_of(format.key) == KEY or KEY in format.columns else format.key
+        form, plain, values = self._form, {}, {}
+        key = None if field_of(form.key) == KEY or KEY in form.columns else form.key
         for name, value in data.items():
             if name in self._mapped:
                 values.update(dict.fromkeys(self._mapped[name], value))
-            elif name in format.ignored or name == FAULT:
+            elif name in form.ignored or name == FAULT:
                 continue
             elif name == key and name not in FIELDS:
                 values[KEY] = value
@@ -137,7 +137,7 @@ class JsonlRows:
             if isinstance(value, str) and field in FIELDS and field not in AMOUNTS:
                 try:
                     check_text(value, field)
-                except ValueFault as error:
+                except CellError as error:
                     faults.append((field, str(error), value))
         if self.cells.decimal:
             self._to_cents(values, AMOUNTS - self.constants.keys(), "", faults)
@@ -145,7 +145,11 @@ class JsonlRows:
                 self._to_cents(item, _ITEM_AMOUNTS, f"order.line_items[{number}].", faults)
 
     def _to_cents(
-        self, values: dict[str, Any], names: frozenset[str], path: str, faults: list[tuple[str | None, str, Any]]
+        self,
+        values: dict[str, Any],
+        names: frozenset[str],
+        path: str,
+        faults: list[tuple[str | None, str, Any]],
     ) -> None:
         for name in names & values.keys():
             value = values[name]
@@ -157,8 +161,8 @@ class JsonlRows:
                 elif isinstance(value, str):
                     values[name] = self.cells.cents(value)
                 else:
-                    raise ValueFault("is no amount")
-            except ValueFault as error:
+                    raise CellError("is no amount")
+            except CellError as error:
                 faults.append((f"{path}{name}", str(error), value))
 
 
@@ -174,17 +178,17 @@ def _items(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _parse(text: str) -> dict[str, Any]:
     if not text.isascii() and any("\udc80" <= character <= "\udcff" for character in text):
-        raise ValueFault("is not UTF-8")
+        raise CellError("is not UTF-8")
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=Decimal)
-    except ValueFault:
+    except CellError:
         raise
     except (ValueError, RecursionError):
         data = _NO_JSON
     if data is _NO_JSON:
-        raise ValueFault("is no JSON: is it cut?")
+        raise CellError("is no JSON: is it cut?")
     if not isinstance(data, dict):
-        raise ValueFault("is no JSON object")
+        raise CellError("is no JSON object")
     return data
 
 
@@ -194,12 +198,12 @@ _NO_JSON = object()
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueFault("a name stands twice in one object")
+        raise CellError("a name stands twice in one object")
     return result
 
 
 def _no_constant(_: str) -> Any:
-    raise ValueFault("has a number that is none (NaN or Infinity)")
+    raise CellError("has a number that is none (NaN or Infinity)")
 
 
 def _respell(
@@ -231,7 +235,7 @@ def _respell(
 def _strict(kind: type, what: str) -> Any:
     def structure(value: Any, _: Any) -> Any:
         if type(value) is not kind:
-            raise ValueFault(f"must be {what}")
+            raise CellError(f"must be {what}")
         return value
 
     return structure
@@ -245,7 +249,7 @@ def _make_converter() -> Converter:
 
     def items(value: Any, _: Any) -> tuple[LineItem, ...]:
         if not isinstance(value, list):
-            raise ValueFault("must be an array")
+            raise CellError("must be an array")
         return tuple(converter.structure(value, list[LineItem]))
 
     converter.register_structure_hook_func(lambda kind: kind == tuple[LineItem, ...], items)
@@ -257,7 +261,7 @@ def _make_converter() -> Converter:
 
 def _structure_object(inner: Callable[[Any, Any], Any], value: Any, kind: Any) -> Any:
     if not isinstance(value, dict):
-        raise ValueFault("must be an object")
+        raise CellError("must be an object")
     return inner(value, kind)
 
 

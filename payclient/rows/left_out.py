@@ -30,9 +30,11 @@ def write_left_out(check: FileCheck, path: Path) -> None:
         raise ConfigurationError(f"{path.name}: ends in {check.path.suffix}, as the file of the charges does")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open_rows(check.path, check.format) as (reader, seen):
+        with open_rows(check.path, check.form) as (reader, seen):
             if seen.digest != check.digest:
-                raise InvalidRequestError(f"{check.path.name}: changed since it was checked; nothing was sent")
+                raise InvalidRequestError(
+                    f"{check.path.name}: changed since it was checked; nothing was sent"
+                )
             made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(made, "wb") as file:
                 for line in _csv(check, reader) if isinstance(reader, CsvRows) else _jsonl(check, reader):

@@ -20,7 +20,9 @@ _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs
 
 #: Bytes that a Windows-1252 text has no use for between letters, where another code page has its accents; the
 #: apostrophe, ordinals and the middle dot aside.
-_FOREIGN = re.compile(rb"[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]")
+_FOREIGN = re.compile(
+    rb"[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
+)
 _UNDEFINED = re.compile(rb"[\x81\x8D\x8F\x90\x9D]")
 
 

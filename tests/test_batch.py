@@ -23,6 +23,7 @@ from fake_service import (
 )
 from payclient.batch.charges import BUSY_FOR, CHUNK, UNKNOWN_IN_A_ROW
 from payclient.batch.estimate import Estimate, estimate, expected_queries
+from payclient.batch.lanes import Lanes
 from payclient.batch.pace import Pace
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
@@ -47,7 +48,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[payclient.SaleRequest],
+    requests: Iterable[payclient.SaleRequest] | Lanes,
     *,
     each_second: Callable[[], object] = lambda: None,
     seconds: int = 2000,
@@ -342,7 +343,7 @@ async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     async with tracking(service) as tracker:
         results = await run(
             service, tracker, ByLane(1, 1, 6, 1, 1, 1), each_second=accept_all(service), max_pending=2
-        )  # type: ignore[arg-type]  # a source of lanes
+        )
     assert len(results) == 11
     assert all(result.paid for result in results.values())
     assert sent[0] == "2"
@@ -361,7 +362,7 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeServic
 
     async with tracking(service) as tracker:
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, Failing(3, 1), each_second=accept_all(service))  # type: ignore[arg-type]  # a source of lanes
+            await run(service, tracker, Failing(3, 1), each_second=accept_all(service))
         assert sum(service.posted.values()) == 2
 
         class Unreadable(ByLane):
@@ -369,7 +370,7 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeServic
                 raise payclient.InvalidRequestError("cannot be read")
 
         with pytest.raises(payclient.InvalidRequestError, match="cannot be read"):
-            await run(service, tracker, Unreadable(3, 1))  # type: ignore[arg-type]  # a source of lanes
+            await run(service, tracker, Unreadable(3, 1))
 
 
 async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) -> None:
@@ -390,10 +391,12 @@ async def test_the_source_is_read_no_farther_than_the_window(service: FakeServic
             read += 1
             yield sale(f"row-{read}", phone=f"09{read:08}")
 
-    async with tracking(service) as tracker:
-        async with payclient.charge_all(tracker, endless(), max_pending=10) as results:
-            await service.clock.advance(5)
-            assert results.pending == 10
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, endless(), max_pending=10) as results,
+    ):
+        await service.clock.advance(5)
+        assert results.pending == 10
     assert 1000 <= read <= 1000 + 2 * CHUNK
 
 

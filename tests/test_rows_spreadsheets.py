@@ -1,5 +1,6 @@
 """Files as spreadsheets write them: what is found, what is told, and what is never guessed."""
 
+import contextlib
 import json
 import stat
 from collections.abc import Callable
@@ -147,10 +148,8 @@ def test_no_amount_has_two_meanings(text: str) -> None:
     """A value that both marks read as money is ambiguous, unless it has no mark at all."""
     read = set()
     for mark in ",.":
-        try:
+        with contextlib.suppress(ValueError):
             read.add(cents_of(text, mark))
-        except ValueError:
-            pass
     assert len(read) < 2
     if mark_of(text) in (",", "."):
         other = "," if mark_of(text) == "." else "."
@@ -201,9 +200,10 @@ def test_decimal_amounts_of_json(write: Write) -> None:
     text = "\n".join(row.format(number, amount) for number, amount in enumerate(good + bad))
     found = list(read_rows(write(text, "rows.jsonl"), Format(amounts="decimal")))
     assert [row.request and row.request.tip for row in found] == [1050, 1000, 125050, 100] + [None] * len(bad)
-    order = found[3].request and found[3].request.order
-    assert order is not None
-    assert order.line_items[0].unit_price == 29
+    request = found[3].request
+    assert request is not None
+    assert request.order is not None
+    assert request.order.line_items[0].unit_price == 29
 
 
 # --- Columns

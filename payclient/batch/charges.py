@@ -80,7 +80,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._requests = requests
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
-        self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate))
+        self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)

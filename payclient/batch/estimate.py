@@ -58,9 +58,9 @@ def mean_open(window: float) -> float:
     return sum(still_open((number + 0.5) * step, scale) for number in range(300)) * step
 
 
-def sends_per_second(profile: ServiceProfile, rate: float | None) -> float | None:
-    """Sends that the queries can follow, and no more than `rate`; None: no limit."""
-    if profile.queries_per_minute is None or profile.status is None:
+def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
+    """Sends that the queries can follow, and no more than `rate`; None: no limit. Nobody queries what is not waited for."""
+    if profile.queries_per_minute is None or profile.status is None or wait == 0:
         return rate
     followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES
     return followed if rate is None else min(rate, followed)
@@ -86,7 +86,7 @@ def estimate(
     if wait is not None:
         held = min(held, wait)
     each = expected_queries(schedule, window) if asks and wait != 0 else 0.0
-    sends = sends_per_second(profile, rate)
+    sends = sends_per_second(profile, rate, wait)
     parts = {
         "the time of each request": rows * EXCHANGE / max_in_flight,
         "the rate of sends": 0.0 if rate is None else rows / rate,

@@ -317,7 +317,7 @@ class ByLane:
     """A source whose lanes are known, as a file's are."""
 
     def __init__(self, *sizes: int) -> None:
-        self.left = {number: size for number, size in enumerate(sizes)}
+        self.left = dict(enumerate(sizes))
         self.sizes = dict(self.left)
 
     def lanes(self) -> Iterator[tuple[int, int]]:
@@ -469,6 +469,7 @@ async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
     async def transport(
         request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
     ) -> payclient.HttpResponse:
+        assert request.headers is not None
         used.append(request.headers["Authorization"])
         return await service(request, before_send)
 

@@ -59,7 +59,8 @@ def mean_open(window: float) -> float:
 
 
 def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
-    """Sends that the queries can follow, and no more than `rate`; None: no limit. Nobody queries what is not waited for."""
+    """Sends that the queries can follow, and no more than `rate`; None: no limit."""
+    # With `wait` 0 this run asks for nothing.
     if profile.queries_per_minute is None or profile.status is None or wait == 0:
         return rate
     followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES

@@ -164,9 +164,9 @@ class Index:
 
     def lanes(self) -> Iterator[tuple[int, int]]:
         """Each lane with its size, the longest first, equal ones in the order of the file."""
-        # Not `yield from`, which would close the cursor when an iterator outlives the index.
-        for lane, size in self._db.execute("SELECT lane, size FROM lanes ORDER BY size DESC, first"):
-            yield lane, size
+        # Not `yield from`, which would close the cursor of an iterator that outlives the index.
+        for row in self._db.execute("SELECT lane, size FROM lanes ORDER BY size DESC, first"):
+            yield row[0], row[1]
 
     def lane(self, lane: int, after: int = 0, limit: int = -1) -> list[Place]:
         """The good rows of a lane behind a line."""

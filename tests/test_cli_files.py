@@ -112,13 +112,16 @@ def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureF
 
 
 def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The plan of a file that is being charged does not disturb the run."""
+    """The plan of a file that is being charged does not disturb the run; another run asks nothing and ends."""
     file, url = write_csv(tmp_path / "charges.csv", rows_of("busy", 2)), f"sqlite:{tmp_path / 'l.db'}"
 
     async def plan() -> int:
         book = await open_ledger(url)
         try:
-            return await asyncio.to_thread(main, ["charge", str(file), "--dry-run", "--ledger", url])
+            arguments = ["charge", str(file), "--base-url", "https://pay.example", "--ledger", url]
+            assert await asyncio.to_thread(main, arguments) == 2
+            assert "is in use by another run; nothing was sent" in capfd.readouterr().err
+            return await asyncio.to_thread(main, [*arguments, "--dry-run"])
         finally:
             await book.aclose()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from payclient.rows.check import check_file
 from payclient.rows.decimals import AMBIGUOUS, cents_of, mark_of
 from payclient.rows.faults import kind_of
 from payclient.rows.formats import Format
+from payclient.rows.index import Index
 from payclient.rows.left_out import write_left_out
 
 SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
@@ -416,6 +418,17 @@ def test_a_row_that_changes_under_our_hands_is_not_given(write: Write) -> None:
         path.write_text(text.replace("18999,593,USD,5", "18999,593,USD,6"))
         with pytest.raises(InvalidRequestError, match="line 9001 changed"):
             list(again)
+
+
+def test_no_room_for_the_index_is_one_clear_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary directory is full: nothing can be checked, so nothing is sent."""
+
+    def full(self: Index) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Index, "settle", full)
+    with pytest.raises(ConfigurationError, match="temporary directory"):
+        check_file(write(rows("5", delimiter=",")))
 
 
 # --- Lanes, and what is left out

@@ -28,7 +28,7 @@ from payclient.cli.settings import (
     service_of,
 )
 from payclient.cli.tables import outcome_table
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows.check import FileCheck, check_file
 from payclient.rows.left_out import write_left_out
 
@@ -93,6 +93,8 @@ def charge(
             return 2
         if dry_run or not yes:
             known = asyncio.run(ask_ledger(ledger, checked, limits.retry))
+            if known is not None and known.in_use and not dry_run:
+                raise LedgerInUseError(f"the ledger {ledger} is in use by another run; nothing was sent")
             plan = plan_of(
                 checked,
                 known,

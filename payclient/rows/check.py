@@ -1,22 +1,19 @@
-"""The two passes over a file: what it would charge and every fault of it; then the rows as they were checked."""
+"""The first pass over a file: what it would charge, and every fault of it."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import sqlite3
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import attrs
-
-from payclient.errors import InvalidRequestError
+from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.rows import open_rows
+from payclient.rows.checked import CheckedRows, FileCheck
 from payclient.rows.csv_rows import CsvRows
 from payclient.rows.decimals import AMBIGUOUS, MARKS, mark_of
 from payclient.rows.faults import Fault, faults_of
@@ -36,67 +33,23 @@ MAX_FAULTS = 50
 MAX_LINES = 5
 
 
-@attrs.frozen(kw_only=True)
-class FileCheck:
-    """What a first pass over a file found. Close it, or leave its `with`, to let go of its index."""
-
-    path: Path
-    form: Format
-    rows: int
-    bad_rows: int
-    #: Good rows, and their cents, by currency.
-    charges: Mapping[str, int]
-    totals: Mapping[str, int]
-    #: Customers, each at one store, and the rows of the one with most.
-    customers: int
-    longest_lane: int
-    #: The first faults, and how many there are.
-    faults: Sequence[str]
-    fault_count: int
-    #: Why even the good rows cannot be told; None where they can.
-    fatal: str | None
-    #: How the file was read, such as "CSV, delimiter ;, cp1252, decimal comma".
-    description: str
-    digest: bytes = attrs.field(repr=False)
-    index: Index = attrs.field(repr=False)
-
-    @property
-    def good(self) -> bool:
-        """Whether every row can be sent."""
-        return self.fault_count == 0 and self.fatal is None
-
-    @property
-    def good_rows(self) -> int:
-        """Rows that can be sent."""
-        return self.rows - self.bad_rows
-
-    def requests(self) -> CheckedRows:
-        """The good rows again, as they were checked; opened by `with`."""
-        return CheckedRows(self)
-
-    def close(self) -> None:
-        """Let go of the index."""
-        self.index.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 def check_file(
     path: str | os.PathLike[str], form: Format | None = None, *, profile: ServiceProfile = DOCUMENT
 ) -> FileCheck:
     """Read a whole file once: what it would charge, and every fault, equal keys and lost zeros among them.
 
-    `InvalidRequestError`: the file cannot be read, is empty, or its header is at fault.
+    `InvalidRequestError`: the file cannot be read, is empty, or its header is at fault. `ConfigurationError`: there is
+    no room for its index in the temporary directory.
     """
     index = Index()
     try:
         return _Pass(Path(path), form if form is not None else Format(), profile, index).check()
+    except sqlite3.Error as error:
+        index.close()
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        raise ConfigurationError(
+            f"the index of the file cannot be kept in the temporary directory ({name})"
+        ) from None
     except BaseException:
         index.close()
         raise
@@ -255,79 +208,3 @@ def _describe(reader: CsvRows | JsonlRows, encoding: str) -> str:
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _ENCODINGS = {"utf-8": "UTF-8", "cp1252": "Windows-1252", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16"}
-
-
-class CheckedRows:
-    """The good rows of a checked file, by lane or in the order of the file. Each is given once; open it by `with`.
-
-    `InvalidRequestError` where the file is not the one that was checked: nothing of it is given then.
-    """
-
-    def __init__(self, check: FileCheck) -> None:
-        self._check = check
-        self._index = check.index
-        self._stack = ExitStack()
-        #: Lanes begun and not ended: lane -> the line of its last row given, and how many follow.
-        self._begun: dict[int, tuple[int, int]] = {}
-        self._lanes: Iterator[tuple[int, int]] | None = None
-        #: Told of each row that is given.
-        self.on_row: Callable[[SaleRequest], object] | None = None
-
-    def __enter__(self) -> Self:
-        check = self._check
-        with self._stack as stack:
-            reader, seen = stack.enter_context(open_rows(check.path, check.form))
-            if seen.digest != check.digest:
-                raise InvalidRequestError(
-                    f"{check.path.name}: changed since it was checked; nothing was sent"
-                )
-            self._reader = reader
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def __iter__(self) -> Iterator[SaleRequest]:
-        """Those that were not given yet."""
-        for lane in tuple(self._begun):
-            while (request := self.next_of(lane)) is not None:
-                yield request
-        for lane, _ in self.lanes():
-            while (request := self.next_of(lane)) is not None:
-                yield request
-
-    def lanes(self) -> Iterator[tuple[int, int]]:
-        """Every lane not begun yet, with its size, the longest first."""
-        if self._lanes is None:
-            self._lanes = self._index.lanes()
-        for lane, size in self._lanes:
-            self._begun[lane] = 0, size
-            yield lane, size
-
-    def next_of(self, lane: int) -> SaleRequest | None:
-        """The next row of a lane; None at its end."""
-        after, left = self._begun.pop(lane, (0, 0))
-        if not left:
-            return None
-        (place,) = self._index.lane(lane, after, 1)
-        if left > 1:
-            self._begun[lane] = place.line, left - 1
-        request = self._read(place)
-        if self.on_row is not None:
-            self.on_row(request)
-        return request
-
-    def in_order(self) -> Iterator[SaleRequest]:
-        """All of them in the order of the file, whatever was given."""
-        return map(self._read, self._index.places())
-
-    def _read(self, place: Place) -> SaleRequest:
-        row = self._reader.at(place.offset, place.line)
-        if row is None or row.digest != place.digest or row.request is None:
-            raise InvalidRequestError(
-                f"{self._check.path.name}: line {place.line} changed since it was checked"
-            )
-        return row.request

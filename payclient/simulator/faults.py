@@ -35,7 +35,7 @@ _NOTIFIED: Final = ("notification",)
 
 #: Every kind of fault, and what it does.
 KINDS: Final[dict[str, _Kind]] = {
-    "latency": _Kind("The answer comes `seconds` late.", ("after", "before")),
+    "latency": _Kind("The answer comes late, by a second unless told otherwise.", ("after", "before")),
     "stall": _Kind("No answer ever comes; the connection stays open.", ("after", "before")),
     "reset": _Kind("The connection is reset without an answer.", ("after", "before")),
     "cut": _Kind("The answer breaks off in the middle of its body.", ("after",)),
@@ -43,18 +43,18 @@ KINDS: Final[dict[str, _Kind]] = {
     "html": _Kind("A gateway's HTML page instead of the answer.", status=502, statuses=range(200, 600)),
     "redirect": _Kind("A redirect to a page beside.", status=307, statuses=range(300, 400)),
     "throttle": _Kind(
-        "429 with `retry_after`; the service's error object with an `error_code`, else a gateway's text.",
+        "429 in a gateway's words, or in the service's own with an error code; says when to come back if told to.",
         ("before",), status=429, statuses=range(429, 430),
     ),
     "refuse": _Kind(
-        "The service's error object with `error_code` (22 by default; 2061 and 800 as the document has them).",
+        "The service's error object: code 22, or another such as 2061 or 800.",
         ("before",), status=400, statuses=range(200, 600),
     ),
     "early": _Kind(
         "The customer approves before the answer, so the notification overtakes it.", ("after",), ("sale",)
     ),
     "lost": _Kind("The notification is never sent.", ("after",), _NOTIFIED),
-    "late": _Kind("The notification comes `seconds` late.", ("after",), _NOTIFIED),
+    "late": _Kind("The notification comes late, by a second unless told otherwise.", ("after",), _NOTIFIED),
     "duplicate": _Kind("The notification comes twice.", ("after",), _NOTIFIED),
     "forged": _Kind("Before it comes one with a foreign transaction id.", ("after",), _NOTIFIED),
 }  # fmt: skip

@@ -18,6 +18,15 @@ __all__: list[str] = []
 logger = logging.getLogger("payclient.sending")
 
 
+def lane_text(request: SaleRequest) -> str:
+    """The customer at the store, as a text to be digested: personal data, never to be kept."""
+    if request.by_nick_name:
+        who = f"nick\0{request.nick_name}"
+    else:
+        who = f"{request.country_code}\0{request.phone_number}"
+    return f"lane\0{request.store_id or ''}\0{who}"
+
+
 class Sender:
     """Sends sales through the ledger, one attempt at a time for each client transaction id."""
 
@@ -34,11 +43,7 @@ class Sender:
 
     def lane(self, request: SaleRequest) -> bytes:
         """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
-        if request.by_nick_name:
-            who = f"nick\0{request.nick_name}"
-        else:
-            who = f"{request.country_code}\0{request.phone_number}"
-        return self._permits.keyed(f"lane\0{request.store_id or ''}\0{who}".encode())
+        return self._permits.keyed(lane_text(request).encode())
 
     async def send(self, request: SaleRequest, http: HttpRequest, digest: bytes) -> Record:
         """Send it unless it was sent before, and give the record as it is then. Raising: nothing was created."""

@@ -184,6 +184,11 @@ class PaySession:
                 raise ConfigurationError(f"{name} is not set")
         return cls(base_url, environ["PAYCLIENT_TOKEN"], profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
 
+    @property
+    def renews_token(self) -> bool:
+        """Whether the token comes from a callable, which is asked again after a 401."""
+        return not isinstance(self._token_source, str)
+
     def __repr__(self) -> str:
         return f"<PaySession {self.base_url} profile={self.profile.name}>"
 

@@ -96,6 +96,16 @@ class Tracker:
         """The session's profile."""
         return self._session.profile
 
+    @property
+    def total_timeout(self) -> float:
+        """Seconds within which a request ends, as the session was told."""
+        return self._session.timeouts.total
+
+    @property
+    def renews_token(self) -> bool:
+        """Whether the session asks for a fresh token after a 401."""
+        return self._session.renews_token
+
     async def __aenter__(self) -> Self:
         if not self._asks:
             logger.warning(

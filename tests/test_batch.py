@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
+import attrs
 import pytest
 
 import payclient
-from fake_service import FakeService, lost_answer, no_connection, refuses, sale
-from payclient.batch import BUSY_FOR, UNKNOWN_IN_A_ROW
+from fake_service import (
+    PROFILE,
+    FakeService,
+    lost_answer,
+    lost_request,
+    no_connection,
+    refusal,
+    refuses,
+    sale,
+)
+from payclient.batch.charges import BUSY_FOR, CHUNK, UNKNOWN_IN_A_ROW
+from payclient.batch.estimate import Estimate, estimate, expected_queries
+from payclient.batch.lanes import Lanes
+from payclient.batch.pace import Pace
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
 from test_tracker import tracking
@@ -33,7 +48,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[payclient.SaleRequest],
+    requests: Iterable[payclient.SaleRequest] | Lanes,
     *,
     each_second: Callable[[], object] = lambda: None,
     seconds: int = 2000,
@@ -293,3 +308,210 @@ async def test_bad_limits_are_refused(service: FakeService, options: dict[str, o
     async with tracking(service) as tracker:
         with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
             payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose
+
+
+# --- Lanes that are known beforehand, and the pace
+
+
+class ByLane:
+    """A source whose lanes are known, as a file's are."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.left = dict(enumerate(sizes))
+        self.sizes = dict(self.left)
+
+    def lanes(self) -> Iterator[tuple[int, int]]:
+        yield from sorted(self.sizes.items(), key=lambda lane: -lane[1])
+
+    def next_of(self, lane: int) -> payclient.SaleRequest | None:
+        if not self.left[lane]:
+            return None
+        self.left[lane] -= 1
+        return sale(f"lane-{lane}-{self.sizes[lane] - self.left[lane]}", phone=f"09{lane:08}")
+
+
+async def test_the_longest_lane_never_waits(service: FakeService) -> None:
+    """With two prompts for ten customers, the one with most charges is always asked; the batch ends with it."""
+    sent: list[str] = []
+    create = service.create
+
+    def noted(request: payclient.HttpRequest) -> int:
+        sent.append(json.loads(request.body)["clientTransactionId"].split("-")[1])
+        return create(request)
+
+    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
+    async with tracking(service) as tracker:
+        results = await run(
+            service, tracker, ByLane(1, 1, 6, 1, 1, 1), each_second=accept_all(service), max_pending=2
+        )
+    assert len(results) == 11
+    assert all(result.paid for result in results.values())
+    assert sent[0] == "2"
+    assert len(sent) - 1 - sent[::-1].index("2") >= 9
+    assert set(service.posted.values()) == {1}
+
+
+async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeService) -> None:
+    """What was read gets its result; the error comes out at the end, and nothing hangs."""
+
+    class Failing(ByLane):
+        def next_of(self, lane: int) -> payclient.SaleRequest | None:
+            if self.left[lane] < self.sizes[lane]:
+                raise payclient.InvalidRequestError("the file changed")
+            return super().next_of(lane)
+
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
+            await run(service, tracker, Failing(3, 1), each_second=accept_all(service))
+        assert sum(service.posted.values()) == 2
+
+        class Unreadable(ByLane):
+            def next_of(self, lane: int) -> payclient.SaleRequest | None:
+                raise payclient.InvalidRequestError("cannot be read")
+
+        with pytest.raises(payclient.InvalidRequestError, match="cannot be read"):
+            await run(service, tracker, Unreadable(3, 1))
+
+
+async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) -> None:
+    """More prompts than the window would read ahead by itself are all open at once."""
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(1500), wait=1, max_pending=1500, max_in_flight=500)
+        assert service.clock.monotonic() <= 4
+    assert len(results) == 1500
+
+
+async def test_the_source_is_read_no_farther_than_the_window(service: FakeService) -> None:
+    """Memory is bounded whatever the source holds."""
+    read = 0
+
+    def endless() -> Iterator[payclient.SaleRequest]:
+        nonlocal read
+        while True:
+            read += 1
+            yield sale(f"row-{read}", phone=f"09{read:08}")
+
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, endless(), max_pending=10) as results,
+    ):
+        await service.clock.advance(5)
+        assert results.pending == 10
+    assert 1000 <= read <= 1000 + 2 * CHUNK
+
+
+async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
+    """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
+    times: list[float] = []
+    create = service.create
+    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    service.scripts = [lost_request]
+    service.status_scripts = [lambda: refusal(20, status=404)] * 1000
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(2, customers=1), seconds=4000)
+    assert len(results) == 2
+    assert 358 <= times[0] <= 362
+
+
+async def test_sends_wait_for_the_queries_that_they_will_need(service: FakeService) -> None:
+    """30 queries a minute follow a send every four seconds."""
+    times: list[float] = []
+    create = service.create
+    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    profile = attrs.evolve(PROFILE, queries_per_minute=30)
+    async with tracking(service, profile=profile) as tracker:
+        await run(service, tracker, rows(6), each_second=accept_all(service))
+    assert times == [4.0 * n for n in range(6)]
+
+
+async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> None:
+    """Ten a second before, a hold, half as many after it, and then faster again."""
+    times: list[float] = []
+    create = service.create
+    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    service.scripts = [FakeService.take] * 20 + [refuses(5, status=429)]
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(80), each_second=accept_all(service), rate=10)
+    assert all(result.paid for result in results.values())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert max(gaps[:19]) == pytest.approx(0.1)
+    assert gaps[19] == pytest.approx(5.1, abs=0.2)
+    assert gaps[20] == pytest.approx(0.2, abs=0.02)
+    assert gaps[-1] == pytest.approx(0.1)
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(gaps[20:]))
+
+
+async def test_many_429_at_once_count_as_one() -> None:
+    """What was in flight when the first came says nothing new."""
+    clock = FakeService().clock
+    pace = Pace(clock, None)
+    for _ in range(20):
+        pace.take()
+        await clock.advance(0.01)
+    pace.slow(3)
+    assert pace.wait() == pytest.approx(3)
+    for _ in range(50):
+        pace.slow(3)
+    assert pace.wait() == pytest.approx(3)
+    await clock.advance(3)
+    pace.take()
+    assert pace.wait() == pytest.approx(0.02, abs=0.005)
+
+
+async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
+    """A 401 asks for a fresh token and tries the row again, once; a second one stops the sending."""
+    tokens = iter(["old", "new", "newer"])
+    used: list[str] = []
+
+    async def token() -> str:
+        return next(tokens)
+
+    async def transport(
+        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        assert request.headers is not None
+        used.append(request.headers["Authorization"])
+        return await service(request, before_send)
+
+    service.scripts = [FakeService.take, refuses(1, status=401)]
+    async with (
+        PaySession("https://pay.example", token, profile=PROFILE, transport=transport) as session,
+        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
+    ):
+        results = await run(service, tracker, rows(5), each_second=accept_all(service), max_in_flight=1)
+        assert [result.paid for result in results.values()] == [True] * 5
+        assert set(used) == {"Bearer old", "Bearer new"}
+        del used[:]
+        assert set(service.posted.values()) == {1}
+        service.scripts = [refuses(1, status=401)] * 5
+        results = await run(
+            service, tracker, [sale(f"late-{n}", phone=f"08{n:08}") for n in range(5)], max_in_flight=1
+        )
+    assert used == ["Bearer new", "Bearer newer"]
+    assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in results.values()) == 1
+    assert not [key for key in service.posted if key.startswith("late")]
+
+
+def test_an_estimate_says_what_binds() -> None:
+    """The rate, the queries, the prompts, one customer, or the people."""
+
+    def of(profile: payclient.ServiceProfile = PROFILE, **changes: object) -> Estimate:
+        options: dict[str, object] = {
+            "rows": 10_000, "longest_lane": 1, "max_in_flight": 50, "max_pending": 1000, "rate": None
+        }  # fmt: skip
+        return estimate(profile, payclient.Fixed(2.0), **(options | changes))  # type: ignore[arg-type]  # a test's options
+
+    assert of(rate=1.0).seconds == pytest.approx(10_000, rel=0.05)
+    assert of(rate=1.0).bound_by == "the rate of sends"
+    assert of(max_pending=10).bound_by == "the prompts that may be open at once"
+    assert of(longest_lane=100).bound_by == "the customer with most charges"
+    assert of(rows=100).bound_by == "people's answers"
+    slow = of(attrs.evolve(PROFILE, queries_per_minute=30))
+    assert slow.bound_by == "queries_per_minute"
+    assert slow.seconds == pytest.approx(40_000, rel=0.05)
+    assert slow.queries <= slow.seconds / 2 + 1
+    # The figure of the fixed beat that is known from elsewhere: 30.9 queries a sale.
+    assert expected_queries(payclient.Fixed(2.0), 300.0) == pytest.approx(30.9, rel=0.05)
+    assert of().queries == pytest.approx(10_000 * 30.9, rel=0.05)
+    assert of(payclient.ServiceProfile()).queries == 0
+    assert of(rows=0) == Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")

@@ -391,7 +391,9 @@ def test_equal_keys_are_named_by_their_lines(
     rows = rows_of("same", 10)
     rows[7]["client_transaction_id"] = rows[2]["client_transaction_id"]
     assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 2
-    assert "lines 4, 9: the same client_transaction_id" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "line 4, client_transaction_id: is the same as in line 9" in err
+    assert "line 9, client_transaction_id: is the same as in line 4" in err
     assert willing.truth("same-") == {}
 
 

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from payclient.errors import InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import ServiceProfile
-from payclient.rows import MAX_FAULTS, Row, check_file, read_rows
+from payclient.rows import read_rows
+from payclient.rows.check import MAX_FAULTS, check_file
+from payclient.rows.formats import Format
+from payclient.rows.row import Row
 from payclient.spelling import to_service
 
 HEADER = "phone_number,country_code,currency,amount_with_tax,tax,client_transaction_id"
@@ -41,12 +44,12 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
-def rows_of(path: Path, **options: str) -> list[Row]:
-    return list(read_rows(path, **options))
+def rows_of(path: Path, **options: Any) -> list[Row]:
+    return list(read_rows(path, Format(**options)))
 
 
-def faults_of(path: Path, **options: str) -> list[str]:
-    return [fault for row in rows_of(path, **options) for fault in row.faults]
+def faults_of(path: Path, **options: Any) -> list[str]:
+    return [str(fault) for row in rows_of(path, **options) for fault in row.faults]
 
 
 # --- CSV
@@ -155,8 +158,9 @@ def test_amounts_are_whole_cents(write: Write, cell: str) -> None:
 @pytest.mark.parametrize("cell", ["5,93999E+11", "5.93999E+11", "5E+11", "593e9"])
 def test_a_phone_that_a_spreadsheet_shortened_is_a_fault(write: Write, cell: str) -> None:
     (fault,) = faults_of(write(f'{HEADER}\n"{cell}",593,USD,1000,150,order-1\n'))
-    assert (
-        fault == "line 2, phone_number: is a number as a spreadsheet shortens it: format the column as text"
+    assert fault == (
+        "line 2, phone_number: is a number as a spreadsheet shortens it: format the column as text "
+        "(it is a number with an exponent)"
     )
 
 
@@ -192,7 +196,7 @@ def test_a_fault_names_line_and_column(write: Write, change: dict[str, str], sai
     (row,) = rows_of(write(text.getvalue()))
     assert (row.request is None) == (said is not None)
     if said is not None:
-        assert any(fault.startswith(f"line 2, {said}") for fault in row.faults), row.faults
+        assert any(str(fault).startswith(f"line 2, {said}") for fault in row.faults), row.faults
 
 
 def test_faults_use_the_spelling_of_the_file(write: Write) -> None:
@@ -220,19 +224,14 @@ def test_a_cut_line_is_a_fault_and_the_others_are_read(write: Write, line: str, 
     first, second = rows_of(write(f"{HEADER}\n{GOOD}\n{line}"))
     assert first.request is not None
     assert second.request is None
-    assert second.faults[0].startswith("line 3: ")
-    assert said in second.faults[0]
+    assert str(second.faults[0]).startswith("line 3: ")
+    assert said in str(second.faults[0])
 
 
 def test_a_line_is_counted_where_it_begins(write: Write) -> None:
     """Also after a cell with line breaks in it, and after blank lines."""
     text = f'{HEADER}\n0991112223,593,USD,1000,150,"a\nb"\n\n0991112223,593,USD,1.0,150,order-2\n'
     assert [fault.split(",")[0] for fault in faults_of(write(text))] == ["line 2", "line 5"]
-
-
-def test_cp1252_is_said_and_not_guessed(write: Write) -> None:
-    text = f"{HEADER},reference\n{GOOD},Café\n".encode("cp1252")
-    assert faults_of(write(text)) == ["line 2, reference: is not UTF-8: save the file as CSV UTF-8"]
 
 
 # --- JSONL
@@ -270,7 +269,7 @@ def test_a_line_with_an_order_becomes_a_request(write: Write) -> None:
         ({"clientTransactionId": 17}, "client_transaction_id: is a text"),
         ({"clientTransactionId": None}, "client_transaction_id: is required"),
         ({"foo": 1}, "foo: unknown name"),
-        ({"0991112223": 1}, ": unknown name"),
+        ({"0991112223": 1}, None),
         ({"currency": "usd"}, "currency: is three capital letters"),
         ({"phone_number": "1"}, "phone_number: is there twice"),
         ({"order": []}, "order: must be an object"),
@@ -286,12 +285,13 @@ def test_a_line_with_an_order_becomes_a_request(write: Write) -> None:
         ({"order": {"billTo": {"firstName": 5}}}, "order.bill_to.first_name: must be a text"),
     ],
 )
-def test_nothing_is_coerced(write: Write, change: dict[str, Any], said: str) -> None:
+def test_nothing_is_coerced(write: Write, change: dict[str, Any], said: str | None) -> None:
     """A fault names the place inside the order as well, and repeats no value."""
     (row,) = rows_of(write(json_lines({**JSON_ROW, **change}), "rows.jsonl"))
     assert row.request is None
-    assert any(fault.startswith(f"line 1, {said}") for fault in row.faults), row.faults
-    assert "0991112223" not in "".join(row.faults)
+    begin = "line 1: unknown name" if said is None else f"line 1, {said}"
+    assert any(str(fault).startswith(begin) for fault in row.faults), row.faults
+    assert "0991112223" not in "".join(map(str, row.faults))
 
 
 @pytest.mark.parametrize(
@@ -311,13 +311,13 @@ def test_a_bad_line_is_a_fault_and_the_others_are_read(write: Write, line: str |
     raw = line if isinstance(line, bytes) else line.encode()
     first, second = rows_of(write(json_lines(JSON_ROW).encode() + raw, "rows.jsonl"))
     assert first.request is not None
-    assert second.faults[0].startswith(f"line 2: {said}")
+    assert str(second.faults[0]).startswith(f"line 2: {said}")
 
 
 def test_another_name_is_the_key_of_an_object(write: Write) -> None:
     row = {**JSON_ROW, "invoiceNo": "inv-1"}
     assert faults_of(write(json_lines(row), "r.jsonl"), key="invoiceNo") == [
-        "line 1, client_transaction_id stands beside the key invoiceNo"
+        "line 1: client_transaction_id stands beside the key invoiceNo"
     ]
     del row["clientTransactionId"]
     (read,) = rows_of(write(json_lines(row), "r.jsonl"), key="invoiceNo")
@@ -329,7 +329,7 @@ def test_another_name_is_the_key_of_an_object(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("rows.txt", "ends in .csv or .jsonl"), ("none.csv", "cannot be read")]
+    ("name", "said"), [("rows.pdf", "ends in .csv, .tsv, .txt or .jsonl"), ("none.csv", "cannot be read")]
 )
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
@@ -347,14 +347,18 @@ def test_a_check_counts_and_sums_by_currency(write: Write) -> None:
     check = check_file(write("\n".join([HEADER, *lines])))
     assert check.good
     assert (check.rows, check.charges, check.totals) == (3, {"USD": 2, "EUR": 1}, {"USD": 2300, "EUR": 1150})
-    assert check.lines == {"order-1": 2, "order-2": 3, "order-3": 4}
+    assert (check.customers, check.longest_lane) == (1, 3)
 
 
 def test_a_check_finds_equal_keys_also_in_rows_with_faults(write: Write) -> None:
     lines = [GOOD, GOOD.replace("-1", "-2"), GOOD.replace("USD", "usd"), GOOD]
     check = check_file(write("\n".join([HEADER, *lines])))
-    assert check.faults[-1] == "lines 2, 4, 5: the same client_transaction_id"
-    assert check.fault_count == 2
+    assert [fault for fault in check.faults if "the same" in fault] == [
+        "line 2, client_transaction_id: is the same as in lines 4, 5",
+        "line 4, client_transaction_id: is the same as in lines 2, 5",
+        "line 5, client_transaction_id: is the same as in lines 2, 4",
+    ]
+    assert (check.fault_count, check.bad_rows, check.totals) == (4, 3, {"USD": 1150})
 
 
 def test_a_check_shows_a_bounded_number_of_faults_and_counts_all(write: Write) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from payclient.cli import terminal
+from payclient.cli.file_options import FileOptions, left_out_path
 from payclient.cli.html_report import Page
+from payclient.cli.plan import Plan, ask_ledger, plan_of, show, show_faults
 from payclient.cli.progress import Look
 from payclient.cli.report import Report
 from payclient.cli.running import Limits, Run
@@ -22,18 +23,19 @@ from payclient.cli.settings import (
     Number,
     Profile,
     Service,
+    TokenFile,
     Wait,
     Whole,
     profile_of,
     service_of,
 )
-from payclient.cli.tables import plan_table
-from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.models import SaleRequest
-from payclient.profile import ServiceProfile
-from payclient.rows import KEY, FileCheck, check_file, read_rows
+from payclient.errors import ConfigurationError, LedgerInUseError
+from payclient.rows.check import FileCheck, check_file
+from payclient.rows.left_out import write_left_out
 
 __all__: list[str] = []
+
+_PLAIN = FileOptions()
 
 
 def charge(
@@ -46,7 +48,14 @@ def charge(
     report: Annotated[
         Path | None, Parameter(help="Write what became of each row to a .csv or .jsonl file.")
     ] = None,
-    key: Annotated[str, Parameter(help="The column that is the client transaction id.")] = KEY,
+    options: FileOptions = _PLAIN,
+    skip_bad: Annotated[
+        Path | None,
+        Parameter(
+            help="Go on without the bad rows, and write them to this file, to be corrected and charged later."
+        ),
+    ] = None,
+    token_file: TokenFile = None,
     max_in_flight: Annotated[int, Whole, Parameter(help="Requests at once.")] = 50,
     max_pending: Annotated[int, Whole, Parameter(help="Prompts on people's phones at once.")] = 1000,
     rate: Annotated[float | None, Number, Parameter(help="Sends a second, at most.")] = None,
@@ -79,43 +88,70 @@ def charge(
     )
     if rate == 0:
         raise ConfigurationError("--rate: must be above 0")
-    service = None if dry_run else service_of(base_url, profile, ledger)
-    checked = check(file, key, profile_of(profile) if service is None else service.profile)
-    if checked is None:
-        return 2
-    if service is None:
-        terminal.out().print(plan_table(checked.charges, checked.totals))
-        terminal.say(f"{file.name} is good: {checked.rows:,} charges; nothing was sent")
-        return 0
-    if report is not None and report.exists() and report.samefile(file):
+    service = None if dry_run else service_of(base_url, profile, ledger, token_file)
+    left_out = left_out_path(skip_bad, file)
+    if report is not None and report.exists() and file.exists() and report.samefile(file):
         raise ConfigurationError("--report: is the file of the charges itself")
     if quiet and json:
         raise ConfigurationError("--quiet and --json: give one of them")
-    book = None if report is None else Report(report)
-    page = None if html is None else Page(html, title=file.name, window=service.profile.sale_window)
-    if not yes and not _confirmed(checked, service):
-        terminal.complain("nothing was sent")
-        return 2
     look: Look = "json" if json else "quiet" if quiet else "auto"
-    return asyncio.run(charge_file(file, key, checked, service, limits, book, page=page, look=look))[0]
+    known_profile = profile_of(profile) if service is None else service.profile
+    with check_file(file, options.format(), profile=known_profile) as checked:
+        good = can_go_on(checked, left_out)
+        if not good and not dry_run:
+            return 2
+        if dry_run or not yes:
+            known = asyncio.run(ask_ledger(ledger, checked, limits.retry))
+            if known is not None and known.in_use and not dry_run:
+                raise LedgerInUseError(f"the ledger {ledger} is in use by another run; nothing was sent")
+            plan = plan_of(
+                checked,
+                known,
+                limits,
+                profile=known_profile,
+                base_url=base_url,
+                ledger=ledger,
+                left_out=left_out,
+            )
+        if service is None:
+            show(terminal.out(), plan.picture())
+            if good:
+                terminal.say(f"{file.name} is good: {checked.good_rows:,} charges; nothing was sent")
+            return 0 if good else 2
+        book = None if report is None else Report(report)
+        page = None if html is None else Page(html, title=file.name, window=known_profile.sale_window)
+        if not yes and not _confirmed(plan):
+            terminal.complain("nothing was sent")
+            return 2
+        if left_out is not None and checked.bad_rows:
+            write_left_out(checked, left_out)
+            terminal.say(f"{checked.bad_rows:,} rows are left out; they are in {left_out}")
+        return asyncio.run(charge_file(checked, service, limits, book, page=page, look=look))[0]
 
 
-def check(file: Path, key: str, profile: ServiceProfile) -> FileCheck | None:
-    """Pass one. Shows the faults and gives None where there are any."""
-    checked = check_file(file, key=key, profile=profile)
+def can_go_on(checked: FileCheck, left_out: Path | None) -> bool:
+    """Show the faults of a file; False: nothing of it may be sent."""
     if checked.good:
-        return checked
-    for fault in checked.faults:
-        terminal.say(fault)
-    more = checked.fault_count - len(checked.faults)
-    shown = f", of which the first {len(checked.faults)} are above" if more else ""
-    terminal.complain(f"{file.name}: {checked.fault_count:,} faults{shown}; nothing was sent")
-    return None
+        return True
+    show_faults(checked)
+    name, count = checked.path.name, checked.fault_count
+    more = f", of which the first {len(checked.faults)} are above" if count > len(checked.faults) else ""
+    faults = f"{name}: {count:,} fault{'' if count == 1 else 's'}{more}"
+    if checked.fatal is not None:
+        terminal.complain(f"{checked.fatal}; nothing was sent")
+        return False
+    if left_out is None or not checked.good_rows:
+        terminal.complain(f"{faults}; nothing was sent")
+        if checked.good_rows:
+            terminal.say(
+                f"--skip-bad FILE charges the other {checked.good_rows:,} rows, and writes these to FILE"
+            )
+        return False
+    terminal.say(f"{faults}; these rows are left out")
+    return True
 
 
 async def charge_file(
-    file: Path,
-    key: str,
     checked: FileCheck,
     service: Service,
     limits: Limits,
@@ -125,15 +161,17 @@ async def charge_file(
     look: Look = "auto",
 ) -> tuple[int, Run]:
     """Pass two: charge the rows, print the outcome, and give the exit code with the run."""
-    run = Run(
-        lambda: _requests(file, key, checked),
-        checked.rows,
-        limits=limits,
-        report=report,
-        page=page,
-        look=look,
-    )
-    code = await run.charge(service)
+    with checked.requests() as requests:
+        run = Run(
+            requests,
+            checked.good_rows,
+            limits=limits,
+            report=report,
+            page=page,
+            look=look,
+            longest_lane=checked.longest_lane,
+        )
+        code = await run.charge(service)
     files = {"report": report, "html": page}
     run.progress.end(code, **{name: str(one.path) for name, one in files.items() if one is not None})
     if report is not None and look != "quiet":
@@ -145,20 +183,11 @@ async def charge_file(
     return code, run
 
 
-def _requests(file: Path, key: str, checked: FileCheck) -> Iterator[SaleRequest]:
-    """The rows again, as they were checked."""
-    for row in read_rows(file, key=key):
-        if row.request is None or row.key is None or checked.lines.get(row.key) != row.line:
-            raise InvalidRequestError(f"{file.name}: line {row.line} changed since it was checked")
-        yield row.request
-
-
-def _confirmed(checked: FileCheck, service: Service) -> bool:
+def _confirmed(plan: Plan) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was sent")
-    terminal.err.print(plan_table(checked.charges, checked.totals))
-    terminal.say(f"to {service.base_url} as {service.profile.name}, recorded in {service.ledger}")
-    return terminal.agrees(f"Charge these {checked.rows:,} customers?")
+    show(terminal.err, plan.picture())
+    return not plan.to_send or terminal.agrees(f"Send these {plan.to_send:,} charges?")
 
 
 def _one_or_more(option: str, value: int) -> int:

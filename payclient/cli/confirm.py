@@ -13,7 +13,7 @@ from payclient.cli.status import show
 from payclient.errors import RefusedError, TransportError
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
-from payclient.session import PaySession
+from payclient.session import PaySession, TokenSource
 
 __all__: list[str] = []
 
@@ -41,7 +41,7 @@ def confirm(
 
 
 async def _confirm(
-    address: str, token: str, profile: ServiceProfile, transaction_id: int, client_transaction_id: str
+    address: str, token: TokenSource, profile: ServiceProfile, transaction_id: int, client_transaction_id: str
 ) -> StatusReport:
     async with PaySession(address, token, profile=profile) as session:
         return await session.confirm(transaction_id, client_transaction_id)

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from payclient.amounts import split_tax
 from payclient.cli import terminal
-from payclient.cli.charge import charge_file, check
+from payclient.cli.charge import charge_file
 from payclient.cli.html_report import Page
 from payclient.cli.lines import Tally
 from payclient.cli.report import Report
@@ -26,7 +26,7 @@ from payclient.cli.tables import comparison_table
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
-from payclient.rows import KEY
+from payclient.rows.check import check_file
 from payclient.simulator import Answers, Simulator
 
 __all__: list[str] = []
@@ -74,15 +74,12 @@ async def _run(files: Files, refused: frozenset[str]) -> int:
         terminal.say(
             f"{ROWS} charges in {files.charges}, sent to a simulator of the service: no real money moves"
         )
-        checked = check(files.charges, KEY, profile)
-        assert checked is not None  # noqa: S101 - we wrote it
         service = Service(
             base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{files.ledger}"
         )
         page = Page(files.page, title=files.charges.name, window=profile.sale_window)
-        code, run = await charge_file(
-            files.charges, KEY, checked, service, Limits(), Report(files.report), page=page
-        )
+        with check_file(files.charges, profile=profile) as checked:
+            code, run = await charge_file(checked, service, Limits(), Report(files.report), page=page)
     if code == 130:
         return code
     equal = _compare(run.tally, simulator)

@@ -25,6 +25,7 @@ from payclient.cli.settings import Service
 from payclient.cli.standing import Pace
 from payclient.errors import PayError
 from payclient.models import SaleRequest
+from payclient.rows.check import CheckedRows
 from payclient.tracker import Tracker
 
 __all__: list[str] = []
@@ -51,11 +52,11 @@ class Limits:
 
 
 class Run:
-    """Charges the rows that `requests()` gives, in one pass, and lists what is left open in another."""
+    """Charges rows, and lists those that are left open; reads each once."""
 
     def __init__(
         self,
-        requests: Callable[[], Iterable[SaleRequest]],
+        requests: CheckedRows | Iterable[SaleRequest],
         total: int,
         *,
         limits: Limits,
@@ -63,8 +64,14 @@ class Run:
         on_line: Callable[[Line], object] | None = None,
         look: Look = "auto",
         page: Page | None = None,
+        longest_lane: int = 1,
     ) -> None:
-        self._requests = requests
+        self._source: CheckedRows | Iterator[SaleRequest]
+        if isinstance(requests, CheckedRows):
+            requests.on_row = self._note
+            self._source = requests
+        else:
+            self._source = map(self._note, requests)
         self._limits = limits
         self._report = report
         self._page = page
@@ -73,9 +80,14 @@ class Run:
         self.tally = Tally()
         #: Rows that `charge_all` has read and not given back: a window's worth.
         self._under_way: dict[str, SaleRequest] = {}
-        pace = Pace(total=total, max_pending=limits.max_pending, rate=limits.rate, wait=limits.wait)
+        pace = Pace(
+            total=total,
+            max_pending=limits.max_pending,
+            rate=limits.rate,
+            wait=limits.wait,
+            longest_lane=longest_lane,
+        )
         self.progress = progress_of(look)(self.tally, pace, self._under_way)
-        self._told: set[str] = set()
         self._tracker: Tracker | None = None
         self._results: Charges | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -111,7 +123,7 @@ class Run:
         try:
             async with charge_all(
                 tracker,
-                self._note(self._requests()),
+                self._source,
                 max_in_flight=limits.max_in_flight,
                 max_pending=limits.max_pending,
                 rate=limits.rate,
@@ -127,15 +139,15 @@ class Run:
         except PayError as error:
             self._fail(str(error))
 
-    def _note(self, requests: Iterable[SaleRequest]) -> Iterator[SaleRequest]:
-        for request in requests:
-            self._under_way[request.client_transaction_id] = request
-            yield request
+    def _note(self, request: SaleRequest) -> SaleRequest:
+        self._under_way[request.client_transaction_id] = request
+        return request
 
     async def _list_open(self, tracker: Tracker) -> None:
         """Tell of the rows that have no result: what the ledger knows of them, or that they were never sent."""
         try:
-            left = (each for each in self._requests() if each.client_transaction_id not in self._told)
+            # What was read and not given back, and what was not read yet: no list of a million ids is kept.
+            left = itertools.chain(tuple(self._under_way.values()), self._source)
             while chunk := list(itertools.islice(left, CHUNK)):
                 known = await tracker.find_many([request.client_transaction_id for request in chunk])
                 for request in chunk:
@@ -144,7 +156,6 @@ class Run:
             self._fail(f"the open rows cannot be listed: {error}")
 
     def _tell(self, line: Line) -> None:
-        self._told.add(line.client_transaction_id)
         self.tally.add(line)
         self.progress.row(line)
         if self._page is not None:

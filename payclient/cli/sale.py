@@ -65,7 +65,7 @@ def sale(
     where = service_of(base_url, profile, ledger)
     Encoder(where.profile).sale(request)  # what the profile forbids is bad input
     lines: list[Line] = []
-    run = Run(lambda: [request], 1, limits=Limits(wait=wait), on_line=lines.append)
+    run = Run([request], 1, limits=Limits(wait=wait), on_line=lines.append)
     code = asyncio.run(run.charge(where))
     for line in lines:
         _show(line)

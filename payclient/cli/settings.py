@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from payclient.access import check_base_url, token_fault
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.profiles import find_profile
+from payclient.session import TokenSource
 from payclient.tracker import Tracker, open_tracker
 from payclient.wire import is_loopback
 
@@ -35,6 +38,14 @@ Profile = Annotated[
 LedgerUrl = Annotated[
     str | None,
     Parameter(env_var="PAYCLIENT_LEDGER", help="The durable record of what was sent: sqlite:charges.db."),
+]
+
+TokenFile = Annotated[
+    Path | None,
+    Parameter(
+        env_var="PAYCLIENT_TOKEN_FILE",
+        help="A file that holds the token, read again when the service takes it no more; instead of PAYCLIENT_TOKEN.",
+    ),
 ]
 
 
@@ -89,7 +100,7 @@ class Service:
     """Where to send, and as whom."""
 
     base_url: str
-    token: str = attrs.field(repr=False)
+    token: TokenSource = attrs.field(repr=False)
     profile: ServiceProfile
     ledger: str
 
@@ -103,23 +114,56 @@ def profile_of(profile: str | None) -> ServiceProfile:
     return DOCUMENT if not profile else find_profile(profile)
 
 
-def session_settings(base_url: str | None, profile: ServiceProfile) -> tuple[str, str]:
+class RotatingToken:
+    """The token of a file that somebody else writes anew from time to time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigurationError` where it cannot be read now."""
+        self._path = path
+        self.read()
+
+    def read(self) -> str:
+        """The token as it is now."""
+        try:
+            token = self._path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the token file {self._path} cannot be read: {error.strerror}"
+            ) from None
+        if (fault := token_fault(token)) is not None:
+            raise ConfigurationError(f"the token file {self._path}: {fault}")
+        return token
+
+    async def __call__(self) -> str:
+        """The token as it is now, for a session."""
+        return await asyncio.to_thread(self.read)
+
+
+def session_settings(
+    base_url: str | None, profile: ServiceProfile, token_file: Path | None = None
+) -> tuple[str, TokenSource]:
     """The checked address and token. Raises `ConfigurationError` for one that is missing or cannot be."""
     base_url = base_url or profile.base_url
     if not base_url:
         raise ConfigurationError("give --base-url, or set PAYCLIENT_BASE_URL")
+    if token_file is not None:
+        return check_base_url(base_url), RotatingToken(token_file)
     token = os.environ.get("PAYCLIENT_TOKEN")
     if not token:
-        raise ConfigurationError("set PAYCLIENT_TOKEN; the token is never an argument")
+        raise ConfigurationError(
+            "set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; the token is never an argument"
+        )
     if (fault := token_fault(token)) is not None:
         raise ConfigurationError(fault)
     return check_base_url(base_url), token
 
 
-def service_of(base_url: str | None, profile: str | None, ledger: str | None) -> Service:
+def service_of(
+    base_url: str | None, profile: str | None, ledger: str | None, token_file: Path | None = None
+) -> Service:
     """All that a charge needs, checked. Raises `ConfigurationError`."""
     settings = profile_of(profile)
-    address, token = session_settings(base_url, settings)
+    address, token = session_settings(base_url, settings, token_file)
     if not ledger:
         raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
     if ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):

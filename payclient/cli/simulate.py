@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -13,12 +17,17 @@ from payclient.cli import terminal
 from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.simulator import PAYPHONE, Answers, Settings, Simulator
+from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
+from payclient.simulator.scenarios import scenario as named
+from payclient.wire import is_loopback
 
 __all__: list[str] = []
 
 #: The profile that names a whole service of the simulator's, which is more than a profile says of one.
 PAYPHONE_NAME = "payphone"
+
+#: Written for other programs where any token is taken.
+ANY_TOKEN = "any"  # noqa: S105 - it is none
 
 #: What is served for a profile that names no status query, and what the demo's own profile names.
 STATUS = StatusProfile(
@@ -30,7 +39,10 @@ STATUS = StatusProfile(
 
 def simulate(
     *,
-    port: Annotated[int, Whole, Parameter(help="0 takes a free one.")],
+    port: Annotated[int, Whole, Parameter(help="0 takes a free one.")] = 8700,
+    host: Annotated[
+        str, Parameter(help="Address to listen at. Whoever reaches it can answer for the customers.")
+    ] = "127.0.0.1",
     token: Annotated[str | None, Parameter(help="The only token to take; without one any is taken.")] = None,
     profile: Profile = None,
     sale_window: Annotated[
@@ -46,26 +58,82 @@ def simulate(
             help="Seconds in which a paid form must be confirmed, where the service asks for it, or 300."
         ),
     ] = None,
+    scenario: Annotated[
+        str,
+        Parameter(
+            help="What the customers do and what goes wrong:\n\n"
+            + "\n".join(f"- {name}: {one.says}" for name, one in SCENARIOS.items())
+        ),
+    ] = "everyday",
     answers: Annotated[
-        str, Parameter(help="What the customers do, and how likely.")
-    ] = "approve=0.8,reject=0.1,ignore=0.1",
-    seed: Annotated[int, Whole, Parameter(help="Another seed, other answers.")] = 0,
+        str | None,
+        Parameter(
+            help="What the customers do instead, and how likely, such as approve=0.8,reject=0.1,ignore=0.1."
+        ),
+    ] = None,
+    seed: Annotated[int, Whole, Parameter(help="Another seed, other answers and other faults.")] = 0,
     delay: Annotated[
-        float, Number, Parameter(help="Seconds that half of the customers need, or less.")
-    ] = 20.0,
+        float | None, Number, Parameter(help="Seconds that half of the customers need, or less.")
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        Parameter(help="Where to write url, token and pid as JSON once it listens; removed at the end."),
+    ] = None,
 ) -> int:
-    """Simulate the service on this machine. No real money moves."""
+    """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
     try:
-        crowd = Answers.parse(answers, delay=(delay, 0.6), seed=seed)
+        chosen = named(scenario)
+        crowd = chosen.answers
+        if answers is not None:
+            crowd = Answers.parse(answers, delay=(20.0, 0.6))
+        if crowd is not None:
+            crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
         settings = _settings(profile, sale_window, form_window, confirm_window)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    return asyncio.run(_serve(Simulator(port=port, token=token, settings=settings, answers=crowd)))
+    simulator = Simulator(
+        host=host,
+        port=port,
+        token=token,
+        settings=settings,
+        answers=crowd,
+        faults=attrs.evolve(chosen.faults, seed=seed),
+        control=True,
+    )
+    return asyncio.run(_serve(simulator, ReadyFile(ready_file, token or ANY_TOKEN), is_open(host)))
 
 
-async def _serve(simulator: Simulator) -> int:
+@attrs.frozen
+class ReadyFile:
+    """Tells another program where the service is, once it listens."""
+
+    path: Path | None
+    token: str = attrs.field(repr=False)
+
+    def write(self, url: str) -> None:
+        """Whole or not at all, and for this user alone: it holds the token."""
+        if self.path is None:
+            return
+        members = {"url": url, "token": self.token, "pid": os.getpid()}
+        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(members, file)
+        os.replace(name, self.path)
+
+    def remove(self) -> None:
+        """Nobody listens any more."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def is_open(host: str) -> bool:
+    """Whether others than this machine may reach it."""
+    return not is_loopback(host)
+
+
+async def _serve(simulator: Simulator, ready: ReadyFile, others: bool) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,10 +141,24 @@ async def _serve(simulator: Simulator) -> int:
     try:
         async with simulator:
             print(f"listening on {simulator.url}", flush=True)
-            terminal.say("this simulates the service: no real money moves; Ctrl-C stops it")
-            await stopped.wait()
+            terminal.say(
+                f"this simulates the service: no real money moves; play with it at {simulator.url}/ ; "
+                "Ctrl-C stops it"
+            )
+            if others:
+                terminal.complain(
+                    "--host: whoever reaches this address can answer for the customers and read the log"
+                )
+            try:
+                ready.write(simulator.url)
+            except OSError as error:
+                raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
+            try:
+                await stopped.wait()
+            finally:
+                ready.remove()
     except OSError as error:
-        raise ConfigurationError(f"--port: cannot listen: {error.strerror}") from None
+        raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     counts = simulator.counts
     terminal.say(
         f"{counts.created} sales: {counts.approved} approved, {counts.rejected} rejected, "

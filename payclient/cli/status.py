@@ -14,7 +14,7 @@ from payclient.cli.settings import BaseUrl, Profile, Whole, profile_of, session_
 from payclient.errors import ConfigurationError, RefusedError, TransportError
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
-from payclient.session import PaySession
+from payclient.session import PaySession, TokenSource
 
 __all__: list[str] = []
 
@@ -45,7 +45,7 @@ def status(
 
 async def _ask(
     address: str,
-    token: str,
+    token: TokenSource,
     profile: ServiceProfile,
     transaction_id: int | None,
     client_transaction_id: str | None,

@@ -11,7 +11,7 @@ from payclient.cli.settings import profile_of, session_settings
 from payclient.errors import ConfigurationError, RefusedError, TransportError
 from payclient.operations import undo_request
 from payclient.profile import ServiceProfile
-from payclient.session import PaySession
+from payclient.session import PaySession, TokenSource
 
 __all__: list[str] = []
 
@@ -58,7 +58,7 @@ def undo(
 async def _send(
     operation: Literal["cancel", "reverse"],
     address: str,
-    token: str,
+    token: TokenSource,
     profile: ServiceProfile,
     transaction_id: int | None,
     client_transaction_id: str | None,

@@ -68,6 +68,14 @@ class Api:
         if settings.status_by_transaction_id is not None:
             router.add_get(spelled(settings.status_by_transaction_id), self._get_status)
 
+    def operation_of(self, request: web.Request) -> str:
+        """What a request asks for: sale, prepare, status, confirm, cancel, reverse or regions."""
+        if (change := self._operations.get(request.match_info.route)) is not None:
+            return change.partition("_by_")[0]
+        if request.method != "GET":
+            return request.path.rpartition("/")[2].lower()
+        return "regions" if request.match_info.handler == self._get_regions else "status"
+
     async def _post_sale(self, request: web.Request) -> web.Response:
         sale = await self._execute(request, self._service.create, self._sale_fields, "API")
         if isinstance(sale, web.Response):

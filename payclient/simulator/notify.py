@@ -30,12 +30,21 @@ def notification_url(
 
 
 class Notifier:
-    """Delivers notifications in the background, once each; a failure is recorded, never raised."""
+    """Delivers notifications in the background; a failure is recorded, never raised.
 
-    def __init__(self, settings: Settings, tally: Counter[str]) -> None:
+    `on_done` is told of each: the sale, the transaction id that was sent, and what came of it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tally: Counter[str],
+        on_done: Callable[[Sale, int, str], object] = lambda *_: None,
+    ) -> None:
         self._method = settings.notification_method
         self._names = (settings.notification_id_field, settings.notification_client_id_field)
         self._tally = tally
+        self._on_done = on_done
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
@@ -57,10 +66,19 @@ class Notifier:
             session, self._session = self._session, None
             await session.close()
 
-    def start(self, sale: Sale) -> None:
-        """Send the sale's notification in the background, if the merchant gave an address and we are open."""
+    def start(self, sale: Sale, *, pretended_id: int | None = None) -> None:
+        """Send the sale's notification in the background, if the merchant gave an address and we are open.
+
+        One with a `pretended_id` is forged: the sale does not remember it.
+        """
         if (response_url := sale.response_url) is not None:
-            self.run(sale.transaction_id, lambda session: self._deliver(session, sale, response_url))
+            self.run(
+                sale.transaction_id, lambda session: self._deliver(session, sale, response_url, pretended_id)
+            )
+
+    def query(self, sale: Sale) -> str:
+        """What the sale's notification says, as the query of an address."""
+        return notification_url("", sale.transaction_id, sale.client_transaction_id, self._names)[1:]
 
     def run(self, transaction_id: int, delivery: _Delivery) -> None:
         """Deliver something about this transaction in the background, if we are open; it must not raise."""
@@ -79,13 +97,19 @@ class Notifier:
         async with self._places:
             await delivery(session)
 
-    async def _deliver(self, session: aiohttp.ClientSession, sale: Sale, response_url: str) -> None:
-        url = notification_url(response_url, sale.transaction_id, sale.client_transaction_id, self._names)
+    async def _deliver(
+        self, session: aiohttp.ClientSession, sale: Sale, response_url: str, pretended_id: int | None
+    ) -> None:
+        number = sale.transaction_id if pretended_id is None else pretended_id
+        url = notification_url(response_url, number, sale.client_transaction_id, self._names)
         try:
             async with session.request(self._method, url, allow_redirects=False) as response:
-                sale.notification = f"HTTP {response.status}"
+                result = f"HTTP {response.status}"
                 self._tally["notifications_sent"] += 1
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             # ValueError: what the merchant gave as `responseUrl` is no address at all.
-            sale.notification = type(error).__name__
+            result = type(error).__name__
             self._tally["notifications_failed"] += 1
+        if pretended_id is None:
+            sale.notification = result
+        self._on_done(sale, number, result)

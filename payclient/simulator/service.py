@@ -96,6 +96,8 @@ class Service:
         self._clock = clock
         self._answers = answers
         self._on_answered = on_answered
+        #: Told of each sale that is decided, by expiry too.
+        self.on_decided: Callable[[Sale], object] = lambda _: None
         self._pending: set[tuple[str | None, str]] = set()
 
     @property
@@ -140,6 +142,10 @@ class Service:
         sale = self._require_pending(transaction_id)
         sale.ignored = True
         return sale
+
+    def use(self, answers: Answers | None) -> None:
+        """The crowd that answers what is created from now on; None: nobody does by itself."""
+        self._answers = answers
 
     def cancel(self, sale: Sale) -> None:
         """The merchant withdraws a pending sale."""
@@ -218,6 +224,7 @@ class Service:
         sale.decided_at = self._clock.time()
         self._pending.discard((sale.store_id, sale.customer))
         self.tally[how] += 1
+        self.on_decided(sale)
         if sale.state == ACCEPTED:
             self.transactions.collect(sale)
         if how in states:  # §6: nothing is sent on expiry

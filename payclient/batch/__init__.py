@@ -1,0 +1,51 @@
+"""`charge_all`: many charges through one tracker, one open sale per customer, memory bounded.
+
+Two limits: requests in flight, and prompts pending on people's phones. A pending prompt holds no connection, so one
+limit around both would be slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Collection, Iterable
+
+from payclient.batch.charges import Charges
+from payclient.batch.lanes import Lanes
+from payclient.batch.results import ChargeResult
+from payclient.models import SaleRequest
+from payclient.tracker import Tracker
+
+__all__ = ["ChargeResult", "Charges", "charge_all"]
+
+
+def charge_all(
+    tracker: Tracker,
+    requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest] | Lanes,
+    *,
+    max_in_flight: int = 50,
+    max_pending: int = 1000,
+    rate: float | None = None,
+    wait: float | None = None,
+    retry: Collection[str] = (),
+) -> Charges:
+    """Charge many, one open sale per customer: `async with charge_all(...) as results`, then `async for`.
+
+    Every request gives one `ChargeResult`, in the order in which they are decided; one that fails never ends the
+    others. `max_in_flight` counts requests, `max_pending` prompts on people's phones; `rate` is sends a second, and
+    fewer where the profile's `queries_per_minute` could not follow them; `wait` is how many seconds each sale is
+    waited for (None: to its end, 0: until it is recorded). An iterable is read ahead by a window, within which the
+    customer with most charges comes first.
+
+    Running it again with the same requests goes on where it stopped: it sends nothing that may exist. Refusals
+    about the moment (401, 429, 2061, not sent, proven absent) are tried again, others with `retry={"refused"}`.
+    A 401 that a fresh token does not cure, or five unknown outcomes in a row, stop the sending: `results.stopped`
+    says why. Leaving the block sends nothing more and lets what is in flight be recorded.
+    """
+    return Charges(
+        tracker,
+        requests,
+        max_in_flight=max_in_flight,
+        max_pending=max_pending,
+        rate=rate,
+        wait=wait,
+        retry=retry,
+    )

@@ -1,0 +1,424 @@
+"""The run of one batch: from the requests to the lanes, from the lanes to the tracker, from there to the results."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Hashable, Iterable
+from types import TracebackType
+from typing import Self
+
+from payclient.batch.estimate import sends_per_second
+from payclient.batch.lanes import Lane, Lanes, Row, Turns
+from payclient.batch.pace import Pace
+from payclient.batch.results import ChargeResult
+from payclient.clock import Timer
+from payclient.errors import (
+    CustomerBusyError,
+    NotSentError,
+    RateLimitedError,
+    StillPendingError,
+    UnauthorizedError,
+)
+from payclient.lifecycle import State
+from payclient.models import SaleRequest
+from payclient.pending import PendingSale
+from payclient.schedule import NORMAL_WINDOW
+from payclient.tracker import Tracker
+
+__all__ = ["Charges"]
+
+logger = logging.getLogger("payclient.batch")
+
+#: Rows read ahead at least, so that a busy customer does not hold up the others.
+WINDOW = 1000
+
+#: Requests that the ledger is asked for at once.
+CHUNK = 200
+
+#: Tries of one row after HTTP 429.
+RATE_LIMITED_TRIES = 5
+
+#: Seconds between tries of a customer who is busy with a sale that is not ours (2061), and how long at most.
+BUSY_DELAYS = (10.0, 20.0, 40.0, 60.0)
+BUSY_FOR = 360.0
+
+#: Seconds beyond the sale window from which a customer with an unknown sale is free.
+UNKNOWN_GRACE = 60.0
+
+#: Unknown outcomes in a row that stop the sending: something is wrong out there.
+UNKNOWN_IN_A_ROW = 5
+
+
+class Charges(AsyncIterator[ChargeResult]):
+    """The results of one batch, in the order in which they come; iterate it once. Made by `charge_all`."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest] | Lanes,
+        *,
+        max_in_flight: int,
+        max_pending: int,
+        rate: float | None,
+        wait: float | None,
+        retry: Collection[str],
+    ) -> None:
+        if max_in_flight < 1 or max_pending < 1:
+            raise ValueError("max_in_flight and max_pending are 1 or more")
+        if rate is not None and not 0 < rate < float("inf"):
+            raise ValueError("rate is a positive number of sends a second")
+        if wait is not None and not 0 <= wait < float("inf"):
+            raise ValueError("wait is a number of seconds, 0 or more")
+        if not set(retry) <= {"refused"}:
+            raise ValueError("retry takes 'refused'")
+        self._tracker = tracker
+        self._clock = tracker.clock
+        self._scale = tracker.profile.sale_window / NORMAL_WINDOW
+        self._requests = requests
+        self._max_in_flight = max_in_flight
+        self._max_pending = max_pending
+        self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
+        self._wait = wait
+        self._retry_refused = "refused" in retry
+        window = max(WINDOW, 2 * max_pending)
+        #: Rows that may be under way, from being read to their result.
+        self._room = asyncio.Semaphore(window)
+        self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
+        self._lanes: dict[Hashable, Lane] = {}
+        #: Lanes whose next row may send, and those whose next row has its answer in the ledger.
+        self._turns = Turns()
+        self._answered: deque[Lane] = deque()
+        self._in_flight = 0
+        self._prompts = 0
+        self._alarm: Timer | None = None
+        #: Rows known of and without a result.
+        self._open_rows = 0
+        self._fed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Those of the tasks that send right now: they are never cancelled.
+        self._sends: set[asyncio.Task[None]] = set()
+        self._timers: set[Timer] = set()
+        self._unknown_in_a_row = 0
+        #: How often a fresh token was asked for, and whether the service has taken anything since.
+        self._renewals = 0
+        self._proven = True
+        self._failure: Exception | None = None
+        self._left = False
+        #: Why nothing more is sent; None while the batch sends.
+        self.stopped: str | None = None
+        #: Sales of this batch that wait for a customer.
+        self.pending = 0
+
+    async def __aenter__(self) -> Self:
+        self._start(self._feed())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
+        self._left = True
+        self.stop("the batch was left")
+        for timer in (*self._timers, *([self._alarm] if self._alarm else ())):
+            timer.cancel()
+        for task in self._tasks - self._sends:
+            task.cancel()
+        while tasks := tuple(self._tasks):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Over tasks that are done, `gather` does not let the loop run, and they leave the set by a callback.
+            self._tasks.difference_update(tasks)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChargeResult:
+        result = await self._results.get()
+        if result is not None:
+            return result
+        self._results.put_nowait(None)  # whoever asks again hears the same
+        if self._failure is not None:
+            raise self._failure
+        raise StopAsyncIteration
+
+    def stop(self, why: str) -> None:
+        """Send nothing more: what is pending is followed to its end, the rest comes out as never sent."""
+        if self.stopped is None:
+            self.stopped = why
+            if not self._left:
+                logger.warning("the batch sends nothing more: %s", why)
+                self._pump()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _later(self, seconds: float, lane: Lane) -> None:
+        """Its turn comes again then."""
+
+        def ring() -> None:
+            self._timers.discard(timer)
+            self._ready(lane)
+
+        timer = self._clock.call_at(self._clock.monotonic() + seconds, ring)
+        self._timers.add(timer)
+
+    # --- From the requests to the lanes
+
+    async def _feed(self) -> None:
+        try:
+            if isinstance(self._requests, Lanes):
+                await self._feed_lanes(self._requests)
+            else:
+                await self._feed_rows(self._requests)
+        except Exception as error:
+            self._fail(error)
+        self._fed = True
+        self._end_if_done()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self.stop("the requests ended in an error")
+
+    def _end_if_done(self) -> None:
+        if self._fed and self._open_rows == 0:
+            self._start(self._results.put(None))
+
+    async def _feed_lanes(self, source: Lanes) -> None:
+        """All lanes are known: each gives its rows one by one, the longest begin."""
+        lanes = source.lanes()
+        while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
+            requests = []
+            for lane in chunk:
+                request = source.next_of(lane.key)
+                assert request is not None  # noqa: S101 - a lane has a row at least
+                requests.append(request)
+            known = await self._tracker.find_many([each.client_transaction_id for each in requests])
+            for lane, request in zip(chunk, requests, strict=True):
+                await self._room.acquire()
+                self._lanes[lane.key] = lane
+                self._open_rows += lane.ahead
+                lane.ahead -= 1
+                self._queue(lane, Row(request, known.get(request.client_transaction_id)))
+
+    async def _feed_rows(self, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]) -> None:
+        async for chunk in _chunks(requests):
+            known = await self._tracker.find_many([request.client_transaction_id for request in chunk])
+            for request in chunk:
+                await self._room.acquire()
+                key = self._tracker.lane(request)
+                lane = self._lanes.setdefault(key, Lane(key))
+                self._open_rows += 1
+                self._queue(lane, Row(request, known.get(request.client_transaction_id)))
+
+    def _queue(self, lane: Lane, row: Row) -> None:
+        lane.rows.append(row)
+        if not lane.waits:
+            self._ready(lane)
+
+    async def _next(self, lane: Lane) -> None:
+        """Its customer is free."""
+        if self._left:
+            return
+        lane.waits = False
+        if not lane.rows and lane.ahead:
+            await self._fetch(lane)
+        if lane.rows:
+            self._ready(lane)
+        else:
+            del self._lanes[lane.key]
+        self._pump()
+
+    async def _fetch(self, lane: Lane) -> None:
+        assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
+        await self._room.acquire()
+        try:
+            request = self._requests.next_of(lane.key)
+            assert request is not None  # noqa: S101 - counted
+            identifier = request.client_transaction_id
+            known = await self._tracker.find_many([identifier])
+        except Exception as error:
+            self._open_rows -= lane.ahead
+            lane.ahead = 0
+            self._room.release()
+            self._fail(error)
+            self._end_if_done()
+        else:
+            lane.ahead -= 1
+            lane.rows.append(Row(request, known.get(identifier)))
+
+    # --- Whose turn it is
+
+    def _ready(self, lane: Lane) -> None:
+        lane.waits = True
+        if lane.rows[0].sends(retry_refused=self._retry_refused):
+            self._turns.add(lane)
+        else:
+            self._answered.append(lane)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Begin what may begin now."""
+        while (
+            (self._answered or self._turns)
+            and self._in_flight < self._max_in_flight
+            and self._prompts < self._max_pending
+            and not self._left
+        ):
+            if self._answered:
+                lane = self._answered.popleft()
+            else:
+                if self.stopped is None:
+                    if (wait := self._pace.wait()) > 0:
+                        self._wake_in(wait)
+                        return
+                    self._pace.take()
+                lane = self._turns.take()
+            self._in_flight += 1
+            self._prompts += 1
+            self._start(self._charge(lane))
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._clock.call_at(self._clock.monotonic() + seconds, self._pump)
+
+    # --- One row
+
+    async def _charge(self, lane: Lane) -> None:
+        """Send the first row of a lane and hold the lane until its customer is free again."""
+        try:
+            sent = await self._send(lane.rows[0])
+        finally:
+            self._in_flight -= 1
+        if not isinstance(sent, PendingSale):
+            self._prompts -= 1
+            if isinstance(sent, float):
+                self._later(sent, lane)
+                self._pump()
+                return
+            lane.rows.popleft()
+            self._pump()
+            await self._emit(sent)
+            await self._next(lane)
+            return
+        lane.rows.popleft()
+        self._pump()
+        self.pending += 1
+        try:
+            over = self._wait == 0 or self._left or await self._until_free(sent)
+        finally:
+            self.pending -= 1
+            self._prompts -= 1
+        if over:
+            await self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
+        else:
+            # Expired by our clock: the customer is free, but the service's last word is still awaited.
+            self._start(self._finish(sent))
+        await self._next(lane)
+
+    async def _send(self, row: Row) -> PendingSale | ChargeResult | float:
+        """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
+        key, known = row.request.client_transaction_id, row.known
+        sends = row.sends(retry_refused=self._retry_refused)
+        if known is not None and known.state is State.REFUSED and not sends:
+            return ChargeResult(request_key=key, outcome=known.outcome)
+        if sends and self.stopped is not None:
+            unsent = NotSentError(f"never sent: {self.stopped}", client_transaction_id=key)
+            return ChargeResult(request_key=key, error=unsent)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a row is charged by a task
+        self._sends.add(task)
+        renewals = self._renewals
+        try:
+            pending = await self._tracker.sale(row.request)
+        except Exception as error:
+            again = self._again(row, error, renewals)
+            return ChargeResult(request_key=key, error=error) if again is None else again
+        finally:
+            self._sends.discard(task)
+        if sends:
+            self._proven = self._proven or renewals == self._renewals
+            # What a crash left unknown says nothing of how the service is now.
+            self._count_unknown(pending)
+        return pending
+
+    def _again(self, row: Row, error: Exception, renewals: int) -> float | None:
+        """In how many seconds a row is tried again that created nothing; None: it is over."""
+        row.tries += 1
+        if isinstance(error, CustomerBusyError):
+            # Their sale of another making will end.
+            now = self._clock.monotonic()
+            row.busy_since = now if row.busy_since is None else row.busy_since
+            wait = BUSY_DELAYS[min(row.tries, len(BUSY_DELAYS)) - 1] * self._scale
+            return wait if now + wait - row.busy_since <= BUSY_FOR * self._scale else None
+        if isinstance(error, RateLimitedError):
+            self._pace.slow(error.retry_after)
+            return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
+        if isinstance(error, UnauthorizedError):
+            if self._tracker.renews_token and error.http_status == 401:
+                if renewals < self._renewals and self.stopped is None:
+                    return 0.0  # it went with the token before
+                if self._proven:
+                    self._renewals, self._proven = self._renewals + 1, False
+                    return 0.0
+            self.stop("the service does not take the token (401 or 403)")
+        return None
+
+    def _count_unknown(self, pending: PendingSale) -> None:
+        if pending.state is not State.UNKNOWN:
+            self._unknown_in_a_row = 0
+            self._pace.taken()
+            return
+        self._unknown_in_a_row += 1
+        if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
+            self.stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
+
+    async def _until_free(self, pending: PendingSale) -> bool:
+        """Wait until the customer can be charged again; True if there is nothing more to wait for."""
+        while (left := self._held(pending)) > 0:
+            try:
+                await pending.wait(timeout=left if self._wait is None else min(left, self._wait))
+            except StillPendingError:
+                if self._wait is not None and self._wait <= left:
+                    return True
+                continue
+            return True
+        return False
+
+    def _held(self, pending: PendingSale) -> float:
+        """Seconds until the customer can no longer approve, and a while more where nobody knows since when."""
+        if pending.expires_at is None:
+            return 0.0
+        late = 0.0
+        if pending.state is State.UNKNOWN:
+            late = max(UNKNOWN_GRACE * self._scale - self._tracker.total_timeout, 0.0)
+        return pending.expires_at + late - self._clock.time()
+
+    async def _finish(self, pending: PendingSale) -> None:
+        await pending.wait()
+        await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
+
+    async def _emit(self, result: ChargeResult) -> None:
+        if not self._left:
+            await self._results.put(result)
+        self._room.release()
+        self._open_rows -= 1
+        self._end_if_done()
+
+
+async def _chunks(
+    requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest],
+) -> AsyncIterator[tuple[SaleRequest, ...]]:
+    """What is at hand, so that the ledger is asked for many rows at once."""
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            yield (request,)
+        return
+    iterator = iter(requests)
+    while chunk := tuple(itertools.islice(iterator, CHUNK)):
+        yield chunk
+        await asyncio.sleep(0)

@@ -1,0 +1,81 @@
+"""Lanes: one customer at one store, one open sale at a time; and whose turn it is."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from payclient.batch.results import passing
+from payclient.lifecycle import State
+from payclient.models import SaleRequest
+from payclient.pending import PendingSale
+
+__all__ = ["Lane", "Lanes", "Row", "Turns"]
+
+
+@runtime_checkable
+class Lanes(Protocol):
+    """Requests whose lanes are known beforehand, such as a file's that was read once."""
+
+    def lanes(self) -> Iterator[tuple[Any, int]]:
+        """Each lane with how many rows it has, the longest first."""
+
+    def next_of(self, lane: Any) -> SaleRequest | None:
+        """The next row of a lane; None at its end."""
+
+
+class Row:
+    """One request, what the ledger knew of it when it was read, and its tries."""
+
+    __slots__ = ("busy_since", "known", "request", "tries")
+
+    def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
+        self.request = request
+        self.known = known
+        self.tries = 0
+        #: When its customer was first found busy with a sale that is not ours.
+        self.busy_since: float | None = None
+
+    def sends(self, *, retry_refused: bool) -> bool:
+        """Whether it may send, as far as is known; else its answer is in the ledger."""
+        known = self.known
+        return known is None or (known.state is State.REFUSED and (retry_refused or passing(known)))
+
+
+class Lane:
+    """The rows of one customer that are at hand, and how many come behind them."""
+
+    __slots__ = ("ahead", "key", "rows", "waits")
+
+    def __init__(self, key: Hashable, ahead: int = 0) -> None:
+        self.key = key
+        self.rows: deque[Row] = deque()
+        #: Rows that the source still has of it.
+        self.ahead = ahead
+        #: Its first row waits for its turn, or is being charged.
+        self.waits = False
+
+    def __len__(self) -> int:
+        return len(self.rows) + self.ahead
+
+
+class Turns:
+    """The lanes whose customers are free: the one with most rows left comes first, for it ends last."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Lane]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, lane: Lane) -> None:
+        """Its customer is free."""
+        self._number += 1
+        heapq.heappush(self._heap, (-len(lane), self._number, lane))
+
+    def take(self) -> Lane:
+        """Whose turn it is."""
+        return heapq.heappop(self._heap)[2]

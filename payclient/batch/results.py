@@ -1,0 +1,43 @@
+"""What became of one request of a batch."""
+
+from __future__ import annotations
+
+import attrs
+
+from payclient.errors import CustomerBusyError, RateLimitedError, RefusedError, UnauthorizedError
+from payclient.lifecycle import Evidence
+from payclient.outcomes import Outcome
+from payclient.pending import PendingSale
+
+__all__ = ["ChargeResult", "passes", "passing"]
+
+#: Refusals that another run tries again by itself: they were about the moment, not about the row.
+PASSING = frozenset({UnauthorizedError.__name__, RateLimitedError.__name__, CustomerBusyError.__name__})
+
+
+@attrs.frozen(kw_only=True)
+class ChargeResult:
+    """What became of one request: an outcome, or the error that says why nothing was created."""
+
+    #: The request's client transaction id.
+    request_key: str
+    outcome: Outcome | None = None
+    error: Exception | None = None
+
+    @property
+    def paid(self) -> bool | None:
+        """True, False, or None: nobody knows."""
+        if self.outcome is not None:
+            return self.outcome.paid
+        # An error of another kind says nothing of what the client transaction id may stand for already.
+        return False if isinstance(self.error, RefusedError) else None
+
+
+def passing(sale: PendingSale) -> bool:
+    """Whether a refusal was about the moment: another run tries it again."""
+    return passes(*sale.refusal)
+
+
+def passes(evidence: Evidence, error_type: str | None) -> bool:
+    """Whether a refusal of this kind is tried again."""
+    return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)

@@ -1,0 +1,80 @@
+"""How `payclient charge` is told what a file looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from payclient.errors import ConfigurationError
+from payclient.rows.formats import KEY, Format
+
+__all__: list[str] = []
+
+_NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class FileOptions:
+    """The options that say how the file is written; what is left out is found in the file, never guessed."""
+
+    key: Annotated[str, Parameter(help="The column that is the client transaction id.")] = KEY
+    map: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable.",
+        ),
+    ] = ()
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), help="FIELD=VALUE, the same in every row: currency=USD. Repeatable."),
+    ] = ()
+    ignore: Annotated[tuple[str, ...], Parameter(negative=(), help="A column to pass over. Repeatable.")] = ()
+    delimiter: Annotated[
+        str | None, Parameter(help="Between columns: , ; tab or another character. Default: found.")
+    ] = None
+    encoding: Annotated[str | None, Parameter(help="Such as utf-8, cp1252 or utf-16. Default: found.")] = None
+    amounts: Annotated[
+        Literal["cents", "decimal"], Parameter(help="Whole cents (1050), or units with decimals (10.50).")
+    ] = "cents"
+    decimal_mark: Annotated[
+        str | None, Parameter(help="The decimal mark of the amounts, . or , . Default: found.")
+    ] = None
+
+    def format(self) -> Format:
+        """The same, checked. Raises `ConfigurationError`."""
+        delimiter = self.delimiter
+        return Format(
+            key=self.key,
+            columns=_pairs("--map", self.map),
+            constants=_pairs("--set", self.set),
+            ignored=frozenset(self.ignore),
+            delimiter=None if delimiter is None else _NAMED_DELIMITERS.get(delimiter, delimiter),
+            encoding=self.encoding,
+            amounts=self.amounts,
+            decimal_mark=self.decimal_mark,
+        )
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name or not value:
+            raise ConfigurationError(f"{option}: is FIELD={'COLUMN' if option == '--map' else 'VALUE'}")
+        if name in pairs:
+            raise ConfigurationError(f"{option} {name}: is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def left_out_path(skip_bad: Path | None, file: Path) -> Path | None:
+    """Where bad rows go; never over the file itself."""
+    if skip_bad is not None and skip_bad.exists() and file.exists() and skip_bad.samefile(file):
+        raise ConfigurationError("--skip-bad: is the file of the charges itself")
+    return skip_bad

@@ -1,0 +1,101 @@
+"""Fixtures for your own tests: a simulated service and a tracker over it.
+
+Named by `pytest_plugins = ["payclient.pytest_plugin"]`, and by no entry point, so that it loads only there. The service
+runs in a thread of its own, so the tests may run under pytest-asyncio, under anyio, or without a loop, as with
+Starlette's TestClient. (PYTEST_DONT_REWRITE: it asserts nothing, so who imports `PayService` for a type is not warned.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar, cast
+
+import attrs
+import pytest
+
+from payclient.profile import ServiceProfile, StatusProfile
+from payclient.schedule import Fixed
+from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
+from payclient.tracker import Tracker, open_tracker
+
+__all__ = ["PayService"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_TOKEN = "simulated"  # noqa: S105 - of the simulator
+_BEAT = 0.05  # seconds between two queries of one sale: tests do not wait
+
+#: What the simulated service fills in of what the document leaves open, and the tracker's reading of it.
+_SETTINGS = Settings(
+    status_by_transaction_id="/api/Sale/{transaction_id}",
+    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+)
+_PROFILE = ServiceProfile(
+    name="simulated",
+    not_found_codes=frozenset({_SETTINGS.not_found[1]}),
+    status=StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}",
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+        state_field=_SETTINGS.state_field,
+    ),
+)
+
+
+@attrs.frozen(kw_only=True)
+class PayService:
+    """A running service. `control` answers for the customers, makes things go wrong and counts what was executed.
+
+    `clock` is its time and its trackers': `control.advance(310)` lets a push expire in a call. All of it may be used
+    from any thread and any loop.
+    """
+
+    url: str
+    token: str = attrs.field(repr=False)
+    clock: JumpClock
+    control: SimulatorThread
+    profile: ServiceProfile = _PROFILE
+
+    def open_tracker(self, **options: Any) -> AbstractAsyncContextManager[Tracker]:
+        """A tracker over this service, for the loop that opens it, such as an app's; `options` are `open_tracker`'s."""
+        return open_tracker(
+            self.url,
+            self.token,
+            **{"profile": self.profile, "clock": self.clock, "schedule": Fixed(_BEAT), **options},
+        )
+
+
+@pytest.fixture
+def pay_service() -> Iterator[PayService]:
+    """A service whose customers answer when the test says so, with nothing of another test in it."""
+    with SimulatorThread(Simulator(token=_TOKEN, settings=_SETTINGS)) as control:
+        yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control)
+
+
+def _asyncio_fixture(function: _Function) -> _Function:
+    """A fixture of pytest-asyncio, also in its strict mode; where it is not installed, of whoever else takes it."""
+    try:
+        import pytest_asyncio
+    except ImportError:
+        return cast("_Function", pytest.fixture(function))
+    return cast("_Function", pytest_asyncio.fixture(function))
+
+
+@_asyncio_fixture
+async def _asyncio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
+    async with pay_service.open_tracker() as tracker:
+        yield tracker
+
+
+@pytest.fixture
+async def _anyio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
+    async with pay_service.open_tracker() as tracker:
+        yield tracker
+
+
+@pytest.fixture
+def pay_tracker(request: pytest.FixtureRequest) -> Tracker:
+    """A tracker over `pay_service` with a ledger in memory, open in the test's own loop."""
+    # A test belongs to one of the two; each opens the tracker in the loop in which it runs the test.
+    runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
+    return cast("Tracker", request.getfixturevalue(f"_{runner}_pay_tracker"))

@@ -1,0 +1,45 @@
+#!/bin/sh
+# A merchant in another language: drives a sale to each of its outcomes by the control API, with curl alone.
+# Usage: drive_simulator.sh READY_FILE, as `payclient simulate --scenario by-hand --port 0 --ready-file F` writes it.
+set -eu
+
+field() { sed -n "s/.*\"$1\": *\"\{0,1\}\([^\",}]*\).*/\1/p"; }
+
+url=$(field url < "$1")
+token=$(field token < "$1")
+
+sale() {  # client transaction id, phone, amount, component
+    curl -sS -X POST "$url/api/Sale" -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -d "{
+        \"phoneNumber\": \"$2\", \"countryCode\": \"593\", \"amount\": $3, \"amountWithoutTax\": $4,
+        \"currency\": \"USD\", \"clientTransactionId\": \"$1\", \"storeId\": \"S1\"}"
+}
+control() { curl -sS -X POST "$url/_simulator/$1" -H 'Content-Type: application/json' -d "${2-{\}}"; }
+state() { curl -sS "$url/api/Sale/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
+say() { echo "$1: $2"; }
+
+id=$(sale order-1 0984111201 1150 1150 | field transactionId)
+say pending "$(state "$id")"
+control "sales/$id/approve" > /dev/null
+say accepted "$(state "$id")"
+
+id=$(sale order-2 0984111202 1150 1150 | field transactionId)
+control "sales/$id/reject" > /dev/null
+say cancelled "$(state "$id")"
+
+id=$(sale order-3 0984111203 1150 1150 | field transactionId)
+control clock '{"advance": 300}' > /dev/null
+say expired "$(state "$id") $(curl -sS "$url/_simulator/counts" | field expired)"
+
+sale order-4 0984111204 1150 1150 > /dev/null
+say busy "$(sale order-5 0984111204 1150 1150 | grep -o '"errorCode":2061')"
+
+control faults '{"kind": "refuse", "error_code": 22}' > /dev/null
+say refused "$(sale order-6 0984111206 1150 1150 | grep -o '"errorCode":22\b')"
+
+say invalid "$(sale order-7 0984111207 1150 1149 | grep -o '"errorCode":800')"
+
+control faults '{"kind": "reset", "when": "after"}' > /dev/null
+say lost "$(sale order-8 0984111208 1150 1150 2> /dev/null || echo "curl exit $?") \
+$(curl -sS "$url/api/Sale/client/order-8" -H "Authorization: Bearer $token" | field transactionStatus)"
+
+say created "$(curl -sS "$url/_simulator/counts" | field created)"

@@ -1,0 +1,196 @@
+"""`payclient charge` and files as they come: the plan before, what is left out, and a token that rotates."""
+
+import asyncio
+import csv
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from payclient.cli import main
+from payclient.cli.settings import RotatingToken
+from payclient.ledger import open_ledger
+from test_cli import (
+    TOKEN,
+    Service,
+    charge_arguments,
+    clean_environment,
+    read_report,
+    rows_of,
+    silent,
+    willing,
+    write_csv,
+)
+
+__all__ = ["clean_environment", "silent", "willing"]  # fixtures
+
+SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
+SPANISH = [
+    "--key", "clave", "--map", "phone_number=telefono", "--map", "country_code=pais",
+    "--map", "amount_without_tax=base 0%", "--map", "amountWithTax=base gravada", "--map", "tax=IVA",
+    "--map", "amount=total", "--map", "currency=moneda", "--map", "reference=referencia", "--amounts", "decimal",
+]  # fmt: skip
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SAMPLE, tmp_path / "cobros.csv"))
+
+
+def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
+    willing: Service, sample: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Then two customers are charged, and the other rows wait in a file of their own, corrected and charged later."""
+    arguments = charge_arguments(willing, sample, *SPANISH)
+    before = willing.counts()
+    assert main(arguments) == 2
+    err = capfd.readouterr().err
+    assert "line 4, telefono: has 9 digits" in err
+    assert "8 faults; nothing was sent" in err
+    assert "--skip-bad FILE charges the other 2 rows" in err
+    assert willing.counts() == before
+    bad, report = tmp_path / "bad.csv", tmp_path / "report.csv"
+    assert main([*arguments, "--skip-bad", str(bad), "--report", str(report)]) == 0
+    assert willing.truth("2026-").keys() == {"2026-0001", "2026-0004"}
+    assert read_report(report).keys() == {"2026-0001", "2026-0004"}
+    assert stat.S_IMODE(bad.stat().st_mode) == 0o600
+    said = capfd.readouterr()
+    for text in (err, *said):
+        assert "98411122" not in text
+        assert "5,93985" not in text
+        assert "HYPERLINK" not in text
+    with bad.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file, delimiter=";"))
+    assert len(rows) == 8
+    good = [row | {"telefono": "0984111223"} for row in rows if row["clave"] == "2026-0003"]
+    with bad.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
+        writer.writeheader()
+        writer.writerows(good)
+    assert main([*charge_arguments(willing, bad, *SPANISH)]) == 0
+    assert "2026-0003" in willing.truth("2026-")
+
+
+def test_a_dry_run_shows_all_that_is_known(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the ledger decided, whom the rest goes to, and how long it may take; nothing is written or sent."""
+    rows = rows_of("plan", 6)
+    rows[5]["phone_number"] = rows[4]["phone_number"]
+    file = write_csv(tmp_path / "charges.csv", rows)
+    arguments = charge_arguments(willing, file)
+    assert main([*arguments, "--dry-run"]) == 0
+    assert not (tmp_path / "ledger.db").exists()
+    assert "knows none of the rows" in capfd.readouterr().out
+    assert main(charge_arguments(willing, write_csv(tmp_path / "some.csv", rows[:4]))) == 0
+    before = willing.counts()
+    capfd.readouterr()
+    assert main([*arguments, "--dry-run", "--skip-bad", str(tmp_path / "bad.csv")]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "CSV with commas, UTF-8, amounts in cents" in out
+    assert "rows 6 good" in out
+    assert "customers 5; one of them has 2 charges" in out
+    assert "ledger.db knows 4 rows: 4 accepted" in out
+    assert "to send 2 charges; expect about" in out
+    assert "status queries" in out
+    assert willing.counts() == before
+    assert not (tmp_path / "bad.csv").exists()
+    # A run that has nothing left to send asks nothing.
+    assert main(arguments) == 0
+
+
+def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit 2 as the real run would, unless they are left out."""
+    assert main(["charge", str(sample), "--dry-run", *SPANISH]) == 2
+    out, err = capfd.readouterr()
+    assert "2 good, 8 bad" in " ".join(out.split())
+    assert "USD 1,253.65" in out
+    assert "line 11, moneda: is three capital letters" in err
+    assert main(["charge", str(sample), "--dry-run", *SPANISH, "--skip-bad", "bad.csv"]) == 0
+    assert "which are left out and go to bad.csv" in " ".join(capfd.readouterr().out.split())
+
+
+def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The plan of a file that is being charged does not disturb the run; another run asks nothing and ends."""
+    file, url = write_csv(tmp_path / "charges.csv", rows_of("busy", 2)), f"sqlite:{tmp_path / 'l.db'}"
+
+    async def plan() -> int:
+        book = await open_ledger(url)
+        try:
+            arguments = ["charge", str(file), "--base-url", "https://pay.example", "--ledger", url]
+            assert await asyncio.to_thread(main, arguments) == 2
+            assert "is in use by another run; nothing was sent" in capfd.readouterr().err
+            return await asyncio.to_thread(main, [*arguments, "--dry-run"])
+        finally:
+            await book.aclose()
+
+    assert asyncio.run(plan()) == 0
+    assert "is in use by another run" in " ".join(capfd.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--map", "phone_number"], "--map: is FIELD=COLUMN"),
+        (["--map", "phone=x"], "there is no field 'phone' of a row"),
+        (["--map", "tax=a", "--map", "tax=b"], "--map tax: is given twice"),
+        (["--set", "currency=USD"], "currency is a column, and --set gives it as well"),
+        (["--delimiter", "ab"], "delimiter is one character"),
+        (["--delimiter", "tab"], "names no known column"),
+        (["--encoding", "klingon"], "encoding is one such as"),
+        (["--amounts", "units"], "--amounts"),
+        (["--decimal-mark", ","], "a decimal mark is for decimal amounts"),
+        (["--skip-bad", "charges.csv"], "is the file of the charges itself"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "charges.csv", rows_of("told", 2))
+    assert main(["charge", "charges.csv", "--dry-run", *options]) == 2
+    out, err = capfd.readouterr()
+    assert said in err
+    assert out == ""
+    assert err.count("\n") == 1
+
+
+def test_the_token_of_a_file(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By option or environment, before PAYCLIENT_TOKEN; a file that holds none is one line."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "another")
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    file = write_csv(tmp_path / "charges.csv", rows_of("tokenfile", 2))
+    assert main(charge_arguments(willing, file, "--token-file", str(token))) == 0
+    token.write_text("Bearer secret-never-shown")
+    monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", str(token))
+    assert main(charge_arguments(willing, file)) == 2
+    token.unlink()
+    assert main(charge_arguments(willing, file)) == 2
+    err = capfd.readouterr().err
+    assert "give it without the word Bearer" in err
+    assert "cannot be read: No such file" in err
+    assert "secret-never-shown" not in err
+
+
+def test_a_token_that_is_written_anew_goes_on(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service takes the old one no more: it is read again, and no row is lost."""
+    # The first is for the check at the start.
+    tokens = iter(["old-token", "old-token"] + [TOKEN] * 10)
+    monkeypatch.setattr(RotatingToken, "read", lambda self: next(tokens))
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("rotates", 20)), tmp_path / "report.csv"
+    token = tmp_path / "token"
+    token.write_text("any")
+    arguments = charge_arguments(willing, file, "--token-file", str(token), "--report", str(report))
+    assert main(arguments) == 0
+    assert {line["paid"] for line in read_report(report).values()} == {"true"}
+    assert len(willing.truth("rotates-")) == 20

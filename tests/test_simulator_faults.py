@@ -1,0 +1,606 @@
+"""What can go wrong at the simulated service, and payclient's right answer to each, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from payclient import Fixed, State, Timeouts, Tracker, open_tracker
+from payclient.simulator import (
+    PAYPHONE,
+    SCENARIOS,
+    Answers,
+    Fault,
+    FaultPlan,
+    Faults,
+    JumpClock,
+    Settings,
+    Simulator,
+)
+from payclient.simulator.faults import KINDS
+
+BY_ID = "/api/Sale/{transaction_id}"
+BY_CLIENT_ID = "/api/Sale/client/{client_transaction_id}"
+SETTINGS = Settings(status_by_transaction_id=BY_ID, status_by_client_transaction_id=BY_CLIENT_ID)
+PROFILE = payclient.ServiceProfile(
+    name="faults",
+    not_found_codes=frozenset({20}),
+    status=payclient.StatusProfile(
+        by_transaction_id=BY_ID, by_client_transaction_id=BY_CLIENT_ID, state_field="transactionStatus"
+    ),
+)
+
+
+def request(identifier: str = "order-1", **changes: Any) -> payclient.SaleRequest:
+    """A charge of one customer."""
+    return payclient.SaleRequest(
+        **{
+            "phone_number": "0984111222",
+            "country_code": "593",
+            "amount_without_tax": 1150,
+            "currency": "USD",
+            "client_transaction_id": identifier,
+            "store_id": "S1",
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Simulator]:
+    async with Simulator(settings=SETTINGS) as simulator:
+        yield simulator
+
+
+@asynccontextmanager
+async def tracker_of(service: Simulator, total: float = 20.0) -> AsyncIterator[Tracker]:
+    """A tracker in the service's time that asks often."""
+    async with open_tracker(
+        service.url,
+        "any",
+        profile=PROFILE,
+        schedule=Fixed(0.02),
+        clock=service.clock,
+        timeouts=Timeouts(total=total),
+    ) as tracker:
+        yield tracker
+
+
+@pytest.fixture
+async def tracker(service: Simulator) -> AsyncIterator[Tracker]:
+    async with tracker_of(service) as it:
+        yield it
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Until it holds: five seconds at most."""
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it has not come true")
+
+
+async def settled(service: Simulator, waiting: Coroutine[Any, Any, payclient.Outcome]) -> payclient.Outcome:
+    """An outcome that needs time: minutes pass until it is there."""
+    task = asyncio.create_task(waiting)
+    for _ in range(400):
+        done, _ = await asyncio.wait({task}, timeout=0.004)
+        if done:
+            return await task
+        await service.advance(40)
+    task.cancel()
+    raise AssertionError("four hours have passed")
+
+
+async def assert_found_and_paid(service: Simulator, pending: payclient.PendingSale) -> None:
+    """An unknown sale that was created is found by its client transaction id, and paid once."""
+    while pending.transaction_id is None:
+        await pending.check()
+        await asyncio.sleep(0.01)
+    assert pending.transaction_id in service.sales
+    await service.approve(pending.transaction_id)
+    outcome = await pending.wait()
+    assert (outcome.state, outcome.paid) == (State.ACCEPTED, True)
+    assert service.created_per_client_id == {"order-1": 1}
+
+
+async def assert_never_created(service: Simulator, pending: payclient.PendingSale) -> None:
+    """An unknown sale that was not created is proven absent, by the service's word and late enough."""
+    outcome = await settled(service, pending.wait())
+    assert (outcome.state, outcome.paid) == (State.REFUSED, False)
+    assert service.counts.created == 0
+
+
+# What befalls a Sale
+
+_UNREADABLE = ["reset", "error", "html", "redirect"]
+
+
+@pytest.mark.parametrize("kind", [*_UNREADABLE, "cut"])
+async def test_a_sale_whose_answer_is_lost_is_found_again(
+    service: Simulator, tracker: Tracker, kind: str
+) -> None:
+    """It was executed and the answer says nothing: unknown, never sent again, found by a query, paid once."""
+    service.fail_next(Fault(kind, when="after"))
+    pending = await tracker.sale(request())
+    assert pending.state in (State.UNKNOWN, State.PENDING)
+    assert pending.outcome.paid is None
+    assert (await tracker.sale(request())).client_transaction_id == "order-1"
+    assert service.faults.done == {kind: 1}
+    await assert_found_and_paid(service, pending)
+
+
+@pytest.mark.parametrize("kind", _UNREADABLE)
+async def test_a_sale_that_was_not_executed_is_unknown_until_it_is_proven_absent(
+    service: Simulator, tracker: Tracker, kind: str
+) -> None:
+    """The same bytes came back, so the client cannot know; twice "not found", late enough, is the proof."""
+    service.fail_next(Fault(kind, when="before"))
+    pending = await tracker.sale(request())
+    assert pending.outcome.paid is None
+    assert service.counts.requests == 0
+    await assert_never_created(service, pending)
+    again = await tracker.sale(request())
+    await service.approve("order-1")
+    assert (await again.wait()).paid is True
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_sale_that_stalls_ends_with_the_time_out(service: Simulator, when: str) -> None:
+    """The wait ends; whether it was executed is found out by asking."""
+    service.fail_next(Fault("stall", when=when))
+    async with tracker_of(service, total=0.3) as tracker:
+        pending = await tracker.sale(request())
+        assert pending.outcome.paid is None
+        if when == "after":
+            await assert_found_and_paid(service, pending)
+        else:
+            await assert_never_created(service, pending)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_late_answer_is_an_answer(service: Simulator, tracker: Tracker, when: str) -> None:
+    """Latency within the time-out changes nothing; it is counted by the service's own clock."""
+    service.fail_next(Fault("latency", when=when, seconds=5.0))
+    sending = asyncio.create_task(tracker.sale(request()))
+    await until(lambda: service.counts.created if when == "after" else service.faults.done["latency"])
+    assert not sending.done()
+    assert service.counts.created == (1 if when == "after" else 0)
+    await service.advance(5)
+    pending = await sending
+    assert pending.state is State.PENDING
+    await service.approve("order-1")
+    assert (await pending.wait()).paid is True
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (None, payclient.NotCreatedError),
+        (2061, payclient.CustomerBusyError),
+        (800, payclient.ValidationFailedError),
+        (99, payclient.RefusedError),
+    ],
+)
+async def test_a_refused_sale_raises(
+    service: Simulator, tracker: Tracker, code: int | None, error: type[payclient.PayError]
+) -> None:
+    """The error object proves that nothing was created, so the same id may be sent again."""
+    service.fail_next(Fault("refuse", error_code=code))
+    with pytest.raises(error) as raised:
+        await tracker.sale(request())
+    assert type(raised.value) is error
+    pending = await tracker.sale(request())
+    await service.reject("order-1")
+    assert (await pending.wait()).state is State.CANCELLED
+    assert service.created_per_client_id == {"order-1": 1}
+
+
+async def test_a_throttled_sale_with_an_error_object_is_refused(service: Simulator, tracker: Tracker) -> None:
+    """429 in the service's own words created nothing, and says when to come back."""
+    service.fail_next(Fault("throttle", error_code=429, retry_after=7))
+    with pytest.raises(payclient.RateLimitedError) as raised:
+        await tracker.sale(request())
+    assert raised.value.retry_after == 7
+    assert service.counts.created == 0
+
+
+async def test_a_throttled_sale_without_one_is_unknown(service: Simulator, tracker: Tracker) -> None:
+    """A gateway's 429 is nobody's word: it may have been executed before."""
+    service.fail_next(Fault("throttle"))
+    pending = await tracker.sale(request())
+    assert pending.outcome.paid is None
+    await assert_never_created(service, pending)
+
+
+async def test_a_redirect_is_not_followed(service: Simulator, tracker: Tracker) -> None:
+    """A 307 followed would post the charge elsewhere."""
+    service.fail_next(Fault("redirect"))
+    await tracker.sale(request())
+    assert not [entry for entry in service.log if entry.text == "followed a redirect"]
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(service.url + "/_simulator/aside") as answer,
+    ):
+        assert answer.status == 404
+    assert [entry for entry in service.log if entry.text == "followed a redirect"]
+
+
+@pytest.mark.parametrize("kind", ["reset", "cut", "error", "html", "redirect", "throttle"])
+async def test_a_status_query_that_fails_decides_nothing(
+    service: Simulator, tracker: Tracker, kind: str
+) -> None:
+    """The sale stays pending, is asked for again, and is paid once the service can say so."""
+    pending = await tracker.sale(request())
+    service.fail_next(Fault(kind, operation="status"), times=3)
+    await service.approve("order-1")
+    outcome = await settled(service, pending.wait())
+    assert outcome.paid is True
+    assert service.faults.done[kind] == 3
+
+
+# Restart
+
+
+async def test_a_service_that_is_down_is_proof_that_nothing_was_sent(
+    service: Simulator, tracker: Tracker
+) -> None:
+    """A refused connection is `NotSentError`; what was pending before is still there afterwards, and paid."""
+    pending = await tracker.sale(request())
+    url = service.url
+    await service.stop()
+    with pytest.raises(payclient.NotSentError):
+        await tracker.sale(request("order-2", phone_number="0984111333"))
+    await service.start()
+    assert service.url == url
+    await service.approve("order-1")
+    assert (await settled(service, pending.wait())).paid is True
+    assert service.created_per_client_id == {"order-1": 1}
+
+
+async def test_a_restart_breaks_what_is_in_flight(service: Simulator, tracker: Tracker) -> None:
+    """A Sale that stalls when the service dies is unknown, and found once it is back."""
+    service.fail_next(Fault("stall", when="after"))
+    sending = asyncio.create_task(tracker.sale(request()))
+    await until(lambda: service.counts.created)
+    await service.restart(down=0.01)
+    await assert_found_and_paid(service, await sending)
+
+
+async def test_what_is_not_open_cannot_be_stopped_or_started() -> None:
+    """Each step has its turn."""
+    simulator = Simulator()
+    with pytest.raises(RuntimeError):
+        await simulator.stop()
+    async with simulator:
+        with pytest.raises(RuntimeError):
+            await simulator.start()
+        await simulator.stop()
+        with pytest.raises(RuntimeError):
+            await simulator.stop()
+    assert simulator.counts.requests == 0
+
+
+# Notifications
+
+
+class Shop:
+    """The merchant's receiver, which hands each notification to the tracker."""
+
+    def __init__(self) -> None:
+        self.tracker: Tracker | None = None
+        self.url = ""
+        self.receipts: list[payclient.Receipt] = []
+        self.more = asyncio.Event()
+
+    async def handle(self, incoming: web.Request) -> web.Response:
+        assert self.tracker is not None
+        notification = payclient.parse_notification(query=incoming.query_string)
+        self.receipts.append(await self.tracker.notify(notification))
+        self.more.set()
+        return web.Response()
+
+    async def received(self, number: int) -> None:
+        """Until so many have come."""
+        while len(self.receipts) < number:
+            self.more.clear()
+            await self.more.wait()
+
+
+@pytest.fixture
+async def shop(service: Simulator) -> AsyncIterator[Shop]:
+    """A tracker that asks only when told, or at the end: what is known sooner came by a notification."""
+    it = Shop()
+    application = web.Application()
+    application.router.add_get("/paid", it.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}/paid"
+    async with open_tracker(
+        service.url, "any", profile=PROFILE, schedule=Fixed(1_000.0), clock=service.clock
+    ) as tracker:
+        it.tracker = tracker
+        yield it
+    await runner.cleanup()
+
+
+async def sold(shop: Shop) -> payclient.PendingSale:
+    assert shop.tracker is not None
+    return await shop.tracker.sale(request(response_url=shop.url))
+
+
+async def test_a_lost_notification_is_made_up_for_by_asking(service: Simulator, shop: Shop) -> None:
+    """It was never sent; the last query after the five minutes finds the money."""
+    service.fail_next(Fault("lost"))
+    pending = await sold(shop)
+    await service.approve("order-1")
+    assert (shop.receipts, service.counts.notifications_sent) == ([], 0)
+    outcome = await settled(service, pending.wait())
+    assert (outcome.paid, outcome.notified_at) == (True, None)
+
+
+async def test_a_late_notification_comes_when_its_time_has(service: Simulator, shop: Shop) -> None:
+    """It is taken whenever it comes."""
+    service.fail_next(Fault("late", seconds=60.0))
+    pending = await sold(shop)
+    await service.approve("order-1")
+    assert shop.receipts == []
+    await service.advance(60)
+    assert (await pending.wait()).paid is True
+    assert shop.receipts == [payclient.Receipt.MATCHED]
+
+
+async def test_a_duplicate_notification_is_taken_once(service: Simulator, shop: Shop) -> None:
+    """The second one changes nothing."""
+    service.fail_next(Fault("duplicate"))
+    pending = await sold(shop)
+    await service.approve("order-1")
+    await shop.received(2)
+    assert (await pending.wait()).paid is True
+    assert shop.receipts[0] is payclient.Receipt.MATCHED
+    assert service.counts.notifications_sent == 2
+
+
+async def test_a_notification_that_overtakes_the_answer_is_early(service: Simulator, shop: Shop) -> None:
+    """Ours exists before its first byte left, so it is known; the answer binds it, and it is paid."""
+    service.fail_next(Fault("early"))
+    pending = await sold(shop)
+    assert shop.receipts == [payclient.Receipt.EARLY]
+    assert (await pending.wait()).paid is True
+    assert service.counts.approved == 1
+
+
+async def test_a_forged_notification_is_a_conflict(service: Simulator, shop: Shop) -> None:
+    """A foreign transaction id overwrites nothing; the true one beside it is taken."""
+    service.fail_next(Fault("forged"))
+    pending = await sold(shop)
+    await service.approve("order-1")
+    await shop.received(2)
+    assert (await pending.wait()).paid is True
+    assert payclient.Receipt.CONFLICT in shop.receipts
+    assert (await pending.wait()).transaction_id in service.sales
+
+
+async def test_a_forged_approval_pays_nothing(service: Simulator, shop: Shop) -> None:
+    """With the true ids, and nobody has answered: the service is asked, and says pending."""
+    pending = await sold(shop)
+    await service.forge("order-1")
+    assert shop.receipts == [payclient.Receipt.MATCHED]
+    assert (await pending.check()).paid is None
+    assert service.counts.approved == 0
+    await service.reject("order-1")
+    assert (await settled(service, pending.wait())).paid is False
+
+
+async def test_who_gave_no_address_is_sent_nothing(service: Simulator, tracker: Tracker) -> None:
+    """Without a `responseUrl` there is nothing to lose, to delay or to forge."""
+    service.fail_next(Fault("lost"))
+    await tracker.sale(request())
+    with pytest.raises(ValueError, match="responseUrl"):
+        await service.forge("order-1")
+    await service.approve("order-1")
+    assert service.faults.done == {}
+
+
+# By chance
+
+
+async def _flaky(seed: int) -> tuple[dict[str, str], dict[str, int]]:
+    faults = Faults(
+        {Fault("reset"): 0.3, Fault("html"): 0.2, Fault("reset", operation="status"): 0.2}, seed=seed
+    )
+    states: dict[str, str] = {}
+    async with (
+        Simulator(
+            settings=SETTINGS, faults=faults, answers=Answers.parse("approve=1", delay=(20.0, 0.1))
+        ) as service,
+        tracker_of(service) as tracker,
+    ):
+
+        async def one(number: int) -> None:
+            identifier = f"order-{number}"
+            pending = await tracker.sale(request(identifier, phone_number=f"09{number:08}"))
+            states[identifier] = (await pending.wait()).state
+
+        selling = asyncio.gather(*(one(number) for number in range(20)))
+        for _ in range(400):
+            done, _ = await asyncio.wait({selling}, timeout=0.004)
+            if done:
+                break
+            await service.advance(40)
+        await selling
+        assert max(service.created_per_client_id.values()) == 1
+        assert service.counts.approved == list(states.values()).count("accepted")
+        done_to_sales = {kind: service.faults.done[kind] for kind in ("html",)}
+    return states, done_to_sales
+
+
+async def test_chance_repeats_by_its_seed_and_nobody_is_charged_twice() -> None:
+    """Twenty charges at once through a flaky service: what was not executed is refused, the rest is paid once."""
+    first = await _flaky(3)
+    assert await _flaky(3) == first
+    assert set(first[0].values()) == {"accepted", "refused"}
+
+
+_FAULTS = st.sampled_from(
+    [Fault("reset"), Fault("html", operation="any"), Fault("stall", operation="status")]
+)
+
+
+@given(
+    chances=st.dictionaries(_FAULTS, st.floats(0.01, 0.33), min_size=1),
+    asked=st.lists(st.tuples(st.sampled_from(["sale", "status"]), st.sampled_from("abc")), max_size=30),
+    seed=st.integers(0, 5),
+)
+def test_the_order_of_arrival_changes_no_fault(
+    chances: dict[Fault, float], asked: list[tuple[str, str]], seed: int
+) -> None:
+    """The n-th exchange of an id meets the same fault whatever happened in between."""
+
+    def befallen(order: list[tuple[str, str]]) -> dict[tuple[str, str], list[Fault | None]]:
+        plan, result = FaultPlan(Faults(chances, seed=seed)), dict[tuple[str, str], list[Fault | None]]()
+        for operation, key in order:
+            result.setdefault((operation, key), []).append(plan.next(operation, key))
+        return result
+
+    assert befallen(asked) == befallen(asked[::-1])
+
+
+async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> None:
+    """An entry is used up by its own operation and id alone."""
+    plan = FaultPlan(Faults({Fault("html"): 1.0}))
+    plan.add(Fault("reset", client_transaction_id="a"))
+    plan.add(Fault("stall"), times=2)
+    found = [plan.next("sale", one, one) for one in "babaa"]
+    assert [fault.kind if fault else None for fault in found] == ["stall", "reset", "stall", "html", "html"]
+    assert plan.next("status", "a", "a") is None
+    plan.clear()
+    assert plan.next("sale", "a", "a") is None
+    assert plan.done == {"stall": 2, "reset": 1, "html": 2}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"kind": "flood"},
+        {"kind": 7},
+        {"kind": "reset", "unheard": 1},
+        {"kind": "reset", "when": "later"},
+        {"kind": "reset", "when": 1},
+        {"kind": "reset", "status": 500},
+        {"kind": "reset", "operation": "notification"},
+        {"kind": "cut", "when": "before"},
+        {"kind": "lost", "operation": "sale"},
+        {"kind": "early", "operation": "status"},
+        {"kind": "error", "status": 404},
+        {"kind": "error", "status": True},
+        {"kind": "latency", "seconds": -1},
+        {"kind": "latency", "seconds": float("nan")},
+        {"kind": "latency", "seconds": "1"},
+        {"kind": "throttle", "retry_after": 1.5},
+        {"kind": "refuse", "error_code": -1},
+        {"kind": "reset", "client_transaction_id": 5},
+    ],
+)
+def test_a_fault_that_cannot_be_is_named(members: dict[str, Any]) -> None:
+    """ValueError, whatever is wrong with it."""
+    with pytest.raises(ValueError, match=r"must|unknown|required|no status"):
+        Fault.parse(members)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_is_read_as_it_is_written(kind: str) -> None:
+    """Its members say all of it."""
+    fault = Fault(kind)
+    assert Fault.parse(fault.as_json()) == fault
+
+
+@pytest.mark.parametrize("chance", [0, 1.5, -1, True, "1"])
+def test_a_chance_is_above_0_and_at_most_1(chance: Any) -> None:
+    """And so are all that may befall one operation together."""
+    with pytest.raises(ValueError, match="chance"):
+        Faults({Fault("reset"): chance})
+    with pytest.raises(ValueError, match="sum"):
+        Faults({Fault("reset"): 0.6, Fault("html", operation="any"): 0.6})
+    Faults({Fault("reset"): 0.6, Fault("html", operation="status"): 0.6})
+    with pytest.raises(ValueError, match="times"):
+        FaultPlan().add(Fault("reset"), 0)
+
+
+# Scenarios
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_scenario_charges_nobody_twice_and_every_wait_ends(name: str) -> None:
+    """Ten charges through each: every outcome is what the service did, or an honest "nobody knows"."""
+    async with (
+        Simulator.scenario(name, settings=SETTINGS, clock=JumpClock()) as service,
+        tracker_of(service) as tracker,
+    ):
+
+        async def one(number: int) -> payclient.Outcome | payclient.PayError:
+            identifier = f"order-{number}"
+            try:
+                pending = await tracker.sale(request(identifier, phone_number=f"09{number:08}"))
+            except payclient.PayError as error:
+                return error
+            return await pending.wait()
+
+        selling = asyncio.gather(*(one(number) for number in range(10)))
+        for _ in range(1000):
+            done, _ = await asyncio.wait({selling}, timeout=0.004)
+            if done:
+                break
+            await service.advance(20)
+        results = await selling
+        how = {sale.client_transaction_id: sale.how for sale in service.sales.values()}
+        assert max(service.created_per_client_id.values(), default=1) == 1
+        for result in results:
+            if isinstance(result, payclient.Outcome) and result.paid is not None:
+                assert result.paid == (how.get(result.client_transaction_id) == "approved")
+            elif isinstance(result, payclient.PayError):
+                assert result.client_transaction_id not in how
+
+
+def test_a_scenario_that_is_none_names_all() -> None:
+    """So that a typing error is found out at once."""
+    with pytest.raises(ValueError, match="lost-answer"):
+        Simulator.scenario("no-such")
+
+
+async def test_a_scenario_may_change_while_it_runs(service: Simulator, tracker: Tracker) -> None:
+    """What is created from now on meets the new customers and faults."""
+    service.use_scenario("all-reject")
+    pending = await tracker.sale(request())
+    assert (await settled(service, pending.wait())).state is State.CANCELLED
+    service.use_scenario("by-hand")
+    pending = await tracker.sale(request("order-2"))
+    await service.advance(250)
+    assert (await pending.check()).state is State.PENDING
+
+
+async def test_what_one_service_has_beside_the_document_meets_faults_too() -> None:
+    """Confirm, Cancel and Reverse are known by what they are, wherever the settings put them."""
+    operations = ["confirm", "cancel", "reverse"]
+    async with Simulator(settings=PAYPHONE) as service, aiohttp.ClientSession() as session:
+        paths = ["/api/Button/v2/confirm", "/api/Cancel/Client", "/api/Reverse/Set"]
+        for operation, path in zip(operations, paths, strict=True):
+            service.fail_next(Fault("error", operation=operation, client_transaction_id="order-1"))
+            body = {"clientTxId": "order-1", "clientTransactionId": "order-1", "id": 1}
+            async with session.post(service.url + path, json=body) as answer:
+                assert answer.status == 503
+        service.fail_next(Fault("error", operation="any"))
+        async with session.get(service.url + "/api/Regions") as answer:
+            assert answer.status == 503
+        assert service.faults.done == {"error": 4}
+        assert service.counts.requests == 0

@@ -1,0 +1,202 @@
+"""The page to play with, in a real Chromium: the customer's phone, the forms, the log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from browser import open_browser
+from payclient.simulator import Fault, Simulator
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page, ViewportSize
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WIDE: ViewportSize = {"width": 1280, "height": 900}
+NARROW: ViewportSize = {"width": 390, "height": 844}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One for all the tests."""
+    async with open_browser() as it:
+        yield it
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def service() -> AsyncIterator[Simulator]:
+    async with Simulator() as it:
+        yield it
+
+
+@asynccontextmanager
+async def page_of(browser: Browser, service: Simulator, viewport: ViewportSize = WIDE) -> AsyncIterator[Page]:
+    """The page, which must load nothing from elsewhere and have nothing to complain about."""
+    page = await browser.new_page(viewport=viewport)
+    page.set_default_timeout(5_000)
+    complaints: list[str] = []
+    elsewhere: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on(
+        "request",
+        lambda request: (
+            elsewhere.append(request.url) if not request.url.startswith((service.url, "data:")) else None
+        ),
+    )
+    try:
+        await page.goto(service.url)
+        await page.get_by_text("No real money moves.").wait_for()
+        yield page
+        assert (complaints, elsewhere) == ([], [])
+    finally:
+        await page.close()
+
+
+async def sell(service: Simulator, number: int, **changes: object) -> None:
+    body = {
+        "phoneNumber": f"09{number:08}",
+        "countryCode": "593",
+        "amount": 1150,
+        "amountWithoutTax": 1150,
+        "currency": "USD",
+        "clientTransactionId": f"order-{number}",
+        "storeId": "Café Central",
+        **changes,
+    }
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": "Bearer any"}) as session,
+        session.post(f"{service.url}/api/Sale", json=body) as response,
+    ):
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+async def test_a_push_is_approved_on_the_phone(
+    browser: Browser, service: Simulator, viewport: ViewportSize
+) -> None:
+    """It appears by itself with amount, merchant and countdown (§6), and the button approves it."""
+    async with page_of(browser, service, viewport) as page:
+        await page.get_by_text("No payment requests.").wait_for()
+        await sell(service, 1)
+        card = page.locator(".push")
+        await card.wait_for()
+        text = await card.inner_text()
+        assert "Café Central" in text
+        assert "USD 11.50" in text
+        assert re.search(r"\b[45]:\d\d\b", text)
+        assert "0900000001" not in await page.content()
+        width = await page.evaluate("document.documentElement.scrollWidth")
+        assert width == viewport["width"], "nothing sticks out"
+        await card.get_by_role("button", name="Approve").click()
+        await card.wait_for(state="detached")
+        assert service.sales[1001].how == "approved"
+        await page.locator("#decided").get_by_text("Approved").wait_for()
+        await page.locator("#log").get_by_text("approved").wait_for()
+
+
+async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, service: Simulator) -> None:
+    """Each by its own button; five minutes pass in another."""
+    for number in (1, 2, 3):
+        await sell(service, number)
+    async with page_of(browser, service) as page:
+        second = page.locator(".push", has_text="order-2")
+        await second.get_by_role("button", name="Reject").click()
+        await second.wait_for(state="detached")
+        await page.locator(".push", has_text="order-3").get_by_role("button", name="Do not answer").click()
+        await page.get_by_text("Left unanswered").wait_for()
+        await page.get_by_role("button", name="5 minutes pass").click()
+        await page.locator(".push").first.wait_for(state="detached")
+        assert [sale.how for sale in service.sales.values()] == ["expired", "rejected", "expired"]
+        assert service.sales[1003].ignored
+
+
+async def test_what_a_merchant_sends_is_text(browser: Browser, service: Simulator) -> None:
+    """Markup in ids and names is shown, never obeyed."""
+    markup = "<img src=x onerror=alert(1)>"
+    await sell(service, 1, storeId=markup, clientTransactionId=f"order-{markup}")
+    async with page_of(browser, service) as page:
+        await page.locator(".push", has_text=markup).wait_for()
+        assert await page.locator("img").count() == 0
+
+
+async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service: Simulator) -> None:
+    """The page says where it is, as the merchant's must (§4), so the form opens."""
+    async with page_of(browser, service) as page:
+        await page.get_by_role("button", name="Prepare a sample form").click()
+        async with page.context.expect_page() as opened:
+            await page.get_by_role("link", name="Open by card").click()
+        form = await opened.value
+        for name in ("phoneNumber", "email", "documentId"):
+            await form.fill(f"input[name={name}]", "+593999999999" if name != "email" else "a@example.com")
+        await form.get_by_role("button", name="Pagar").click()
+        await form.get_by_text(
+            "No real money moves."
+        ).wait_for()  # back at the merchant's, which here is the page
+        await form.close()
+        await page.locator("#forms").get_by_text("paid").wait_for()
+        assert service.counts.forms_paid == 1
+
+
+async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, service: Simulator) -> None:
+    """The next Sale meets the fault, and the log shows what it was."""
+    async with page_of(browser, service) as page:
+        await page.get_by_label("Customers").select_option("by-hand")
+        await page.locator("#log").get_by_text("scenario by-hand").wait_for()
+        await page.get_by_label("Next fault").select_option("latency")
+        await page.get_by_role("button", name="Let it happen").click()
+        await page.locator("#log").get_by_text("next sale: latency").wait_for()
+        assert service.faults.script == [(Fault("latency"), 1)]
+        await page.get_by_role("button", name="Send a sample charge").click()
+        await page.locator(".push").wait_for()
+        assert service.counts.created == 1
+
+
+async def test_the_page_finds_the_service_again(browser: Browser, service: Simulator) -> None:
+    """While it is down the page says so; what was pending is there afterwards."""
+    await sell(service, 1)
+    page = await browser.new_page(viewport=NARROW)  # a failed request is an error in its console
+    try:
+        await page.goto(service.url)
+        await page.locator(".push").wait_for()
+        await service.stop()
+        await page.get_by_text("does not answer").wait_for()
+        await service.start()
+        await page.get_by_text("does not answer").wait_for(state="hidden")
+        assert await page.locator(".push").count() == 1
+    finally:
+        await page.close()
+
+
+async def test_a_page_of_another_site_cannot_answer(browser: Browser, service: Simulator) -> None:
+    """Neither a form nor a script of a foreign page approves a push, and none reads the phone."""
+    await sell(service, 1)
+    async with Simulator() as other:
+        page = await browser.new_page()
+        try:
+            await page.goto(f"{other.url}/_simulator/counts")
+            answers = await page.evaluate(
+                """async (url) => {
+                    const send = (path, options) => fetch(url + path, options).then((one) => one.status, () => 0);
+                    return [
+                        await send("/_simulator/sales/1001/approve", {method: "POST", mode: "no-cors"}),
+                        await send("/_simulator/faults", {method: "POST", mode: "no-cors", body: '{"kind":"reset"}'}),
+                        await send("/_simulator/clock", {
+                            method: "POST", headers: {"Content-Type": "application/json"}, body: '{"advance":300}',
+                        }),
+                        await send("/_simulator/phone", {}),
+                    ];
+                }""",
+                service.url,
+            )
+            assert answers == [0, 0, 0, 0]  # nothing that it could read
+            assert (service.sales[1001].how, service.faults.script) == (None, [])
+        finally:
+            await page.close()

@@ -8,6 +8,9 @@ from unittest.mock import Mock
 import aioresponses.core
 from aiohttp import ClientResponse
 from hypothesis import settings
+from postgres_server import database, postgres
+
+__all__ = ["database", "postgres"]  # fixtures
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

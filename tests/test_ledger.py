@@ -92,9 +92,11 @@ async def brought(ledger: Ledger, state: State, client_transaction_id: str = "or
     return record
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
-    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
+    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(request.param, "")
+    if not url:
+        url = await request.getfixturevalue("postgres").emptied()
     ledger = await open_ledger(url)
     yield ledger
     await ledger.aclose()
@@ -395,7 +397,7 @@ async def test_closed(ledger: Ledger) -> None:
 @pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])
 async def test_unknown_urls(url: str) -> None:
     """What is no ledger is refused by name."""
-    with pytest.raises(ConfigurationError, match="memory: or sqlite:PATH"):
+    with pytest.raises(ConfigurationError, match="memory:, sqlite:PATH or postgresql:"):
         await open_ledger(url)
 
 

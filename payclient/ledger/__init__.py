@@ -5,15 +5,15 @@ The permit *is* the INSERT of an attempt: its unique key decides who may send.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import attrs
 
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Event, Evidence, Record, State
 
-__all__ = ["Change", "Ledger", "open_ledger"]
+__all__ = ["Change", "Ledger", "Shared", "open_ledger"]
 
 
 @attrs.frozen(kw_only=True)
@@ -79,11 +79,52 @@ class Ledger(Protocol):
         """Carry out what is queued and let go of the ledger. May be called twice."""
 
 
-async def open_ledger(url: str) -> Ledger:
-    """Open `memory:` or `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`).
+@runtime_checkable
+class Shared(Ledger, Protocol):
+    """A ledger that several processes have open: it wakes them, and shares out what is open among them.
+
+    All times here are the database's. A lease is for efficiency only: two that follow one sale ask twice, and write
+    nothing wrong.
+    """
+
+    def watch(self, woken: Callable[[str | None], None]) -> Callable[[], None]:
+        """Call `woken` with each client transaction id that is notified or decided, by whichever process.
+
+        With None every few seconds, and whenever something may have gone unheard: look again at all that you wait
+        for. What this returns ends it.
+        """
+
+    async def renew(self, seconds: float) -> bool:
+        """Say that this process follows, for so many seconds from now; what it is permitted is its own to follow.
+
+        False: it had said nothing yet, or its time had run out, and what it followed may be another's: ask `held`.
+        """
+
+    async def claim(self, limit: int, sending_after: float) -> list[Record]:
+        """Take over up to `limit` open attempts that no living process follows, the oldest first.
+
+        One that is SENDING is among them only if its permit is `sending_after` seconds old.
+        """
+
+    async def held(self) -> set[str]:
+        """The client transaction ids of the open attempts that this process follows."""
+
+    async def release(self, client_transaction_ids: Sequence[str]) -> None:
+        """Follow them no more: they are there to be claimed."""
+
+    async def reserve(self, budget: str, queries: int, gap: float) -> float:
+        """Take so many queries, `gap` seconds apart, from a budget of that name; the seconds until the first."""
+
+    async def pause(self, budget: str, seconds: float) -> None:
+        """No query of that budget by any process for so many seconds, but for those reserved already."""
+
+
+async def open_ledger(url: str, *, create: bool = True) -> Ledger:
+    """Open `memory:`, `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`) or
+    `postgresql://USER@HOST/DATABASE`, whose schema is made at first use unless `create` is False.
 
     Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
-    it.
+    it, `LedgerUnavailableError` where it cannot be reached.
     """
     kind, _, path = url.partition(":")
     # Imported here: whoever keeps no SQLite file does not load it.
@@ -95,4 +136,10 @@ async def open_ledger(url: str) -> Ledger:
         from payclient.ledger.sqlite import SqliteLedger
 
         return await SqliteLedger.open(path)
-    raise ConfigurationError("a ledger is memory: or sqlite:PATH")
+    if kind == "postgresql" and path.startswith("//"):
+        try:
+            from payclient.ledger.postgres import PostgresLedger
+        except ImportError:
+            raise ConfigurationError("a postgresql: ledger needs asyncpg: pip install payclient[postgres]") from None
+        return await PostgresLedger.open(url, create=create)
+    raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

@@ -16,6 +16,10 @@ from payclient.lifecycle import TRANSITIONS, Event, Evidence, Record, State
 
 __all__ = [
     "APPLICATION_ID",
+    "CHANGE",
+    "CHANGING",
+    "NEWS",
+    "RECORD",
     "SCHEMA",
     "SELECT_ATTEMPT",
     "SELECT_CHANGES",
@@ -27,6 +31,7 @@ __all__ = [
     "apply_row",
     "change_of",
     "insert_attempts",
+    "legal_moves",
     "permit_row",
     "record_of",
     "select_newest",
@@ -43,7 +48,7 @@ def _quoted(*states: State) -> str:
     return ", ".join(f"'{state}'" for state in states)
 
 
-def _moves() -> str:
+def legal_moves() -> str:
     """The legal (from, to) pairs as an expression; a state may always stay, as it does for a hint."""
     cases = []
     for before, table in TRANSITIONS.items():
@@ -51,10 +56,10 @@ def _moves() -> str:
         # Not `IN`: for three and more SQLite would build a table each time the trigger fires.
         legal = " OR ".join(f"new.state = '{target}'" for target in targets)
         cases.append(f"WHEN '{before}' THEN {legal}")
-    return f"CASE old.state {' '.join(cases)} ELSE 0 END"
+    return f"CASE old.state {' '.join(cases)} ELSE FALSE END"
 
 
-_NEWS = f"after <> before AND after IN ({_quoted(*sorted(FEED))})"
+NEWS = f"after <> before AND after IN ({_quoted(*sorted(FEED))})"
 
 SCHEMA = (
     """
@@ -122,7 +127,7 @@ OR (new.attempt > 1 AND NOT EXISTS (
 BEGIN SELECT RAISE(ABORT, 'not a permit'); END""",
     f"""
 CREATE TRIGGER attempts_move BEFORE UPDATE ON attempts
-WHEN new.version <> old.version + 1 OR NOT ({_moves()})
+WHEN new.version <> old.version + 1 OR NOT ({legal_moves()})
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END""",
     """
 CREATE TRIGGER attempts_identity BEFORE UPDATE OF
@@ -157,23 +162,23 @@ BEGIN SELECT RAISE(ABORT, 'the history stays'); END""",
 
 SELECT_KEY = "SELECT digest_key FROM meta"
 
-_RECORD = """
+RECORD = """
     client_transaction_id, attempt, kind, digest, lane, amount, currency, state, evidence, version,
     transaction_id, candidate_id, created_at, expires_at, notified_at, decided_at, error_code, error_type,
     messages
 """
-_CHANGE = "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail"
+CHANGE = "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail"
 
-SELECT_ATTEMPT = f"SELECT {_RECORD} FROM attempts WHERE client_transaction_id = ? AND attempt = ?"  # noqa: S608 - our own column names
+SELECT_ATTEMPT = f"SELECT {RECORD} FROM attempts WHERE client_transaction_id = ? AND attempt = ?"  # noqa: S608 - our own column names
 SELECT_UNFINISHED = f"""
-SELECT {_RECORD} FROM attempts WHERE decided_at IS NULL ORDER BY created_at, seq"""  # noqa: S608 - our own column names
+SELECT {RECORD} FROM attempts WHERE decided_at IS NULL ORDER BY created_at, seq"""  # noqa: S608 - our own column names
 #: A page of them, each with its `seq` behind it, from which the next page goes on.
-SELECT_RECORDS = f"SELECT {_RECORD}, seq FROM attempts WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608 - our own column names
-SELECT_HISTORY = f"SELECT {_CHANGE} FROM changes WHERE client_transaction_id = ? ORDER BY cursor"  # noqa: S608 - our own column names
-SELECT_CHANGES = f"SELECT {_CHANGE} FROM changes WHERE cursor > ? AND {_NEWS} ORDER BY cursor LIMIT ?"  # noqa: S608 - our own column names
+SELECT_RECORDS = f"SELECT {RECORD}, seq FROM attempts WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608 - our own column names
+SELECT_HISTORY = f"SELECT {CHANGE} FROM changes WHERE client_transaction_id = ? ORDER BY cursor"  # noqa: S608 - our own column names
+SELECT_CHANGES = f"SELECT {CHANGE} FROM changes WHERE cursor > ? AND {NEWS} ORDER BY cursor LIMIT ?"  # noqa: S608 - our own column names
 
 # What changes with an event, in the order of `apply_row`; its first three say which row.
-_CHANGING = (
+CHANGING = (
     "state", "evidence", "transaction_id", "candidate_id", "expires_at", "notified_at", "decided_at",
     "error_code", "error_type", "messages", "event", "event_evidence", "event_at", "event_detail",
 )  # fmt: skip
@@ -194,8 +199,8 @@ VALUES {", ".join([row] * rows)}"""  # noqa: S608 - only the number of rows vari
 
 @cache
 def update_attempts(rows: int) -> str:
-    row = f"({', '.join('?' * (len(_CHANGING) + 3))})"
-    changing = ", ".join(f"{name} = v.column{place}" for place, name in enumerate(_CHANGING, 4))
+    row = f"({', '.join('?' * (len(CHANGING) + 3))})"
+    changing = ", ".join(f"{name} = v.column{place}" for place, name in enumerate(CHANGING, 4))
     return f"""
 UPDATE attempts SET version = v.column3 + 1, {changing}
 FROM (VALUES {", ".join([row] * rows)}) AS v
@@ -207,7 +212,7 @@ WHERE attempts.client_transaction_id = v.column1 AND attempts.attempt = v.column
 def select_newest(ids: int) -> str:
     """All attempts of so many ids, the newest last."""
     return f"""
-SELECT {_RECORD} FROM attempts WHERE client_transaction_id IN ({", ".join("?" * ids)})
+SELECT {RECORD} FROM attempts WHERE client_transaction_id IN ({", ".join("?" * ids)})
 ORDER BY client_transaction_id, attempt"""  # noqa: S608 - only the number of ids varies
 
 

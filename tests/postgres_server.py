@@ -1,0 +1,172 @@
+"""A real PostgreSQL, the distribution's, started by the tests themselves as an unprivileged user in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+#: With this in the environment a missing PostgreSQL is a failure: where the tests are to be complete.
+REQUIRED = "PAYCLIENT_REQUIRE_POSTGRES"
+
+_SUITE = "suite"
+
+
+def _binaries() -> Path | None:
+    """Where `initdb` and `postgres` are; the newest, where there are several."""
+    found = [Path(each).resolve().parent for each in [shutil.which("initdb")] if each]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True)
+    return next((each for each in found if (each / "initdb").exists() and (each / "postgres").exists()), None)
+
+
+def _unprivileged() -> dict[str, Any]:
+    """PostgreSQL does not run as root: as what it runs then."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        with suppress(KeyError):
+            user = pwd.getpwnam(name)
+            return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    raise RuntimeError("there is no unprivileged user to run PostgreSQL as")
+
+
+class PostgresServer:
+    """One server: everything durable as in production, but for what `initdb` writes."""
+
+    def __init__(self, binaries: Path) -> None:
+        self._binaries = binaries
+        self._user = _unprivileged()
+        self._directory = Path(tempfile.mkdtemp(prefix="payclient-pg-"))
+        self._numbers = count()
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._user:
+            os.chown(self._directory, self._user["user"], self._user["group"])
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._run(
+            "initdb", "--pgdata", self._data, "--no-sync", "--username", "payclient", "--auth", "trust",
+            "--no-locale", "--encoding", "UTF8",
+        )  # fmt: skip
+
+    @property
+    def _data(self) -> str:
+        return str(self._directory / "data")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(self._binaries / program), *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self._directory,
+            timeout=60,
+            **self._user,
+        )
+
+    def start(self) -> None:
+        """Start it and wait until it takes connections."""
+        with open(self._directory / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    str(self._binaries / "postgres"), "-D", self._data, "-k", str(self._directory),
+                    "-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=on",
+                    "-c", "max_connections=60",
+                ],
+                stdout=log, stderr=log, cwd=self._directory, **self._user,
+            )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while not self._ready(self._process.pid):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._directory / "log").read_text())
+            time.sleep(0.02)
+
+    def _ready(self, pid: int) -> bool:
+        """By the file in which the server says so."""
+        try:
+            lines = Path(self._data, "postmaster.pid").read_text().split("\n")
+        except FileNotFoundError:
+            return False
+        return lines[0] == str(pid) and lines[7:8] != [] and lines[7].strip() == "ready"
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """SIGQUIT is what a crash is: nothing is written any more."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(30)
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and delete what it kept."""
+        self.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def url(self, database: str, *, port: int | None = None, user: str = "payclient") -> str:
+        """Its address, or that of something between it and us."""
+        return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
+
+    async def execute(self, database: str, sql: str, *parameters: object) -> list[Any]:
+        """As somebody with psql."""
+        connection = await asyncpg.connect(self.url(database), statement_cache_size=0)
+        try:
+            rows: list[Any] = await connection.fetch(sql, *parameters)
+            return rows
+        finally:
+            await connection.close()
+
+    async def database(self) -> str:
+        """The name of a new, empty database."""
+        name = f"test{next(self._numbers)}"
+        await self.execute("postgres", f"CREATE DATABASE {name}")
+        return name
+
+    async def emptied(self) -> str:
+        """The address of a database whose ledger, if it has one, is as new: quicker than a new database."""
+        if not await self.execute("postgres", "SELECT FROM pg_database WHERE datname = $1", _SUITE):
+            await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
+        connection = await asyncpg.connect(self.url(_SUITE))
+        try:
+            if await connection.fetchval("SELECT to_regclass('payclient.meta') IS NOT NULL"):
+                # Past the triggers, as only a superuser may go.
+                await connection.execute(
+                    "SET session_replication_role = replica;"
+                    "DELETE FROM payclient.attempts; DELETE FROM payclient.changes; DELETE FROM payclient.followers"
+                )
+        finally:
+            await connection.close()
+        return self.url(_SUITE)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The server, one for all tests."""
+    binaries = _binaries()
+    if binaries is None:
+        if os.environ.get(REQUIRED):
+            pytest.fail(f"no PostgreSQL on this machine, and {REQUIRED} is set")
+        pytest.skip("no PostgreSQL on this machine (the package is called postgresql)")
+    server = PostgresServer(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+async def database(postgres: PostgresServer) -> AsyncIterator[str]:
+    """The name of a database of the test's own."""
+    name = await postgres.database()
+    yield name
+    await postgres.execute("postgres", f"DROP DATABASE {name} WITH (FORCE)")

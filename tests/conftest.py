@@ -8,9 +8,10 @@ from unittest.mock import Mock
 import aioresponses.core
 from aiohttp import ClientResponse
 from hypothesis import settings
-from postgres_server import database, postgres
 
-__all__ = ["database", "postgres"]  # fixtures
+from postgres_server import database, new_database, postgres
+
+__all__ = ["database", "new_database", "postgres"]  # fixtures
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL, the distribution's, started by the tests themselves as an unprivileged user in a directory of its own."""
+"""A real PostgreSQL, the distribution's, started by the tests as an unprivileged user in a directory of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _SUITE = "suite"
 def _binaries() -> Path | None:
     """Where `initdb` and `postgres` are; the newest, where there are several."""
     found = [Path(each).resolve().parent for each in [shutil.which("initdb")] if each]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True)
+    found += sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True
+    )
     return next((each for each in found if (each / "initdb").exists() and (each / "postgres").exists()), None)
 
 
@@ -81,8 +83,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 [
                     str(self._binaries / "postgres"), "-D", self._data, "-k", str(self._directory),
-                    "-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=on",
-                    "-c", "max_connections=60",
+                    "-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60",
                 ],
                 stdout=log, stderr=log, cwd=self._directory, **self._user,
             )  # fmt: skip
@@ -132,20 +133,19 @@ class PostgresServer:
         return name
 
     async def emptied(self) -> str:
-        """The address of a database whose ledger, if it has one, is as new: quicker than a new database."""
+        """The name of a database whose ledger, if it has one, is as new: quicker than a new database."""
         if not await self.execute("postgres", "SELECT FROM pg_database WHERE datname = $1", _SUITE):
             await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
         connection = await asyncpg.connect(self.url(_SUITE))
         try:
             if await connection.fetchval("SELECT to_regclass('payclient.meta') IS NOT NULL"):
                 # Past the triggers, as only a superuser may go.
-                await connection.execute(
-                    "SET session_replication_role = replica;"
-                    "DELETE FROM payclient.attempts; DELETE FROM payclient.changes; DELETE FROM payclient.followers"
-                )
+                await connection.execute("SET session_replication_role = replica")
+                for table in ("attempts", "changes", "followers", "budgets"):
+                    await connection.execute(f"DELETE FROM payclient.{table}")  # noqa: S608 - one of these four
         finally:
             await connection.close()
-        return self.url(_SUITE)
+        return _SUITE
 
 
 @pytest.fixture(scope="session")
@@ -165,8 +165,14 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-async def database(postgres: PostgresServer) -> AsyncIterator[str]:
-    """The name of a database of the test's own."""
+async def database(postgres: PostgresServer) -> str:
+    """The name of a database whose ledger is as new."""
+    return await postgres.emptied()
+
+
+@pytest.fixture
+async def new_database(postgres: PostgresServer) -> AsyncIterator[str]:
+    """The name of a database of the test's own, without a ledger."""
     name = await postgres.database()
     yield name
     await postgres.execute("postgres", f"DROP DATABASE {name} WITH (FORCE)")

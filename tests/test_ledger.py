@@ -96,7 +96,8 @@ async def brought(ledger: Ledger, state: State, client_transaction_id: str = "or
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(request.param, "")
     if not url:
-        url = await request.getfixturevalue("postgres").emptied()
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.url(await postgres.emptied())
     ledger = await open_ledger(url)
     yield ledger
     await ledger.aclose()

@@ -196,6 +196,25 @@ def refusal(record: Record) -> str:
     return said if record.error_code is None else f"{said} (code {record.error_code})"
 
 
+# --- init
+
+
+@ledger.command
+def init(*, ledger: LedgerUrl = None) -> int:
+    """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
+    if not ledger or ledger.startswith("memory:"):
+        raise ConfigurationError(
+            "give --ledger, such as sqlite:charges.db or postgresql://USER@HOST/DATABASE"
+        )
+
+    async def run() -> None:
+        await (await open_ledger(ledger)).aclose()
+
+    asyncio.run(run())
+    terminal.say("the ledger is ready")
+    return 0
+
+
 # --- show
 
 
@@ -448,7 +467,7 @@ async def _opened(url: str | None) -> AsyncIterator[Ledger]:
     # To open it would make one, and a slip of the pen would look like a clean sheet.
     if kind == "sqlite" and path and not os.path.exists(path):  # noqa: ASYNC240 - once, before anything runs
         raise ConfigurationError(f"there is no ledger at {path}")
-    book = await open_ledger(url)
+    book = await open_ledger(url, create=False)
     try:
         yield book
     finally:

@@ -37,7 +37,10 @@ Profile = Annotated[
 ]
 LedgerUrl = Annotated[
     str | None,
-    Parameter(env_var="PAYCLIENT_LEDGER", help="The durable record of what was sent: sqlite:charges.db."),
+    Parameter(
+        env_var="PAYCLIENT_LEDGER",
+        help="The durable record of what was sent: sqlite:charges.db, or postgresql://...",
+    ),
 ]
 
 TokenFile = Annotated[

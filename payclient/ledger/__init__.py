@@ -138,8 +138,13 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
         return await SqliteLedger.open(path)
     if kind == "postgresql" and path.startswith("//"):
         try:
+            from payclient.ledger.connecting import Address
             from payclient.ledger.postgres import PostgresLedger
         except ImportError:
-            raise ConfigurationError("a postgresql: ledger needs asyncpg: pip install payclient[postgres]") from None
-        return await PostgresLedger.open(url, create=create)
+            raise ConfigurationError(
+                "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
+            ) from None
+        address = Address(url)
+        del url, path  # an error below shows this frame's local variables to error trackers
+        return await PostgresLedger.open(address, create=create)
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

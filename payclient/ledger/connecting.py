@@ -6,12 +6,12 @@ the fault's name.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import asyncpg
+import attrs
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger.postgres_schema import (
@@ -27,7 +27,7 @@ from payclient.ledger.postgres_schema import (
     VERSION,
 )
 
-__all__ = ["Connect", "connector", "drop", "open_ledger_schema", "unavailable"]
+__all__ = ["FAULTS", "Address", "Connect", "connector", "drop", "open_ledger_schema", "unavailable"]
 
 #: Opens one connection. A closure: no repr of it shows the address, which may hold a password.
 Connect = Callable[[], Awaitable["asyncpg.Connection"]]
@@ -35,15 +35,14 @@ Connect = Callable[[], Awaitable["asyncpg.Connection"]]
 #: Seconds until a server must have let us in.
 CONNECT = 5.0
 #: What asyncpg raises where something is wrong on the way to the server or with it.
-FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError, ValueError)
+FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError)
 
-#: The server answers these while it starts or ends, or has too much to do.
-_LATER = (
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-)
+
+@attrs.frozen
+class Address:
+    """A URL that may hold a password: error trackers show the local variables of a frame by their repr."""
+
+    url: str = attrs.field(repr=False)
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
@@ -51,7 +50,7 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     return LedgerUnavailableError(f"the ledger could not be {doing} ({type(error).__name__})")
 
 
-def connector(url: str) -> Connect:
+def connector(address: Address) -> Connect:
     """What opens a connection to this address. It raises `ConfigurationError` or `LedgerUnavailableError`."""
 
     async def connect() -> asyncpg.Connection:
@@ -59,16 +58,14 @@ def connector(url: str) -> Connect:
         try:
             # No cache of statements: behind a pooler, the next statement may meet another server.
             return await asyncpg.connect(
-                url,
+                address.url,
                 timeout=CONNECT,
                 statement_cache_size=0,
                 server_settings={"application_name": "payclient"},
             )
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
-        except asyncpg.PostgresError as error:
-            fault = unavailable(error, "opened")
-        except (asyncio.TimeoutError, OSError) as error:
+        except (asyncpg.PostgresError, TimeoutError, OSError) as error:
             fault = unavailable(error, "opened")
         except (asyncpg.InterfaceError, ValueError):
             fault = ConfigurationError("the ledger's address is no postgresql://USER@HOST/DATABASE")
@@ -92,18 +89,22 @@ async def open_ledger_schema(connection: asyncpg.Connection, create: bool) -> by
     """
     try:
         _check_settings(await connection.fetchrow(SETTINGS))
-        schema, meta, filled = await connection.fetchrow(EXISTING)
+        _, meta, filled = await connection.fetchrow(EXISTING)
         if not meta:
             if filled:
                 raise ConfigurationError("the database's schema payclient is another program's")
             if not create:
-                raise ConfigurationError("there is no ledger in this database: `payclient ledger init` makes one")
+                raise ConfigurationError(
+                    "there is no ledger in this database: `payclient ledger init` makes one"
+                )
             await _create(connection)
         return await _check_schema(connection)
     except FAULTS as error:
         fault: PayError = unavailable(error, "opened")
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
-            fault = ConfigurationError("the database's user may not read or make the ledger's schema, payclient")
+            fault = ConfigurationError(
+                "the database's user may not read or make the ledger's schema, payclient"
+            )
     raise fault
 
 
@@ -115,7 +116,10 @@ def _check_settings(row: asyncpg.Record | None) -> None:
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
         (standby, "the server is a standby, which takes no writes: give the primary's address"),
         (read_only != "off", "default_transaction_read_only is on: a ledger must write"),
-        (isolation != "read committed", f"default_transaction_isolation is {isolation}: a ledger needs read committed"),
+        (
+            isolation != "read committed",
+            f"default_transaction_isolation is {isolation}: a ledger needs read committed",
+        ),
         (encoding != "UTF8", f"the database's encoding is {encoding}: a ledger needs UTF8"),
         (fsync != "on", "fsync is off: a power failure would lose what was charged"),
         (pages != "on", "full_page_writes is off: a power failure could tear what was charged"),
@@ -156,5 +160,7 @@ async def _check_schema(connection: asyncpg.Connection) -> bytes:
     if row[1] != VERSION:
         raise ConfigurationError(f"the ledger has version {row[1]}; this payclient knows version {VERSION}")
     if not {name for (name,) in await connection.fetch(SELECT_NAMES)} >= NAMES:
-        raise ConfigurationError("the ledger lacks a table, an index, a function or a trigger that it was made with")
+        raise ConfigurationError(
+            "the ledger lacks a table, an index, a function or a trigger that it was made with"
+        )
     return bytes(row[2])

@@ -48,7 +48,7 @@ class Listener:
         for woken in tuple(self._watchers.values()):
             try:
                 woken(client_transaction_id)
-            except Exception as error:  # noqa: BLE001 - one watcher's fault is not another's
+            except Exception as error:  # one watcher's fault is not another's
                 logger.error("a watcher of the ledger failed: %s", type(error).__name__)
 
     def _hear(self, _connection: object, _process: int, _channel: str, payload: object) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.ledger import Change
-from payclient.ledger.connecting import Connect, connector, drop, open_ledger_schema
+from payclient.ledger.connecting import Address, Connect, connector, drop, open_ledger_schema
 from payclient.ledger.details import tame
 from payclient.ledger.listening import POLL, Listener, Woken
 from payclient.ledger.postgres_schema import (
@@ -52,14 +53,13 @@ class PostgresLedger:
         self._closed = False
 
     @classmethod
-    async def open(cls, url: str, *, create: bool = True, poll: float = POLL) -> PostgresLedger:
+    async def open(cls, address: Address, *, create: bool = True, poll: float = POLL) -> PostgresLedger:
         """Connect, check the server's settings and the schema, made if there is none and `create`.
 
         Raises `ConfigurationError` for an unsafe server or a schema that is no ledger, `LedgerUnavailableError` where
         it cannot be reached.
         """
-        connect = connector(url)
-        del url  # an error below shows this frame's local variables to error trackers
+        connect = connector(address)
         connection = await connect()
         try:
             digest_key = await open_ledger_schema(connection, create)
@@ -84,10 +84,8 @@ class PostgresLedger:
 
     async def apply(self, record: Record, event: Event) -> Record:
         write = Apply(self._future(), record, tame(event))
-        try:
+        with suppress(TransitionError):  # the ledger's record may be newer, and take it
             write.to(record)
-        except TransitionError:
-            pass  # the ledger's record may be newer, and take it
         self._writer.submit(write)
         result: Record = await write.future
         return result

@@ -65,7 +65,8 @@ _SET = ", ".join(f"{name} = v.{name}" for name in CHANGING)
 def _same() -> str:
     """Only who follows the attempt is another."""
     names = ("state", "evidence", *CHANGING[2:])
-    return f"({', '.join(f'new.{name}' for name in names)}) IS NOT DISTINCT FROM ({', '.join(f'old.{name}' for name in names)})"
+    new, old = (", ".join(f"{row}.{name}" for name in names) for row in ("new", "old"))
+    return f"({new}) IS NOT DISTINCT FROM ({old})"
 
 
 def _refused(name: str, when: str, words: str) -> str:
@@ -178,7 +179,7 @@ BEGIN
     FROM added ORDER BY seq;
     RETURN NULL;
 END $$""",
-    # No more than ids; a word of thousands of letters is "look at everything", for NOTIFY takes none.
+    # No more than ids; one of thousands of letters is "look at everything", for NOTIFY takes none.
     f"""
 CREATE FUNCTION payclient.note_moves() RETURNS trigger LANGUAGE plpgsql SET enable_hashjoin = on AS $$
 BEGIN
@@ -190,7 +191,7 @@ BEGIN
     FROM changed AS n JOIN former AS o ON n.seq = o.seq
     WHERE n.notified_at IS DISTINCT FROM o.notified_at OR (n.state <> o.state AND n.state IN ({_NOTIFIED}));
     RETURN NULL;
-END $$""",
+END $$""",  # noqa: S608 - our own names
     # An index each time, whatever a plan made over an empty table would rather do.
     f"""
 CREATE FUNCTION payclient.write({", ".join(_ARRAYS)}) RETURNS SETOF text LANGUAGE plpgsql
@@ -199,7 +200,8 @@ BEGIN
     PERFORM {BARRIER.removeprefix("SELECT ")};
     IF cardinality($1) > 0 THEN
         RETURN QUERY INSERT INTO payclient.attempts AS a (client_transaction_id, attempt, kind, digest, lane, amount,
-            currency, created_at, expires_at, state, evidence, version, event, event_evidence, event_at, owner, follower)
+            currency, created_at, expires_at, state, evidence, version, event, event_evidence, event_at,
+            owner, follower)
         SELECT v.id, v.attempt, v.kind, v.digest, v.lane, v.amount, v.currency, v.created_at, v.expires_at,
             'sending', 'permit', 0, 'Permitted', 'permit', v.created_at, $27, $28
         FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) WITH ORDINALITY
@@ -218,7 +220,7 @@ BEGIN
             AND (v.event <> 'NotSent' OR a.owner = $27)
         RETURNING a.client_transaction_id;
     END IF;
-END $$""",
+END $$""",  # noqa: S608 - our own column names
     """
 CREATE TRIGGER attempts_alone BEFORE INSERT OR UPDATE ON payclient.attempts
 FOR EACH STATEMENT EXECUTE FUNCTION payclient.alone()""",
@@ -252,13 +254,17 @@ REFERENCING OLD TABLE AS former NEW TABLE AS changed FOR EACH STATEMENT EXECUTE 
         "the history stays",
     ),
     _refused("changes_change", "UPDATE OR DELETE OR TRUNCATE ON payclient.changes", "the history stays"),
-    _refused("meta_change", "UPDATE OR DELETE OR TRUNCATE ON payclient.meta", "what a ledger is does not change"),
+    _refused(
+        "meta_change", "UPDATE OR DELETE OR TRUNCATE ON payclient.meta", "what a ledger is does not change"
+    ),
 )
 
 #: The tables, indices, functions and triggers that a ledger must have.
 NAMES = frozenset(
-    match[1] for each in SCHEMA if (match := re.search(r"CREATE [A-Z ]*(?:TABLE|INDEX|FUNCTION|TRIGGER) ([\w.]+)", each))
-)  # fmt: skip
+    match[1]
+    for each in SCHEMA
+    if (match := re.search(r"CREATE [A-Z ]*(?:TABLE|INDEX|FUNCTION|TRIGGER) ([\w.]+)", each))
+)
 SELECT_NAMES = """
 SELECT 'payclient.' || relname FROM pg_class WHERE relnamespace = 'payclient'::regnamespace AND relkind = 'r'
 UNION ALL SELECT relname FROM pg_class WHERE relnamespace = 'payclient'::regnamespace AND relkind = 'i'
@@ -285,10 +291,14 @@ WRITE = f"SELECT payclient.write({', '.join(f'${place + 1}' for place in range(l
 SELECT_ATTEMPTS = f"""
 SELECT {RECORD} FROM payclient.attempts WHERE client_transaction_id = ANY($1)
 ORDER BY client_transaction_id, attempt"""  # noqa: S608 - our own column names
-SELECT_UNFINISHED = f"SELECT {RECORD} FROM payclient.attempts WHERE decided_at IS NULL ORDER BY created_at, seq"  # noqa: S608 - our own column names
+SELECT_UNFINISHED = (
+    f"SELECT {RECORD} FROM payclient.attempts WHERE decided_at IS NULL ORDER BY created_at, seq"  # noqa: S608 - our own column names
+)
 SELECT_RECORDS = f"SELECT {RECORD}, seq FROM payclient.attempts WHERE seq > $1 ORDER BY seq LIMIT $2"  # noqa: S608 - our own column names
 SELECT_HISTORY = f"SELECT {CHANGE} FROM payclient.changes WHERE client_transaction_id = $1 ORDER BY cursor"  # noqa: S608 - our own column names
-SELECT_CHANGES = f"SELECT {CHANGE} FROM payclient.changes WHERE cursor > $1 AND {NEWS} ORDER BY cursor LIMIT $2"  # noqa: S608 - our own column names
+SELECT_CHANGES = (
+    f"SELECT {CHANGE} FROM payclient.changes WHERE cursor > $1 AND {NEWS} ORDER BY cursor LIMIT $2"  # noqa: S608 - our own column names
+)
 
 # Who follows what. All times are the database's own.
 
@@ -323,11 +333,12 @@ RELEASE = """
 UPDATE payclient.attempts SET follower = '' WHERE client_transaction_id = ANY($2) AND follower = $1
     AND decided_at IS NULL"""
 #: Seconds until the first of so many queries, each of which takes so many seconds of the budget.
-RESERVE = """
-INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2::integer * $3::float8))
+_TAKEN = "make_interval(secs => $2::integer * $3::float8)"
+RESERVE = f"""
+INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + {_TAKEN})
 ON CONFLICT (name) DO UPDATE
-SET next_at = greatest(b.next_at, clock_timestamp()) + make_interval(secs => $2::integer * $3::float8)
-RETURNING greatest(extract(epoch FROM next_at - make_interval(secs => $2::integer * $3::float8) - clock_timestamp()), 0)::float8"""
+SET next_at = greatest(b.next_at, clock_timestamp()) + {_TAKEN}
+RETURNING greatest(extract(epoch FROM next_at - {_TAKEN} - clock_timestamp()), 0)::float8"""  # noqa: S608 - our own words
 PAUSE = """
 INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
 ON CONFLICT (name) DO UPDATE SET next_at = greatest(b.next_at, excluded.next_at)"""

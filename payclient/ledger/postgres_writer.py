@@ -162,7 +162,7 @@ class Writer:
                 connection = await self._connect()
                 key = await asyncio.wait_for(open_ledger_schema(connection, create=False), ANSWER)
                 if key != self._digest_key:
-                    raise LedgerUnavailableError("another ledger has taken this one's place")  # noqa: TRY301 - one way out
+                    raise LedgerUnavailableError("another ledger has taken this one's place")
                 # Whatever the lost connection had asked for is done or undone once this is answered.
                 await connection.execute(BARRIER, timeout=ANSWER)
                 self._use(connection)
@@ -185,7 +185,7 @@ class Writer:
             for each in batch:
                 if isinstance(each, Read):
                     await self._read(each)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, whatever it is
+        except Exception as error:  # whoever waits must hear of it, whatever it is
             await self._lose()
             for each in batch:
                 _fail(each, unavailable(error, "read or written"))
@@ -205,8 +205,7 @@ class Writer:
                 self._statements = None
             else:
                 return rows
-        rows = await connection.fetch(sql, *parameters, timeout=ANSWER)
-        return rows
+        return list(await connection.fetch(sql, *parameters, timeout=ANSWER))
 
     async def _write(self, writes: list[Write]) -> list[Write]:
         """Commit what can be of these, each of another id; give back what must be tried again."""
@@ -221,7 +220,7 @@ class Writer:
                 _fail(writes[0], unavailable(error, "written"))
                 return []
             return [again for each in writes for again in await self._write([each])]
-        except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):  # somebody by hand; nothing was written
+        except asyncpg.TransactionRollbackError:  # somebody by hand, at the same time; nothing was written
             return writes
         if self._warned:
             raise LedgerUnavailableError  # committed here, and perhaps on no standby
@@ -261,7 +260,9 @@ class Writer:
 
     async def _attempts(self, ids: list[str]) -> dict[str, list[Record]]:
         records = [record_of(row) for row in await self._fetch(SELECT_ATTEMPTS, ids)]
-        return {key: list(each) for key, each in groupby(records, lambda record: record.client_transaction_id)}
+        return {
+            key: list(each) for key, each in groupby(records, lambda record: record.client_transaction_id)
+        }
 
     async def _get(self, gets: list[Get]) -> None:
         if not gets:
@@ -276,7 +277,9 @@ class Writer:
                     await self._get([each])
             return
         for each in gets:
-            _answer(each, {identifier: found[identifier][-1] for identifier in each.ids if identifier in found})
+            _answer(
+                each, {identifier: found[identifier][-1] for identifier in each.ids if identifier in found}
+            )
 
     async def _read(self, read: Read) -> None:
         try:
@@ -289,7 +292,9 @@ class Writer:
 
 def _apart(writes: list[Write]) -> tuple[list[Write], list[Write]]:
     """The first of each client transaction id, for whose next ones the order matters; and those."""
-    now, later, seen = [], [], set()
+    now: list[Write] = []
+    later: list[Write] = []
+    seen: set[str] = set()
     for each in writes:
         identifier = each.record.client_transaction_id
         (later if identifier in seen else now).append(each)

@@ -1,0 +1,89 @@
+"""What may stand between a client and PostgreSQL: a wire that breaks at the worst moment, or a pooler that is deaf."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class CuttingProxy:
+    """Passes bytes on until it is told otherwise."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+        #: Break the connection instead of passing on the next request.
+        self.cut_before = False
+        #: Pass on the next request, and break the connection instead of its answer.
+        self.cut_after = False
+        #: Pass on requests and never an answer.
+        self.silent = False
+        #: Pass on no notification, as a pooler that gives the server to another client after each transaction.
+        self.deaf = False
+        #: Set when a connection was broken.
+        self.cut = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream, out = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = {writer, out}
+        self._writers |= pair
+        try:
+            await asyncio.gather(self._requests(reader, out, pair), self._answers(upstream, writer, pair))
+        except OSError:
+            pass
+        finally:
+            self._writers -= pair
+            for each in pair:
+                each.close()
+
+    async def _requests(
+        self, reader: asyncio.StreamReader, out: asyncio.StreamWriter, pair: set[asyncio.StreamWriter]
+    ) -> None:
+        while data := await reader.read(1 << 16):
+            if self.cut_before:
+                self.cut_before = False
+                self._break(pair)
+                return
+            out.write(data)
+            await out.drain()
+        self._break(pair)
+
+    async def _answers(
+        self, upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: set[asyncio.StreamWriter]
+    ) -> None:
+        while data := await upstream.read(1 << 16):
+            if self.cut_after:
+                self.cut_after = False
+                self._break(pair)
+                return
+            if self.silent or (self.deaf and data[:1] == b"A"):
+                continue
+            writer.write(data)
+            await writer.drain()
+        self._break(pair)
+
+    def _break(self, pair: set[asyncio.StreamWriter]) -> None:
+        for each in pair:
+            with suppress(OSError):
+                each.transport.abort()
+        self.cut.set()
+
+
+@asynccontextmanager
+async def cutting_proxy(port: int) -> AsyncIterator[CuttingProxy]:
+    """One in front of a port of this machine."""
+    proxy = CuttingProxy(port)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        proxy._break(set(proxy._writers))
+        await asyncio.sleep(0.01)

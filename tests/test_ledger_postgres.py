@@ -1,0 +1,841 @@
+"""What only the PostgreSQL ledger has: other processes, a wire that breaks, a server that ends, settings that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import asyncpg
+import attrs
+import pytest
+
+from cutting_proxy import cutting_proxy
+from payclient.cli import main
+from payclient.clock import SystemClock
+from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError, UsageError
+from payclient.ledger import Ledger, Shared, connecting, open_ledger, postgres_writer
+from payclient.ledger.connecting import Address
+from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.postgres import PostgresLedger
+from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
+from payclient.permits import Permits
+from postgres_server import PostgresServer
+from test_ledger import EVENTS, NOW, brought, fresh
+
+CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
+LEGAL = {(before, target or before) for before, table in TRANSITIONS.items() for target in table.values()}
+
+
+@asynccontextmanager
+async def opened(url: str, **options: float) -> AsyncIterator[PostgresLedger]:
+    ledger = await PostgresLedger.open(Address(url), **options)  # type: ignore[arg-type]  # of the tests' own
+    try:
+        yield ledger
+    finally:
+        await ledger.aclose()
+
+
+@pytest.fixture
+def url(postgres: PostgresServer, database: str) -> str:
+    return postgres.url(database)
+
+
+@pytest.fixture
+async def ledger(url: str) -> AsyncIterator[PostgresLedger]:
+    async with opened(url) as ledger:
+        yield ledger
+
+
+async def until(true: Callable[[], Awaitable[object]]) -> None:
+    """Poll what another process or server will make true."""
+    async with asyncio.timeout(20):
+        while not await true():  # noqa: ASYNC110 - no event of ours tells
+            await asyncio.sleep(0.01)
+
+
+# The schema
+
+
+async def test_it_survives(url: str, ledger: PostgresLedger) -> None:
+    """What one process wrote another reads, the digest key included."""
+    await ledger.permit(fresh())
+    record = await ledger.apply(fresh(), CREATED)
+    async with opened(url) as other:
+        assert await other.get("order-1") == record
+        assert await other.history("order-1") == await ledger.history("order-1")
+        assert await other.permit(fresh()) is False
+        assert other.digest_key == ledger.digest_key
+
+
+async def test_the_first_processes_make_it_together(postgres: PostgresServer, new_database: str) -> None:
+    """Of several that find no ledger one makes it, and all have the same."""
+    ledgers = await asyncio.gather(*(open_ledger(postgres.url(new_database)) for _ in range(6)))
+    assert len({ledger.digest_key for ledger in ledgers}) == 1
+    for ledger in ledgers:
+        await ledger.aclose()
+
+
+async def test_a_schema_made_for_us(postgres: PostgresServer, new_database: str) -> None:
+    """An empty schema of our name is taken: its owner may be all that the database's user may be."""
+    await postgres.execute(new_database, "CREATE SCHEMA payclient")
+    async with opened(postgres.url(new_database)) as ledger:
+        assert await ledger.permit(fresh())
+
+
+async def test_no_ledger_is_made_by_a_reader(postgres: PostgresServer, new_database: str) -> None:
+    """Whoever only reads is told how to make one."""
+    with pytest.raises(ConfigurationError, match="payclient ledger init"):
+        await open_ledger(postgres.url(new_database), create=False)
+    assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
+
+
+def test_ledger_init(postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """`payclient ledger init` makes it; the commands that read do not."""
+    url = postgres.url(asyncio.run(postgres.database()))
+    for command, code in (("list", 2), ("init", 0), ("init", 0), ("list", 0)):
+        assert main(["ledger", command, "--ledger", url]) == code, command
+    assert "ready" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET schema_version = 2",
+            "version 2",
+        ),
+        (
+            "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET application = 'x'",
+            "another",
+        ),
+        ("DROP TABLE payclient.meta", "another program"),
+        ("ALTER TABLE payclient.meta DROP COLUMN application", "another program"),
+        ("ALTER TABLE payclient.attempts DISABLE TRIGGER attempts_move", "lacks"),
+        ("DROP INDEX payclient.attempts_open", "lacks"),
+        ("DROP FUNCTION payclient.write", "lacks"),
+    ],
+)
+async def test_what_is_no_ledger(
+    postgres: PostgresServer, new_database: str, damage: str, words: str
+) -> None:
+    """A newer, foreign or damaged schema is refused and left alone."""
+    url = postgres.url(new_database)
+    await (await open_ledger(url)).aclose()
+    for statement in damage.split(";"):
+        await postgres.execute(new_database, statement)
+    with pytest.raises(ConfigurationError, match=words):
+        await open_ledger(url)
+
+
+async def test_no_personal_data(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
+    """Nothing is kept but what a record and a change hold, and which process wrote and follows it."""
+    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema || table_name = 'payclientattempts'"
+    columns = {row[0] for row in await postgres.execute(database, sql)}
+    beside = {"seq", "refused", "event", "event_evidence", "event_at", "event_detail"}
+    beside |= {"permitted_at", "owner", "follower"}
+    assert columns - beside == {field.name for field in attrs.fields(Record)}
+
+
+# The server
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("synchronous_commit = off", "synchronous_commit is off"),
+        ("default_transaction_read_only = on", "read_only"),
+        ("default_transaction_isolation = 'serializable'", "isolation"),
+    ],
+)
+async def test_settings_of_a_database(
+    postgres: PostgresServer, new_database: str, setting: str, words: str
+) -> None:
+    """What would lose commits, or change what they mean, is refused in words at the start."""
+    await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET {setting}")
+    with pytest.raises(ConfigurationError, match=words):
+        await open_ledger(postgres.url(new_database))
+    assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
+
+
+@asynccontextmanager
+async def configured(postgres: PostgresServer, setting: str, value: str) -> AsyncIterator[None]:
+    """The whole server, until this ends."""
+
+    async def set_to(sql: str, wanted: str) -> None:
+        await postgres.execute("postgres", sql)
+        await postgres.execute("postgres", "SELECT pg_reload_conf()")
+
+        async def read() -> bool:
+            return bool((await postgres.execute("postgres", f"SHOW {setting}"))[0][0] == wanted)
+
+        await until(read)
+
+    before = (await postgres.execute("postgres", f"SHOW {setting}"))[0][0]
+    await set_to(f"ALTER SYSTEM SET {setting} = '{value}'", value)
+    try:
+        yield
+    finally:
+        await set_to(f"ALTER SYSTEM RESET {setting}", before)
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+async def test_settings_of_the_server(postgres: PostgresServer, url: str, setting: str) -> None:
+    """A server that does not write what it says is refused."""
+    async with configured(postgres, setting, "off"):
+        with pytest.raises(ConfigurationError, match=f"{setting} is off"):
+            await open_ledger(url)
+
+
+async def test_local_commits_with_standbys(postgres: PostgresServer, new_database: str) -> None:
+    """`synchronous_commit = local` says that a failover may lose what was charged; alone it does not matter."""
+    await postgres.execute("postgres", f"ALTER DATABASE {new_database} SET synchronous_commit = local")
+    async with opened(postgres.url(new_database)) as ledger:
+        assert await ledger.permit(fresh())
+    async with configured(postgres, "synchronous_standby_names", "nobody"):
+        with pytest.raises(ConfigurationError, match="standbys"):
+            await open_ledger(postgres.url(new_database))
+
+
+async def test_an_encoding_that_lacks_letters(postgres: PostgresServer) -> None:
+    """A message that the database cannot spell would block the record of an answer."""
+    await postgres.execute("postgres", "CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
+    with pytest.raises(ConfigurationError, match="encoding"):
+        await open_ledger(postgres.url("ascii"))
+
+
+SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000)
+
+
+@pytest.mark.parametrize(("place", "value", "words"), [(7, True, "standby"), (8, 130011, "PostgreSQL is 13")])
+def test_servers_that_are_not_here(place: int, value: object, words: str) -> None:
+    """A standby and an old server are refused, which these tests have not."""
+    connecting._check_settings(SAFE)
+    with pytest.raises(ConfigurationError, match=words):
+        connecting._check_settings((*SAFE[:place], value, *SAFE[place + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/nowhere", ConfigurationError),
+        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres", ConfigurationError),
+        ("postgresql://ana:s3cret-word@127.0.0.1:1/postgres", LedgerUnavailableError),
+        ("postgresql://ana:s3cret-word@127.0.0.1:no/postgres", ConfigurationError),
+        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?sslmode=odd", ConfigurationError),
+        ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?odd=1", ConfigurationError),
+    ],
+)
+async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, kind: type[PayError]) -> None:
+    """Not into an error, nor what an error tracker reads of its frames."""
+    opening = open_ledger(address.replace("PORT", str(postgres.port)))
+    with pytest.raises(kind) as caught:
+        await opening
+    error: BaseException | None = caught.value
+    assert caught.value.__cause__ is None
+    while error is not None:
+        shown = traceback.TracebackException.from_exception(error, capture_locals=True)
+        ours = [frame for frame in shown.stack if os.sep + "payclient" + os.sep in frame.filename]
+        assert "s3cret-word" not in "".join(
+            [*map(repr, (str(error), error)), *(str(frame.locals) for frame in ours)]
+        )
+        error = error.__context__
+
+
+async def test_no_repr_shows_a_password(url: str) -> None:
+    """Neither the ledger's nor what it keeps."""
+    async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
+        assert (
+            "s3cret-word"
+            not in f"{ledger!r}{vars(ledger)!r}{vars(ledger._writer)!r}{Address('s3cret-word')!r}"
+        )
+
+
+# What the database refuses
+
+
+@contextmanager
+def refused(kind: type[asyncpg.PostgresError] = asyncpg.RaiseError) -> Iterator[None]:
+    with pytest.raises(kind):
+        yield
+
+
+@pytest.mark.parametrize("state", State)
+async def test_illegal_moves(
+    ledger: PostgresLedger, postgres: PostgresServer, database: str, state: State
+) -> None:
+    """Somebody with psql cannot move an attempt but as the lifecycle says."""
+    await brought(ledger, state)
+    connection = await asyncpg.connect(postgres.url(database))
+    try:
+        for target in State:
+            transaction = connection.transaction()
+            await transaction.start()
+            sql = "UPDATE payclient.attempts SET state = $1, version = version + 1"
+            if (state, target) in LEGAL or state is target:
+                await connection.execute(sql, target.value)
+            else:
+                with refused():
+                    await connection.execute(sql, target.value)
+            await transaction.rollback()
+        for sql in ("SET version = version + 2", "SET notified_at = 1", "SET state = 'x'"):
+            with refused():
+                await connection.execute(f"UPDATE payclient.attempts {sql}")
+        await connection.execute("UPDATE payclient.attempts SET follower = 'x'")
+    finally:
+        await connection.close()
+
+
+async def test_what_stays(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
+    """Attempts and their history are neither deleted nor rewritten, and no second attempt is opened."""
+    await brought(ledger, State.PENDING)
+    history = await ledger.history("order-1")
+    names = """client_transaction_id, kind, digest, lane, amount, currency, created_at, evidence, version, event,
+        event_evidence, event_at, owner, follower"""
+    copy = "INSERT INTO payclient.attempts (attempt, state, {}) SELECT {}, {} FROM payclient.attempts"
+    for sql in (
+        "DELETE FROM payclient.attempts",
+        "TRUNCATE payclient.attempts",
+        "UPDATE payclient.attempts SET amount = 1, version = version + 1",
+        "UPDATE payclient.attempts SET owner = 'x', version = version + 1",
+        "DELETE FROM payclient.changes",
+        "TRUNCATE payclient.changes",
+        "UPDATE payclient.changes SET at = 0",
+        "INSERT INTO payclient.changes (client_transaction_id, attempt, at, event, after, evidence) "
+        "VALUES ('order-1', 1, 0, 'FoundAccepted', 'accepted', 'query')",
+        "UPDATE payclient.meta SET digest_key = 'x'",
+        copy.format(names, "3, 'sending'", names.replace("version", "0")),
+        copy.format(names, "2, 'accepted'", names.replace("version", "0")),
+        "SET synchronous_commit = off; UPDATE payclient.attempts SET notified_at = 1, version = version + 1",
+    ):
+        connection = await asyncpg.connect(postgres.url(database))
+        with refused():
+            await connection.execute(sql)
+        await connection.close()
+    with refused(asyncpg.UniqueViolationError):
+        await postgres.execute(database, copy.format(names, "2, 'sending'", names.replace("version", "0")))
+    assert await ledger.history("order-1") == history
+
+
+async def test_cursors_rise_in_the_order_of_commits(url: str, ledger: PostgresLedger) -> None:
+    """Nothing is seen in the feed before all that will stand in front of it, however long somebody takes to commit."""
+    for name in ("a", "b"):
+        await brought(ledger, State.PENDING, name)
+    slow = await asyncpg.connect(url)
+    transaction = slow.transaction()
+    await transaction.start()
+    await slow.execute(
+        """UPDATE payclient.attempts SET state = 'accepted', version = version + 1, decided_at = 1
+        WHERE client_transaction_id = 'a'"""
+    )
+    async with opened(url) as other:
+        quick = asyncio.ensure_future(other.apply((await other.get("b")) or fresh(), FoundAccepted(at=NOW)))
+        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await until(lambda: slow.fetch(waiting))
+        assert await ledger.changes() == []
+        await transaction.commit()
+        await quick
+    await slow.close()
+    first, second = await ledger.changes()
+    assert (first.client_transaction_id, second.client_transaction_id) == ("a", "b")
+    assert first.cursor < second.cursor
+
+
+async def test_ids_that_no_column_takes(ledger: PostgresLedger) -> None:
+    """A hostile id is its own caller's fault; the others of the same commit and look-up have what they asked."""
+    ids = ["a", "\x00", "b", "\ud800", "c", secrets.token_hex(2000)]
+    answers = await asyncio.gather(*(ledger.permit(fresh(each)) for each in ids), return_exceptions=True)
+    assert [answer for answer in answers if answer is True] == [True] * 3
+    assert [type(answer) for answer in answers[1::2]] == [LedgerUnavailableError] * 3
+    found = await asyncio.gather(*(ledger.get(each) for each in ids), return_exceptions=True)
+    assert [each.state for each in found[::2] if isinstance(each, Record)] == [State.SENDING] * 3
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.history("\x00")
+
+
+# Other processes
+
+RACER = """
+    import asyncio, os, signal, sys
+    from test_ledger import fresh
+    from payclient.ledger import open_ledger
+
+    url, last_words = sys.argv[1:]
+
+    async def main():
+        ledger = await open_ledger(url)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        names = [f"order-{number}" for number in range(400)]
+
+        async def take(name):
+            if await ledger.permit(fresh(name)):
+                print(name, flush=True)
+
+        for start in range(0, 400, 50):
+            takes = [asyncio.create_task(take(name)) for name in names[start:start + 50]]
+            if start == 100 and last_words:
+                for _ in range(3):
+                    await asyncio.sleep(0)  # until the statement is on its way
+                os.kill(os.getpid(), signal.Signals[last_words])
+            await asyncio.gather(*takes)
+        print("end", flush=True)
+        await ledger.aclose()
+
+    asyncio.run(main())
+"""
+
+
+@contextmanager
+def racers(url: str, *last_words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are ready to ask for a permit of each id, some of which send themselves a signal amid it."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RACER), url, word],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for word in last_words
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_processes_race_for_permits(postgres: PostgresServer) -> None:
+    """Of four that want the same 400 permits each permit goes to one, though one is killed and one is stopped."""
+    url = postgres.url(asyncio.run(postgres.emptied()))
+    granted: list[str] = []
+    with racers(url, "SIGKILL", "SIGSTOP", "", "") as processes:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        killed, stopped, *others = processes
+        # What is stopped holds nothing that these wait for.
+        for process in (killed, *others):
+            granted += process.communicate(timeout=30)[0].split()
+        assert killed.returncode == -signal.SIGKILL
+        assert granted.count("end") == 2
+        stopped.send_signal(signal.SIGCONT)
+        granted += stopped.communicate(timeout=30)[0].split()
+    counts = Counter(granted)
+    assert counts.pop("end") == 3
+    assert set(counts.values()) == {1}
+
+    async def kept() -> int:
+        async with opened(url) as ledger:
+            return len([record async for record in ledger.records()])
+
+    assert asyncio.run(kept()) == 400
+    assert len(counts) >= 350  # the others went to the one that was killed before it could say so
+
+
+# The wire
+
+
+async def test_a_wire_that_breaks_before_the_commit(postgres: PostgresServer, database: str) -> None:
+    """The permit is none, nothing was written, and the next one is granted."""
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+    ):
+        assert await ledger.permit(fresh("warm"))
+        proxy.cut_before = True
+        with pytest.raises(LedgerUnavailableError) as caught:
+            await ledger.permit(fresh())
+        assert caught.value.client_transaction_id == "order-1"
+        assert await ledger.get("order-1") is None
+        assert await ledger.permit(fresh())
+
+
+async def test_a_wire_that_breaks_after_the_commit(postgres: PostgresServer, database: str) -> None:
+    """An uncertain commit is no permit; the process that asked may close it as not sent, and no other."""
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+        opened(postgres.url(database)) as other,
+    ):
+        assert await ledger.permit(fresh("warm"))
+        proxy.cut_after = True
+        with pytest.raises(LedgerUnavailableError):
+            await ledger.permit(fresh())
+        assert (await ledger.get("order-1")) == fresh()
+        assert await other.permit(fresh()) is False
+        # Even by a clock that shows the very same time.
+        with pytest.raises(TransitionError, match="another process"):
+            await other.apply(fresh(), NotSent(at=NOW))
+        assert (await ledger.apply(fresh(), NotSent(at=NOW))).state is State.REFUSED
+        assert await other.permit(fresh(attempt=2))
+
+
+async def test_a_sender_closes_what_it_was_not_granted(postgres: PostgresServer, database: str) -> None:
+    """The real sequence: the permit's answer is lost, and the row is written as not sent."""
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+    ):
+        await ledger.permit(fresh("warm"))
+        permits = Permits(ledger, SystemClock(), 30.0)
+        attempt = permits.attempt(fresh())
+        proxy.cut_after = True
+        with pytest.raises(LedgerUnavailableError):
+            await attempt.permit()
+        assert (attempt.asked, attempt.granted) == (True, False)
+        record = await permits.write(attempt.record, NotSent(at=NOW))
+        assert record == await ledger.get("order-1")
+        assert record.state is State.REFUSED
+        await permits.aclose()
+
+
+async def test_what_a_broken_wire_left_behind_is_waited_for(postgres: PostgresServer, database: str) -> None:
+    """A lost statement that still waits in the server is done before anything is read again."""
+    blocker = await asyncpg.connect(postgres.url(database))
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+    ):
+        await ledger.permit(fresh("warm"))
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute("LOCK payclient.attempts")
+        permit = asyncio.ensure_future(ledger.permit(fresh()))
+        await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
+        for writer in tuple(proxy._writers):
+            writer.transport.abort()
+        with pytest.raises(LedgerUnavailableError):
+            await permit
+        reading = asyncio.ensure_future(ledger.get("order-1"))
+        await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        assert not reading.done()
+        await transaction.rollback()
+        assert await reading == fresh()
+    await blocker.close()
+
+
+async def test_a_server_that_falls_silent(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hangs: what was asked and what is asked then fails in a bounded time, and it goes on when it can."""
+    monkeypatch.setattr(postgres_writer, "ANSWER", 0.2)
+    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(connecting, "CONNECT", 0.2)
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+    ):
+        await ledger.permit(fresh("warm"))
+        proxy.silent = True
+        for work in (ledger.permit(fresh()), ledger.get("warm"), ledger.changes()):
+            with pytest.raises(LedgerUnavailableError):
+                await asyncio.wait_for(work, 5)
+        proxy.silent = False
+        monkeypatch.setattr(postgres_writer, "PATIENCE", 5.0)
+        monkeypatch.setattr(postgres_writer, "ANSWER", 5.0)
+        assert await ledger.get("warm") is not None
+
+
+async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: str) -> None:
+    """Waiting for a standby may be cut short by a time-out or a person: then a permit is none."""
+    async with opened(postgres.url(database)) as ledger:
+        await ledger.permit(fresh("warm"))
+        async with configured(postgres, "synchronous_standby_names", "nobody"):
+            permit = asyncio.ensure_future(ledger.permit(fresh()))
+            waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            await until(lambda: postgres.execute("postgres", f"SELECT {waiting}"))
+            await postgres.execute("postgres", f"SELECT pg_cancel_backend(pid) {waiting}")
+            with pytest.raises(LedgerUnavailableError):
+                await permit
+        assert await ledger.get("order-1") == fresh()  # here, and on no standby
+
+
+async def test_behind_a_pooler(ledger: PostgresLedger) -> None:
+    """A pooler's next server knows nothing of our statements: they are asked without being prepared from then on."""
+    await ledger.permit(fresh())
+    assert ledger._writer._connection is not None
+    await ledger._writer._connection.execute("DEALLOCATE ALL")
+    assert await ledger.permit(fresh()) is False
+    assert await ledger.permit(fresh("order-2")) is True
+    assert await ledger.get("order-2") == fresh("order-2")
+
+
+async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -> None:
+    """It crashes and comes back: what was acknowledged is there, the rest failed in words, and nobody hangs."""
+    async with opened(postgres.url(database)) as ledger:
+        granted: list[str] = []
+        failed = 0
+
+        async def work(name: str) -> None:
+            nonlocal failed
+            for number in range(40):
+                try:
+                    await ledger.permit(fresh(f"{name}-{number}"))
+                except LedgerUnavailableError:
+                    failed += 1
+                else:
+                    granted.append(f"{name}-{number}")
+
+        workers = asyncio.gather(*(work(str(number)) for number in range(10)))
+        await until(lambda: asyncio.sleep(0, len(granted) > 20))
+        await asyncio.to_thread(postgres.stop)
+        await asyncio.to_thread(postgres.start)
+        await workers
+        assert len(granted) + failed == 400
+        assert 1 <= failed < 400
+        assert set(granted) <= set(await ledger.get_many(granted))
+        assert len(await ledger.get_many(granted)) == len(granted)
+
+
+async def test_closing_carries_out_what_is_queued(url: str) -> None:
+    """Before it lets go."""
+    ledger = await open_ledger(url)
+    permit = asyncio.ensure_future(ledger.permit(fresh()))
+    await asyncio.sleep(0)
+    await ledger.aclose()
+    assert await permit
+    async with opened(url) as again:
+        assert await again.get("order-1") == fresh()
+
+
+async def test_closing_without_a_server(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends all the same, in a bounded time."""
+    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.1)
+    ledger = await open_ledger(postgres.url(database))
+    await asyncio.to_thread(postgres.stop)
+    permit = asyncio.ensure_future(ledger.permit(fresh()))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ledger.aclose(), 5)
+    with pytest.raises(LedgerUnavailableError):
+        await permit
+    await asyncio.to_thread(postgres.start)
+
+
+def test_another_loop_and_a_child(postgres: PostgresServer) -> None:
+    """The ledger belongs to the loop and the process that opened it."""
+    url = postgres.url(asyncio.run(postgres.database()))
+
+    async def use(ledger: Ledger) -> None:
+        with pytest.raises(UsageError, match="loop"):
+            await ledger.get("a")
+        await ledger.aclose()
+
+    ledger = asyncio.run(open_ledger(url))
+    asyncio.run(use(ledger))
+
+    async def forked() -> None:
+        async with opened(url) as ledger:
+            ledger._process = -1
+            with pytest.raises(UsageError, match="fork"):
+                await ledger.get("a")
+            ledger._process = os.getpid()
+
+    asyncio.run(forked())
+
+
+async def test_an_unclosed_ledger_warns(url: str) -> None:
+    """And lets go of its connection."""
+    ledger = await PostgresLedger.open(Address(url))
+    task = ledger._writer.task
+    ledgers = [ledger]
+    del ledger
+
+    def forget() -> None:
+        ledgers.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed ledger"):
+        forget()
+    await asyncio.wait_for(task, 5)
+
+
+# Waking
+
+
+class Heard:
+    """What a watcher is told."""
+
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def __call__(self, word: str | None) -> None:
+        self.words.put_nowait(word)
+
+    async def next(self) -> str | None:
+        return await asyncio.wait_for(self.words.get(), 10)
+
+
+async def test_waking(url: str, ledger: PostgresLedger) -> None:
+    """Notifications and decisions of another process are heard of by id, and nothing else is."""
+    assert isinstance(ledger, Shared)
+    assert not isinstance(MemoryLedger(), Shared)
+    heard = Heard()
+    stop = ledger.watch(heard)
+    assert await heard.next() is None  # it listens: now look at everything
+    async with opened(url) as other:
+        await brought(other, State.PENDING, "a")
+        await brought(other, State.ACCEPTED, "b")
+        assert await heard.next() == "b"
+        await other.apply(fresh("a"), Notified(at=NOW, transaction_id=7))
+        assert await heard.next() == "a"
+        await other.apply(fresh("a"), Notified(at=NOW, transaction_id=7))  # once more, and no news
+        await other.apply(fresh("a"), FoundAccepted(at=NOW))
+        assert await heard.next() == "a"
+        long = "x" * 2000
+        await brought(other, State.ACCEPTED, long)
+        assert await heard.next() is None  # no room for the name: look at everything
+        stop()
+        await other.apply(fresh("b"), EVENTS[FoundAccepted])
+    assert heard.words.empty()
+
+
+async def test_a_listener_that_is_killed(url: str, ledger: PostgresLedger) -> None:
+    """It listens again at once, and then says that something may have gone unheard."""
+    heard = Heard()
+    ledger.watch(heard)
+    await heard.next()
+    connection = await asyncpg.connect(url)
+    listening = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+    await connection.fetch(f"SELECT pg_terminate_backend(pid) {listening}")
+    assert await heard.next() is None
+    await brought(ledger, State.ACCEPTED)
+    assert await heard.next() == "order-1"
+    await connection.close()
+
+
+async def test_a_pooler_that_is_deaf(postgres: PostgresServer, database: str) -> None:
+    """Where nothing is ever heard, everybody is told to look again every few seconds."""
+    async with cutting_proxy(postgres.port) as proxy:
+        proxy.deaf = True
+        async with opened(postgres.url(database, port=proxy.port), poll=0.05) as ledger:
+            heard = Heard()
+            ledger.watch(heard)
+            await brought(ledger, State.ACCEPTED)
+            assert {await heard.next() for _ in range(4)} == {None}
+
+
+async def test_a_listener_without_a_server(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll goes on, and it listens again once the server is back."""
+    monkeypatch.setattr(connecting, "CONNECT", 0.1)
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port), poll=0.05) as ledger,
+    ):
+        heard = Heard()
+        ledger.watch(heard)
+        assert await heard.next() is None
+        proxy.silent = True
+        for _ in range(6):
+            assert await heard.next() is None
+        proxy.silent = False
+        async with opened(postgres.url(database)) as other:
+            number = 0
+
+            async def woken() -> bool:
+                nonlocal number
+                number += 1
+                await brought(other, State.ACCEPTED, f"order-{number}")
+                return await heard.next() is not None
+
+            await until(woken)
+
+
+async def test_a_watcher_that_fails(
+    url: str, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Costs the other watchers nothing."""
+
+    def failing(_: str | None) -> None:
+        raise ValueError("secret")
+
+    heard = Heard()
+    ledger.watch(failing)
+    ledger.watch(heard)
+    with caplog.at_level(logging.ERROR):
+        assert await heard.next() is None
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+# Sharing the work
+
+
+async def test_following_is_shared_out(url: str, ledger: PostgresLedger) -> None:
+    """What nobody follows is claimed by one, the oldest first, whatever the clocks of the clients say."""
+    for number, state in enumerate(State):
+        await brought(ledger, state, f"order-{number}")
+    await ledger.permit(fresh("oldest", at=-1e9))
+    await ledger.apply(fresh("oldest"), CREATED)
+    async with opened(url) as first, opened(url) as second:
+        assert await first.renew(60) is False
+        assert await second.renew(60) is False
+        assert await first.renew(60) is True
+        claims = await asyncio.gather(first.claim(2, 60.0), second.claim(2, 60.0))
+        claimed = [record for claim in claims for record in claim]
+        assert {record.state for record in claimed} == {State.UNKNOWN, State.PENDING, State.EXPIRED}
+        assert len({record.client_transaction_id for record in claimed}) == len(claimed) == 4
+        assert await first.held() == {record.client_transaction_id for record in claims[0]}
+        assert await ledger.claim(10, 60.0) == []
+        await first.release([record.client_transaction_id for record in claims[0]])
+        assert await first.held() == set()
+        assert len(await second.claim(10, 60.0)) == 2
+        assert len(await second.held()) == 4
+    # It was closed: what it followed is another's at once.
+    assert len(await ledger.claim(10, 60.0)) == 4
+    assert await ledger.history("oldest") == (await ledger.history("oldest"))[:2]
+
+
+async def test_a_follower_that_dies(url: str, ledger: PostgresLedger) -> None:
+    """Its sales are another's once its time has run out by the database's clock; it is told when it lives again."""
+    async with opened(url) as first, opened(url) as second:
+        await first.renew(60)
+        await first.permit(fresh())
+        await first.apply(fresh(), CREATED)
+        assert await first.held() == {"order-1"}
+        assert await second.claim(10, 0.0) == []
+        await first.renew(-1.0)
+        assert [record.state for record in await second.claim(10, 0.0)] == [State.PENDING]
+        assert await first.renew(60) is False
+        assert await first.held() == set()
+    assert [change.event for change in await ledger.history("order-1")] == ["Permitted", "Created"]
+
+
+async def test_sending_is_taken_over_late(ledger: PostgresLedger) -> None:
+    """By the age of the permit in the database, not by what the sender's clock said."""
+    await ledger.permit(fresh("past", at=1.0))
+    await ledger.permit(fresh("future", at=4e9))
+    assert await ledger.claim(10, 60.0) == []
+    assert {record.client_transaction_id for record in await ledger.claim(10, 0.0)} == {"past", "future"}
+
+
+async def test_one_budget_of_queries(url: str, ledger: PostgresLedger) -> None:
+    """All processes together have one rate; a pause is for all."""
+    async with opened(url) as other:
+        waits = [await each.reserve("shop", 2, 30.0) for each in (ledger, other, ledger)]
+        assert waits[0] == 0
+        assert waits == pytest.approx([0, 60, 120], abs=5)
+        assert await other.reserve("another", 1, 30.0) == 0
+        await other.pause("another", 600)
+        await other.pause("another", 10)
+        assert await ledger.reserve("another", 1, 30.0) == pytest.approx(600, abs=5)

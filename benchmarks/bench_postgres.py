@@ -20,7 +20,6 @@ from pathlib import Path
 
 from _measure import row
 from bench_ledger import fsync_rate
-
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Created, Notified, Record
 

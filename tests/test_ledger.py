@@ -38,6 +38,7 @@ from payclient.lifecycle import (
     Suspected,
     advance,
 )
+from postgres_server import PostgresServer
 
 NOW = 1_700_000_000.0
 
@@ -419,40 +420,50 @@ STEPS = st.lists(
 )
 
 
+async def carried_out(url: str, steps: list[tuple[str, int, Event | None, bool]]) -> list[object]:
+    """What a ledger answers to these steps, and what it holds then."""
+    ledger = await open_ledger(url)
+    tasks: list[asyncio.Task[object]] = []
+    for key, attempt, event, wait in steps:
+        record = fresh(key, attempt)
+        work = ledger.permit(record) if event is None else ledger.apply(record, event)
+        tasks.append(asyncio.ensure_future(work))
+        if wait:
+            await asyncio.gather(*tasks, return_exceptions=True)
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    seen: list[object] = [repr(answer) for answer in answers]
+    # What is asked of two ids at once may be carried out in either order; that of each id is kept.
+    feed = await ledger.changes()
+    for key in ("a", "b"):
+        for changes in (
+            await ledger.history(key),
+            [one for one in feed if one.client_transaction_id == key],
+        ):
+            assert [one.cursor for one in changes] == sorted({one.cursor for one in changes})
+            seen.append([attrs.evolve(one, cursor=0) for one in changes])
+    seen += [
+        await ledger.get_many(["a", "b"]),
+        {r.client_transaction_id: r async for r in ledger.unfinished()},
+    ]
+    await ledger.aclose()
+    return seen
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_both_ledgers_agree(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, Event | None, bool]]
 ) -> None:
     """Whatever is asked of them, one by one or at once, SQLite answers what the dict answers."""
-
-    async def carried_out(url: str) -> list[object]:
-        ledger = await open_ledger(url)
-        tasks: list[asyncio.Task[object]] = []
-        for key, attempt, event, wait in steps:
-            record = fresh(key, attempt)
-            work = ledger.permit(record) if event is None else ledger.apply(record, event)
-            tasks.append(asyncio.ensure_future(work))
-            if wait:
-                await asyncio.gather(*tasks, return_exceptions=True)
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        seen: list[object] = [repr(answer) for answer in answers]
-        # What is asked of two ids at once may be carried out in either order; that of each id is kept.
-        feed = await ledger.changes()
-        for key in ("a", "b"):
-            for changes in (
-                await ledger.history(key),
-                [one for one in feed if one.client_transaction_id == key],
-            ):
-                assert [one.cursor for one in changes] == sorted({one.cursor for one in changes})
-                seen.append([attrs.evolve(one, cursor=0) for one in changes])
-        seen += [
-            await ledger.get_many(["a", "b"]),
-            {r.client_transaction_id: r async for r in ledger.unfinished()},
-        ]
-        await ledger.aclose()
-        return seen
-
     path = tmp_path_factory.mktemp("agree") / "charges.db"
-    memory, sqlite = (asyncio.run(carried_out(url)) for url in ("memory:", f"sqlite:{path}"))
+    memory, sqlite = (asyncio.run(carried_out(url, steps)) for url in ("memory:", f"sqlite:{path}"))
     assert sqlite == memory
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps=STEPS)
+def test_postgres_agrees(postgres: PostgresServer, steps: list[tuple[str, int, Event | None, bool]]) -> None:
+    """And so does PostgreSQL."""
+    url = postgres.url(asyncio.run(postgres.emptied()))
+    memory, shared = (asyncio.run(carried_out(each, steps)) for each in ("memory:", url))
+    assert shared == memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from payclient.ledger import Ledger, Shared, connecting, open_ledger, postgres_w
 from payclient.ledger.connecting import Address
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
+from payclient.ledger.postgres_schema import SCHEMA, VERSION
 from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
 from payclient.permits import Permits
 from postgres_server import PostgresServer
@@ -136,6 +138,12 @@ async def test_what_is_no_ledger(
         await postgres.execute(new_database, statement)
     with pytest.raises(ConfigurationError, match=words):
         await open_ledger(url)
+
+
+def test_the_schema_has_a_version() -> None:
+    """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old ledgers, and then changes this."""
+    digest = hashlib.sha256("\n".join(SCHEMA).encode()).hexdigest()
+    assert (VERSION, digest[:16]) == (1, "3224e0e6f764f6d8")
 
 
 async def test_no_personal_data(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:

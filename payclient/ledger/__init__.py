@@ -13,7 +13,7 @@ import attrs
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Event, Evidence, Record, State
 
-__all__ = ["Change", "Ledger", "Shared", "open_ledger"]
+__all__ = ["Change", "Ledger", "open_ledger"]
 
 
 @attrs.frozen(kw_only=True)

@@ -75,7 +75,7 @@ def connector(address: Address) -> Connect:
     return connect
 
 
-async def drop(connection: asyncpg.Connection | None) -> None:
+def drop(connection: asyncpg.Connection | None) -> None:
     """Let go of a connection, whatever state it is in."""
     if connection is not None:
         with suppress(*FAULTS):

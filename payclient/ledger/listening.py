@@ -76,17 +76,17 @@ class Listener:
                     else:
                         await connection.execute("SELECT 1", timeout=self._poll)
                 except (PayError, *FAULTS):
-                    await drop(connection)
+                    drop(connection)
                     connection = None
                 try:
                     async with asyncio.timeout(self._poll):
                         await self._lost.wait()
-                    await drop(connection)
+                    drop(connection)
                     connection = None
                 except TimeoutError:
                     pass
         finally:
-            await drop(connection)
+            drop(connection)
 
     async def aclose(self) -> None:
         """Stop listening."""

@@ -64,7 +64,7 @@ class PostgresLedger:
         try:
             digest_key = await open_ledger_schema(connection, create)
         except BaseException:
-            await drop(connection)
+            drop(connection)
             raise
         return cls(Writer(connect, connection, digest_key), connect, digest_key, poll)
 
@@ -147,12 +147,16 @@ class PostgresLedger:
             return  # in a child: it is the parent's
         self._closed = True
         if asyncio.get_running_loop() is not self._loop:
-            return  # its own has ended, and with it the connections
+            if not self._loop.is_closed():  # else the connections ended with it
+                self._loop.call_soon_threadsafe(self._writer.stop)
+            return
         if self._listener is not None:
             await self._listener.aclose()
         if self._writer.follower:
             # What it follows is another's from now on, at once.
-            self._writer.submit(Read(self._loop.create_future(), LEAVE, (self._writer.owner,)))
+            leaving = self._loop.create_future()
+            leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._writer.submit(Read(leaving, LEAVE, (self._writer.owner,)))
         self._writer.stop()
         await asyncio.wait([self._writer.task], timeout=_CLOSING)
         self._writer.task.cancel()

@@ -231,7 +231,7 @@ WHEN (new.attempt > 1 OR new.state <> 'sending' OR new.version <> 0) EXECUTE FUN
         "attempts_move",
         f"""UPDATE ON payclient.attempts FOR EACH ROW
 WHEN (NOT (CASE WHEN new.version = old.version THEN {_same()}
-    ELSE new.version = old.version + 1 AND {legal_moves()} END))""",
+    ELSE new.version = old.version + 1 AND {legal_moves("false")} END))""",
         "illegal move",
     ),
     _refused(

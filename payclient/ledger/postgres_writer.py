@@ -123,9 +123,9 @@ class Writer:
     def _hear(self, _: object, message: Any) -> None:
         self._warned = self._warned or getattr(message, "severity_en", None) == "WARNING"
 
-    async def _lose(self) -> None:
+    def _lose(self) -> None:
         connection, self._connection = self._connection, None
-        await drop(connection)
+        drop(connection)
 
     async def _run(self) -> None:
         batch: list[tuple[float, Operation]] = []
@@ -145,9 +145,9 @@ class Writer:
                 try:
                     await connection.close(timeout=1.0)
                 except FAULTS:
-                    await drop(connection)
+                    drop(connection)
             else:
-                await drop(connection)
+                drop(connection)
             for _, operation in batch + self._pending:
                 _fail(operation, LedgerUnavailableError("the ledger was closed"))
 
@@ -166,8 +166,10 @@ class Writer:
                 # Whatever the lost connection had asked for is done or undone once this is answered.
                 await connection.execute(BARRIER, timeout=ANSWER)
                 self._use(connection)
-            except (PayError, *FAULTS) as error:
-                await drop(connection)
+            except BaseException as error:
+                drop(connection)
+                if not isinstance(error, (PayError, *FAULTS)):
+                    raise
                 late = self._loop.time() - PATIENCE
                 for since, operation in batch:
                     if since <= late:
@@ -186,14 +188,18 @@ class Writer:
                 if isinstance(each, Read):
                     await self._read(each)
         except Exception as error:  # whoever waits must hear of it, whatever it is
-            await self._lose()
+            self._lose()
             for each in batch:
-                _fail(each, unavailable(error, "read or written"))
+                ours = isinstance(error, LedgerUnavailableError)
+                _fail(
+                    each,
+                    LedgerUnavailableError(str(error)) if ours else unavailable(error, "read or written"),
+                )
 
     async def _fetch(self, sql: str, *parameters: object) -> list[Any]:
         connection = self._connection
         if connection is None:
-            raise LedgerUnavailableError
+            raise LedgerUnavailableError("the ledger has no connection")
         if self._statements is not None:
             try:
                 if sql not in self._statements:
@@ -223,7 +229,7 @@ class Writer:
         except asyncpg.TransactionRollbackError:  # somebody by hand, at the same time; nothing was written
             return writes
         if self._warned:
-            raise LedgerUnavailableError  # committed here, and perhaps on no standby
+            raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
         for each in writes:
             if each.record.client_transaction_id in done:
                 _answer(each, True if isinstance(each, Permit) else each.after)

@@ -48,7 +48,7 @@ def _quoted(*states: State) -> str:
     return ", ".join(f"'{state}'" for state in states)
 
 
-def legal_moves() -> str:
+def legal_moves(no: str = "0") -> str:
     """The legal (from, to) pairs as an expression; a state may always stay, as it does for a hint."""
     cases = []
     for before, table in TRANSITIONS.items():
@@ -56,7 +56,7 @@ def legal_moves() -> str:
         # Not `IN`: for three and more SQLite would build a table each time the trigger fires.
         legal = " OR ".join(f"new.state = '{target}'" for target in targets)
         cases.append(f"WHEN '{before}' THEN {legal}")
-    return f"CASE old.state {' '.join(cases)} ELSE FALSE END"
+    return f"CASE old.state {' '.join(cases)} ELSE {no} END"
 
 
 NEWS = f"after <> before AND after IN ({_quoted(*sorted(FEED))})"

@@ -561,6 +561,63 @@ async def test_a_server_that_falls_silent(
         assert await ledger.get("warm") is not None
 
 
+async def test_a_wire_that_dies_unheard(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle connection is probed, so that a dead one costs nobody a permit."""
+    monkeypatch.setattr(postgres_writer, "IDLE", 0.02)
+    monkeypatch.setattr(postgres_writer, "ANSWER", 0.2)
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        opened(postgres.url(database, port=proxy.port)) as ledger,
+    ):
+        proxy.silent = True
+
+        async def found() -> bool:
+            return ledger._writer._connection is None
+
+        await until(found)
+        proxy.silent = False
+        monkeypatch.setattr(postgres_writer, "ANSWER", 5.0)
+        assert await ledger.permit(fresh())
+
+
+async def test_another_ledger_in_its_place(
+    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a lost connection a ledger that was made anew is not taken for ours: its digests are others."""
+    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.1)
+    async with opened(postgres.url(new_database)) as ledger:
+        await postgres.execute(new_database, "DROP SCHEMA payclient CASCADE")
+        async with opened(postgres.url(new_database)) as other:
+            assert ledger._writer._connection is not None
+            ledger._writer._connection.terminate()
+            with pytest.raises(LedgerUnavailableError):
+                await ledger.permit(fresh())
+            assert await other.get("order-1") is None
+
+
+async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database: str) -> None:
+    """Who may not make the ledger is told so; made by another, it is used with no more than these rights."""
+    await postgres.execute(new_database, "CREATE ROLE clerk LOGIN")
+    url = postgres.url(new_database, user="clerk")
+    with pytest.raises(ConfigurationError, match="may not"):
+        await open_ledger(url)
+    await (await open_ledger(postgres.url(new_database))).aclose()
+    with pytest.raises(ConfigurationError, match="may not"):
+        await open_ledger(url)
+    for grant in ("USAGE ON SCHEMA payclient", "SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA payclient"):
+        await postgres.execute(new_database, f"GRANT {grant} TO clerk")
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+        assert await ledger.renew(60) is False
+        assert await ledger.claim(1, 0.0) == []
+        assert await ledger.reserve("shop", 1, 1.0) == 0
+        assert len(await ledger.changes()) == 1
+    await postgres.execute(new_database, "DROP OWNED BY clerk")
+    await postgres.execute(new_database, "DROP ROLE clerk")
+
+
 async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: str) -> None:
     """Waiting for a standby may be cut short by a time-out or a person: then a permit is none."""
     async with opened(postgres.url(database)) as ledger:

@@ -7,8 +7,9 @@ the fault's name.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import asyncpg
 import attrs
@@ -108,9 +109,7 @@ async def open_ledger_schema(connection: asyncpg.Connection, create: bool) -> by
     raise fault
 
 
-def _check_settings(row: asyncpg.Record | None) -> None:
-    if row is None:
-        raise LedgerUnavailableError("the ledger's server gave no answer")
+def _check_settings(row: Sequence[Any]) -> None:
     commit, standbys, fsync, pages, read_only, isolation, encoding, standby, version = row
     faults = [
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),

@@ -29,6 +29,8 @@ ANSWER = 10.0
 PATIENCE = 5.0
 #: Seconds between attempts to reach it.
 BACK_OFF = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+#: Seconds without work after which the connection is probed.
+IDLE = 30.0
 #: Writes of one transaction.
 MOST = 1000
 
@@ -132,8 +134,7 @@ class Writer:
         try:
             while self._pending or not self._stopping:
                 if not self._pending:
-                    self._work.clear()
-                    await self._work.wait()
+                    await self._idle()
                     continue
                 batch, self._pending = self._pending[:MOST], self._pending[MOST:]
                 if batch := await self._reach(batch):
@@ -150,6 +151,19 @@ class Writer:
                 drop(connection)
             for _, operation in batch + self._pending:
                 _fail(operation, LedgerUnavailableError("the ledger was closed"))
+
+    async def _idle(self) -> None:
+        """Until there is work; a connection that died unheard meanwhile is found before anybody needs it."""
+        self._work.clear()
+        try:
+            async with asyncio.timeout(IDLE):
+                await self._work.wait()
+        except TimeoutError:
+            if self._connection is not None:
+                try:
+                    await self._connection.execute("SELECT 1", timeout=ANSWER)
+                except FAULTS:
+                    self._lose()
 
     async def _reach(self, batch: list[tuple[float, Operation]]) -> list[tuple[float, Operation]]:
         """Those of the batch for which there is a connection: all, or none once their patience has ended."""

@@ -23,6 +23,17 @@ import pytest
 REQUIRED = "PAYCLIENT_REQUIRE_POSTGRES"
 
 _SUITE = "suite"
+#: Past the triggers, as only a superuser may go.
+_EMPTY = """
+SET session_replication_role = replica;
+DO $$ BEGIN
+    IF to_regclass('payclient.meta') IS NOT NULL THEN
+        DELETE FROM payclient.attempts;
+        DELETE FROM payclient.changes;
+        DELETE FROM payclient.followers;
+        DELETE FROM payclient.budgets;
+    END IF;
+END $$"""
 
 
 def _binaries() -> Path | None:
@@ -53,6 +64,7 @@ class PostgresServer:
         self._user = _unprivileged()
         self._directory = Path(tempfile.mkdtemp(prefix="payclient-pg-"))
         self._numbers = count()
+        self._suite = False
         self._process: subprocess.Popen[bytes] | None = None
         if self._user:
             os.chown(self._directory, self._user["user"], self._user["group"])
@@ -134,15 +146,12 @@ class PostgresServer:
 
     async def emptied(self) -> str:
         """The name of a database whose ledger, if it has one, is as new: quicker than a new database."""
-        if not await self.execute("postgres", "SELECT FROM pg_database WHERE datname = $1", _SUITE):
+        if not self._suite:
             await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
+            self._suite = True
         connection = await asyncpg.connect(self.url(_SUITE))
         try:
-            if await connection.fetchval("SELECT to_regclass('payclient.meta') IS NOT NULL"):
-                # Past the triggers, as only a superuser may go.
-                await connection.execute("SET session_replication_role = replica")
-                for table in ("attempts", "changes", "followers", "budgets"):
-                    await connection.execute(f"DELETE FROM payclient.{table}")  # noqa: S608 - one of these four
+            await connection.execute(_EMPTY)
         finally:
             await connection.close()
         return _SUITE

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import asyncpg
 import attrs
@@ -503,7 +504,7 @@ async def test_a_sender_closes_what_it_was_not_granted(postgres: PostgresServer,
     ):
         await ledger.permit(fresh("warm"))
         permits = Permits(ledger, SystemClock(), 30.0)
-        attempt = permits.attempt(fresh())
+        attempt = permits.attempt(partial(attrs.evolve, fresh()))
         proxy.cut_after = True
         with pytest.raises(LedgerUnavailableError):
             await attempt.permit()

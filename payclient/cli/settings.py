@@ -105,7 +105,7 @@ class Service:
     base_url: str
     token: TokenSource = attrs.field(repr=False)
     profile: ServiceProfile
-    ledger: str
+    ledger: str = attrs.field(repr=False)  # its address may hold a password
 
     def tracker(self) -> AbstractAsyncContextManager[Tracker]:
         """Open the tracker of this service."""

@@ -80,6 +80,7 @@ from payclient.models import (
 from payclient.notifications import (
     Receipt,
     acknowledgement,
+    notification_url,
     parse_external_notification,
     parse_notification,
 )
@@ -196,6 +197,7 @@ __all__ = [
     "as_decided",
     "charge_all",
     "derive_id",
+    "notification_url",
     "open_ledger",
     "open_tracker",
     "parse_external_notification",

@@ -2,30 +2,37 @@
 
 The document shows two parameters and neither the HTTP method nor the encoding, so query, form and JSON are read. All
 of it is unsigned and anybody can send it: it is a hint to ask the service, also where it says "approved".
+`notification_url` makes the address unguessable, which keeps strangers from knocking and proves nothing either.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
+import hashlib
+import hmac
 import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import attrs
 import orjson
 
 from payclient.checks import text_fault
-from payclient.errors import InvalidNotificationError
+from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
 
-__all__ = ["Receipt", "acknowledgement", "parse_external_notification", "parse_notification"]
+__all__ = ["Receipt", "acknowledgement", "notification_url", "parse_external_notification", "parse_notification"]
 
 #: Bytes of query and body together.
 MAX_SIZE = 8192
 
 #: Bytes of an external notification, which says all of a payment.
 MAX_EXTERNAL = 65536
+
+#: Bytes of a secret, at least.
+SHORTEST_SECRET = 16
 
 _ID = re.compile(r"[1-9][0-9]{0,18}")
 
@@ -198,3 +205,36 @@ def _object(body: bytes) -> list[tuple[str, str]]:
         raise InvalidNotificationError("the body is no JSON object")
     # An id may come as a number; `true` is none.
     return [(name, str(value)) for name, value in data.items() if type(value) in (int, str)]
+
+
+def notification_url(base: str, client_transaction_id: str, secret: str | bytes) -> str:
+    """The `response_url` of one sale below `base`, with a part in its path that nobody guesses without the secret.
+
+    `secret` is 16 bytes or more of your own, the same in all processes. Whoever knows the address may still lie, so
+    what arrives there is a hint like any other. Raises `ConfigurationError`.
+    """
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
+        raise ConfigurationError("base: is an address such as https://shop.example/notify")
+    key = _notification_key(client_transaction_id, check_secret(secret))
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))
+
+
+def is_notification_key(key: str, client_transaction_id: str, secret: bytes) -> bool:
+    """Whether the last part of an address is that of `notification_url`; takes the same time whatever it is."""
+    return hmac.compare_digest(
+        key.encode("utf-8", "replace"), _notification_key(client_transaction_id, secret).encode()
+    )
+
+
+def check_secret(secret: str | bytes) -> bytes:
+    """The secret as bytes, or a `ConfigurationError` for one that can be guessed."""
+    found = secret.encode("utf-8", "replace") if isinstance(secret, str) else secret
+    if not isinstance(found, bytes) or len(found) < SHORTEST_SECRET:
+        raise ConfigurationError(f"secret: is at least {SHORTEST_SECRET} bytes that nobody else knows")
+    return found
+
+
+def _notification_key(client_transaction_id: str, secret: bytes) -> str:
+    text = f"payclient notification {client_transaction_id}".encode()
+    return base64.urlsafe_b64encode(hmac.digest(secret, text, hashlib.sha256)[:24]).decode()

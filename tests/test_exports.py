@@ -88,6 +88,7 @@ NAMES = [
     "as_decided",
     "charge_all",
     "derive_id",
+    "notification_url",
     "open_ledger",
     "open_tracker",
     "parse_external_notification",

@@ -1,0 +1,18 @@
+"""In a web app: pages, receivers and the tracker's life. Each framework is imported only by the module of its name.
+
+Read `pages`, `redirect`, `waiting`, `receiving`, then `aiohttp`, `starlette` or `django`; `referrer` stands alone.
+"""
+
+from payclient.notifications import notification_url
+from payclient.web.pages import Page
+from payclient.web.redirect import redirect_page
+from payclient.web.waiting import is_waiting, sale_status, waiting_page
+
+__all__ = [
+    "Page",
+    "is_waiting",
+    "notification_url",
+    "redirect_page",
+    "sale_status",
+    "waiting_page",
+]

@@ -1,0 +1,74 @@
+"""For aiohttp.web: the tracker lives in a `cleanup_ctx`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+from aiohttp import web
+
+from payclient.errors import UsageError
+from payclient.forms import FormLink
+from payclient.tracker import Tracker
+from payclient.web.pages import Language, Page
+from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.redirect import redirect_page
+
+__all__ = ["notification_route", "page_response", "redirect_response", "tracker_context", "tracker_of"]
+
+_TRACKER = web.AppKey("payclient.tracker", Tracker)
+
+
+def tracker_context(
+    opening: Callable[[], AbstractAsyncContextManager[Tracker]],
+) -> Callable[[web.Application], AsyncIterator[None]]:
+    """For `app.cleanup_ctx`: the tracker that `opening()` opens in each process, from its start to its end."""
+
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        async with opening() as app[_TRACKER]:
+            yield
+
+    return context
+
+
+def tracker_of(request: web.Request) -> Tracker:
+    """The app's tracker, in a sub-app too. Raises `UsageError` where there is none."""
+    if _TRACKER not in request.config_dict:
+        raise UsageError("no tracker: add tracker_context(...) to the app's cleanup_ctx")
+    return request.config_dict[_TRACKER]
+
+
+def notification_route(
+    path: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
+) -> web.RouteDef:
+    """The receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
+
+    With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
+    """
+    receiving = Receiving(secret, on_receipt)
+
+    async def receive(request: web.Request) -> web.Response:
+        await receiving.take(
+            tracker_of(request),
+            key=request.match_info.get("key", ""),
+            query=request.rel_url.raw_query_string,
+            content_type=request.headers.get("Content-Type", ""),
+            body=request.content.iter_any(),
+        )
+        return web.Response(body=ANSWER, headers=HEADERS)
+
+    return web.route("*", route_of(path, secret, "{key}"), receive)
+
+
+def page_response(page: Page) -> web.Response:
+    """A page as this framework's response."""
+    return web.Response(status=page.status, headers=page.headers, body=page.body)
+
+
+def redirect_response(
+    request: web.Request, link: FormLink, language: Language = "es", *, again: str | None = None
+) -> web.Response:
+    """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`."""
+    tracker = tracker_of(request)
+    hosts, now = tracker.profile.link_hosts, tracker.clock.time()
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))

@@ -1,0 +1,144 @@
+"""For Django under ASGI: the tracker lives in the server's lifespan, which Django itself does not take.
+
+A server that speaks lifespan is needed (uvicorn, hypercorn); under WSGI each request has an event loop of its own, and
+a tracker serves one. A sync view calls `async_to_sync(tracker.sale)(...)`, which runs on the server's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from django.conf import settings
+from django.core import checks
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
+
+from payclient.errors import PayError, UsageError
+from payclient.forms import FormLink
+from payclient.tracker import Tracker
+from payclient.web.pages import Language, Page
+from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.redirect import redirect_page
+from payclient.web.referrer import advice, effective_policy, sends_origin
+
+__all__ = ["TrackerApplication", "notification_route", "page_response", "redirect_response", "tracker_of"]
+
+_KEY = "payclient.tracker"
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_Application = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+
+class TrackerApplication:
+    """Around `get_asgi_application()`: opens the tracker by `opening()` on the worker's own loop, and closes it."""
+
+    def __init__(
+        self, application: _Application, opening: Callable[[], AbstractAsyncContextManager[Tracker]]
+    ) -> None:
+        self._application = application
+        self._opening = opening
+        self._tracker: Tracker | None = None
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._application({**scope, _KEY: self._tracker}, receive, send)
+
+    async def _live(self, receive: _Receive, send: _Send) -> None:
+        await receive()
+        answer = "lifespan.startup"
+        try:
+            async with self._opening() as self._tracker:
+                await send({"type": "lifespan.startup.complete"})
+                answer = "lifespan.shutdown"
+                await receive()
+        except Exception as error:
+            # Only our own errors are sure to hold no secret.
+            why = f": {error}" if isinstance(error, PayError) else ""
+            await send({"type": f"{answer}.failed", "message": f"{type(error).__name__}{why}"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+        finally:
+            self._tracker = None
+
+
+def tracker_of(request: HttpRequest) -> Tracker:
+    """The worker's tracker. Raises `UsageError` where there is none, under WSGI for example."""
+    tracker = getattr(request, "scope", {}).get(_KEY)
+    if not isinstance(tracker, Tracker):
+        raise UsageError(
+            "no tracker: serve TrackerApplication(get_asgi_application(), ...) by an ASGI server with lifespan, "
+            "such as uvicorn; runserver and daphne have none"
+        )
+    return tracker
+
+
+def notification_route(
+    route: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
+) -> URLPattern:
+    """The receiver of notifications (§6) for `urlpatterns`: any method, always the same 200, no CSRF token.
+
+    With a `secret`, `route` is the path of `notification_url(base, client_transaction_id, secret)`'s base. (Django
+    itself has read the whole body by then, into a file if it is large.)
+    """
+    receiving = Receiving(secret, on_receipt)
+
+    async def receive(request: HttpRequest, key: str = "") -> HttpResponse:
+        await receiving.take(
+            tracker_of(request),
+            key=key,
+            query=request.META.get("QUERY_STRING", ""),
+            content_type=request.META.get("CONTENT_TYPE", ""),
+            body=_blocks(request),
+        )
+        return HttpResponse(ANSWER, headers=HEADERS)
+
+    receive.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
+    return path(route_of(route, secret, "<str:key>"), receive)
+
+
+async def _blocks(request: HttpRequest) -> AsyncIterator[bytes]:
+    while block := request.read(4096):
+        yield block
+
+
+def page_response(page: Page) -> HttpResponse:
+    """A page as this framework's response."""
+    return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
+
+
+def redirect_response(
+    request: HttpRequest, link: FormLink, language: Language = "es", *, again: str | None = None
+) -> HttpResponse:
+    """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`.
+
+    Its own `Referrer-Policy` holds whatever SECURE_REFERRER_POLICY says.
+    """
+    tracker = tracker_of(request)
+    hosts, now = tracker.profile.link_hosts, tracker.clock.time()
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))
+
+
+@checks.register(checks.Tags.security)  # type: ignore[untyped-decorator]  # Django has no types
+def _check_referrer_policy(**_: object) -> list[checks.CheckMessage]:
+    """Whether the site's own pages would send the referrer that the forms ask for (§4)."""
+    value = settings.SECURE_REFERRER_POLICY
+    if "django.middleware.security.SecurityMiddleware" not in settings.MIDDLEWARE or value is None:
+        return []
+    policy = effective_policy([value if isinstance(value, str) else ",".join(value)])
+    if sends_origin(policy):
+        return []
+    return [
+        checks.Warning(
+            f"SECURE_REFERRER_POLICY is {policy!r}: a payment form that is linked from your pages answers "
+            "'access denied', because no referrer comes (§4).",
+            hint=f"{advice('SECURE_REFERRER_POLICY')} Or send customers by payclient.web.django.redirect_response "
+            "only, whose page has a policy of its own.",
+            id="payclient.W001",
+        )
+    ]

@@ -1,0 +1,96 @@
+"""What every receiver of notifications (§6) does, whatever its framework: read a little, tell the tracker, answer 200.
+
+The answer is the same whatever came, so that nothing can be probed, and it says nothing about a payment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterable, Callable
+
+from payclient.errors import InvalidNotificationError
+from payclient.models import Notification
+from payclient.notifications import (
+    MAX_SIZE,
+    Receipt,
+    check_secret,
+    is_notification_key,
+    parse_notification,
+)
+from payclient.tracker import Tracker
+
+__all__ = ["OnReceipt", "Receiving"]
+
+logger = logging.getLogger("payclient.web")
+
+#: The one answer.
+ANSWER = b"OK"
+HEADERS = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+
+#: Seconds for reading one and telling the tracker of it: no sender holds a request for longer.
+TIMEOUT = 10.0
+
+#: Told of each notification that was understood, with what it was to the tracker; may be async. Never a verdict.
+OnReceipt = Callable[[Notification, Receipt], object]
+
+
+class Receiving:
+    """One receiver. With a `secret` only addresses made by `notification_url` with it are listened to."""
+
+    def __init__(self, secret: str | bytes | None, on_receipt: OnReceipt | None) -> None:
+        self._secret = None if secret is None else check_secret(secret)
+        self._on_receipt = on_receipt
+
+    async def take(
+        self, tracker: Tracker, *, key: str, query: str, content_type: str, body: AsyncIterable[bytes]
+    ) -> None:
+        """Take what came as a hint, or ignore it. Raises nothing but what cancels it."""
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                notification = _parse(query, await _read(body), content_type)
+                if notification is None or not self._is_ours(key, notification):
+                    return
+                receipt = await tracker.notify(notification)
+        except Exception as error:  # it is a hint: the sale is asked for all the same
+            logger.warning("a notification was not taken: %s", type(error).__name__)
+            return
+        if self._on_receipt is None:
+            return
+        try:
+            told = self._on_receipt(notification, receipt)
+            if inspect.isawaitable(told):
+                await told
+        except Exception as error:
+            logger.error("on_receipt raised %s", type(error).__name__)
+
+    def _is_ours(self, key: str, notification: Notification) -> bool:
+        return self._secret is None or is_notification_key(
+            key, notification.client_transaction_id, self._secret
+        )
+
+
+def route_of(path: str, secret: str | bytes | None, key: str) -> str:
+    """The path of a receiver: with a secret, one more segment, which `key` stands for in the framework's way."""
+    return path if secret is None else f"{path.rstrip('/')}/{key}"
+
+
+def _parse(query: str, body: bytes | None, content_type: str) -> Notification | None:
+    """The notification, or None for anything else."""
+    if body is None:
+        return None
+    try:
+        return parse_notification(query=query, body=body, content_type=content_type)
+    except InvalidNotificationError:
+        return None
+
+
+async def _read(body: AsyncIterable[bytes]) -> bytes | None:
+    """The body, or None if it is longer than a notification; no more than that is ever held."""
+    read = b""
+    async for block in body:
+        read += block
+        if len(read) > MAX_SIZE:
+            return None
+    return read

@@ -1,0 +1,92 @@
+"""The page that sends a customer to a payment form with the referrer that the form asks for (§4).
+
+Measured in Chromium: an HTTP 200 page under `Referrer-Policy: origin` that moves on sends it; a typed address
+answered by a 303 with that header does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set
+from html import escape
+
+from payclient.errors import ConfigurationError
+from payclient.forms import FormLink
+from payclient.web.pages import Language, Page, check_address, check_language, make_page
+from payclient.wire import is_safe_link
+
+__all__ = ["redirect_page"]
+
+_TEXTS = {
+    "es": {
+        "title": "Abriendo el pago seguro…",
+        "hint": "Lo llevamos al formulario de pago. Si no se abre solo, toque el botón.",
+        "go": "Continuar al pago",
+        "gone": "Este enlace de pago ya venció",
+        "why": "Por seguridad, cada enlace de pago vale por pocos minutos. Empiece de nuevo para obtener otro.",
+        "again": "Empezar de nuevo",
+    },
+    "en": {
+        "title": "Opening the secure payment…",
+        "hint": "We are taking you to the payment form. If it does not open by itself, press the button.",
+        "go": "Continue to payment",
+        "gone": "This payment link has expired",
+        "why": "For your safety a payment link is good for a few minutes only. Start again to get a new one.",
+        "again": "Start again",
+    },
+}
+
+_TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="21" width="20" height="14" rx="3"/>\
+<path d="M18 21v-4a6 6 0 0 1 12 0v4"/><path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>"""
+_CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
+<path d="M24 14v10l7 5"/></svg>"""
+
+#: It holds no address, so that its hash is one for all; `replace` leaves no page behind that would move on again.
+_SCRIPT = 'location.replace(document.getElementById("go").href);'
+
+
+def redirect_page(
+    link: FormLink,
+    language: Language = "es",
+    *,
+    again: str | None = None,
+    hosts: Set[str] | None = None,
+    now: float | None = None,
+) -> Page:
+    """An HTTP 200 page that moves on to a form with the origin as referrer (§4), by script, or without one.
+
+    A link that is not live (§8) is not handed out: the page is then an HTTP 410 that offers to start again at `again`,
+    an address of the shop's. `hosts` are the profile's `link_hosts`; `now` is in UTC seconds since the epoch, by
+    default this machine's. Raises `ConfigurationError` for what is no safe link, and for another language.
+    """
+    check_language(language)
+    texts = _TEXTS[language]
+    if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
+        raise ConfigurationError("link: is no form link that may be handed out (https, one of link_hosts)")
+    if not link.is_live(time.time() if now is None else now):
+        return _gone(language, again)
+    url = escape(link.url)
+    return make_page(
+        language=language,
+        title=texts["title"],
+        head=f'<noscript><meta http-equiv="refresh" content="2; url={url}"></noscript>\n',
+        content=f"""
+{_TURNING}
+<h1 role="status">{texts["title"]}</h1>
+<a class="go" id="go" href="{url}" referrerpolicy="origin">{texts["go"]}</a>
+<p class="soft">{texts["hint"]}</p>""",
+        script=_SCRIPT,
+    )
+
+
+def _gone(language: Language, again: str | None) -> Page:
+    texts = _TEXTS[language]
+    button = ""
+    if again is not None:
+        button = f'<a class="go" href="{escape(check_address(again, "again"))}">{texts["again"]}</a>'
+    return make_page(
+        language=language,
+        title=texts["gone"],
+        status=410,
+        content=f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n{button}',
+    )

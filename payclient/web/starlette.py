@@ -1,0 +1,84 @@
+"""For Starlette, and for FastAPI, which is one: the tracker lives in the lifespan."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from payclient.errors import UsageError
+from payclient.forms import FormLink
+from payclient.tracker import Tracker
+from payclient.web.pages import Language, Page
+from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.redirect import redirect_page
+
+__all__ = ["notification_route", "page_response", "redirect_response", "tracker_lifespan", "tracker_of"]
+
+
+def tracker_lifespan(
+    opening: Callable[[], AbstractAsyncContextManager[Tracker]],
+) -> Callable[[Starlette], AbstractAsyncContextManager[dict[str, Tracker]]]:
+    """For `lifespan=`: the tracker that `opening()` opens in each worker. Your own lifespan yields the same mapping."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Tracker]]:
+        async with opening() as tracker:
+            yield {"tracker": tracker}
+
+    return lifespan
+
+
+def tracker_of(connection: HTTPConnection) -> Tracker:
+    """The worker's tracker, `request.state.tracker`. Raises `UsageError` where there is none."""
+    tracker = getattr(connection.state, "tracker", None)
+    if not isinstance(tracker, Tracker):
+        raise UsageError("no tracker: give lifespan=tracker_lifespan(...), or yield {'tracker': tracker} in yours")
+    return tracker
+
+
+class _Receiver:
+    """An ASGI app, since a route to one takes every method."""
+
+    def __init__(self, receiving: Receiving) -> None:
+        self._receiving = receiving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        await self._receiving.take(
+            tracker_of(request),
+            key=request.path_params.get("key", ""),
+            query=request.url.query,
+            content_type=request.headers.get("Content-Type", ""),
+            body=request.stream(),
+        )
+        await Response(ANSWER, headers=HEADERS)(scope, receive, send)
+
+
+def notification_route(
+    path: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
+) -> Route:
+    """The receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
+
+    With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
+    """
+    return Route(route_of(path, secret, "{key}"), _Receiver(Receiving(secret, on_receipt)))
+
+
+def page_response(page: Page) -> Response:
+    """A page as this framework's response."""
+    return Response(page.body, page.status, headers=page.headers)
+
+
+def redirect_response(
+    request: HTTPConnection, link: FormLink, language: Language = "es", *, again: str | None = None
+) -> Response:
+    """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`."""
+    tracker = tracker_of(request)
+    hosts, now = tracker.profile.link_hosts, tracker.clock.time()
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))

@@ -1,0 +1,330 @@
+"""A real Chromium: from the shop's page to the form with the right referrer (§4), and the pages that wait.
+
+Needs playwright and an installed Chromium. Skipped without them, unless PAYCLIENT_TESTS_MUST_RUN is set: then it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+import payclient
+from payclient.forms import FormLink
+from payclient.simulator import ManualClock, Settings, Simulator
+from payclient.web import redirect_page
+from payclient.web.aiohttp import page_response
+from shops.serving import serving
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+#: The registered domain (§4), another one, and the service's address; all are this machine.
+SHOP, OTHER = "shop.test", "other.test"
+
+SETTINGS = Settings(
+    status_by_transaction_id="/api/Sale/{transaction_id}",
+    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+    registered_domains=frozenset({SHOP}),
+)
+
+
+def chromium() -> str:
+    """Where Chromium is; skips the tests where it or its driver is missing."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    missing = None if found else "Chromium is not installed"
+    try:
+        import playwright.async_api  # noqa: F401 - only whether it is there
+    except ImportError:
+        missing = "playwright is not installed"
+    if missing:
+        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found or ""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """One for all the tests."""
+    path = chromium()
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=path,
+            # Root, as in CI, has no sandbox; the names are this machine's.
+            args=["--no-sandbox", "--host-resolver-rules=MAP *.test 127.0.0.1"],
+        )
+        yield browser
+        await browser.close()
+
+
+class Site(Simulator):
+    """The simulator, which remembers from where its forms were opened."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(token="secret", clock=clock, settings=SETTINGS)
+        self.referrers: list[str | None] = []
+
+    def _application(self) -> web.Application:
+        @web.middleware
+        async def note(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            if request.method == "GET" and request.path.startswith("/form/"):
+                self.referrers.append(request.headers.get("Referer"))
+            return await handler(request)
+
+        application = super()._application()
+        application.middlewares.append(note)
+        return application
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def service(clock: ManualClock) -> AsyncIterator[Site]:
+    async with Site(clock) as site:
+        yield site
+
+
+class Pages:
+    """A merchant's site that sends its customers to one form, in every way there is."""
+
+    def __init__(self, link: str) -> None:
+        self._link = link
+        self.port = 0
+
+    def at(self, path: str, host: str = SHOP) -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    async def linked(self, request: web.Request) -> web.Response:
+        policy = request.query.get("policy")
+        headers = {} if policy is None else {"Referrer-Policy": policy}
+        html = f'<!DOCTYPE html><a id="go" href="{escape(self._link)}" {request.query.get("rel", "")}>go</a>'
+        return web.Response(text=html, content_type="text/html", headers=headers)
+
+    async def moved(self, request: web.Request) -> web.Response:
+        return web.Response(status=303, headers={"Location": self._link, "Referrer-Policy": "origin"})
+
+    async def page(self, request: web.Request) -> web.Response:
+        return page_response(redirect_page(FormLink(self._link, 0.0), "es", now=1.0))
+
+
+@asynccontextmanager
+async def pages_of(link: str) -> AsyncIterator[Pages]:
+    pages = Pages(link)
+    app = web.Application()
+    app.add_routes(
+        [web.get("/link", pages.linked), web.get("/moved", pages.moved), web.get("/page", pages.page)]
+    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pages.port = runner.addresses[0][1]
+    try:
+        yield pages
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def tab(browser: Browser, *, scripts: bool = True) -> AsyncIterator[Page]:
+    """A fresh tab without cookies or history."""
+    context = await browser.new_context(java_script_enabled=scripts, viewport={"width": 390, "height": 844})
+    context.set_default_timeout(15_000)
+    try:
+        yield await context.new_page()
+    finally:
+        await context.close()
+
+
+async def prepared(service: Simulator) -> payclient.PrepareResult:
+    """A form whose cardholder's data are known, with addresses to come back to."""
+    async with payclient.PaySession(service.url, "secret") as session:
+        return await session.prepare(
+            payclient.PrepareRequest(
+                amount_without_tax=1150, currency="USD", client_transaction_id="cart-1", store_id="S1",
+                response_url=f"{service.url}/_simulator/counts", cancellation_url=f"{service.url}/_simulator/forms",
+                phone_number="+593984111222", email="ann@shop.example", document_id="0102030405",
+            )
+        )  # fmt: skip
+
+
+PAY = "button.pay"
+DENIED = "text=No autorizado"
+
+
+@pytest.mark.parametrize(
+    ("path", "opens"),
+    [
+        ("/link?policy=origin", True),
+        ("/link?policy=origin-when-cross-origin", True),
+        ("/link?policy=strict-origin-when-cross-origin", True),
+        ("/link", True),  # what browsers do by themselves
+        ("/link?policy=no-referrer", False),
+        ("/link?policy=same-origin", False),
+        ("/link?policy=origin&rel=rel=noreferrer", False),
+        ("/link?policy=same-origin&rel=referrerpolicy=origin", True),
+    ],
+)
+async def test_a_link_opens_the_form_where_its_policy_sends_the_referrer(
+    browser: Browser, service: Site, path: str, opens: bool
+) -> None:
+    """The origin is enough; `no-referrer` and Django's `same-origin` are denied (§7.7)."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at(path))
+        await page.click("#go")
+        await page.wait_for_selector(PAY if opens else DENIED)
+        assert service.referrers == [pages.at("/") if opens else None]
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["script", "no-script"])
+async def test_the_redirect_page_moves_on_with_the_referrer(
+    browser: Browser, service: Site, scripts: bool
+) -> None:
+    """Typed or linked, with JavaScript or without; what is sent is the origin, never the path."""
+    form = await prepared(service)
+    refused: list[str] = []
+    async with pages_of(form.pay_with_card) as pages, tab(browser, scripts=scripts) as page:
+        page.on("console", lambda message: refused.append(message.text))
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.wait_for_selector(PAY)
+        assert service.referrers == [pages.at("/")]
+    assert [text for text in refused if "Content Security Policy" in text] == []
+
+
+async def test_the_redirect_page_has_a_button_for_who_must_press_it(browser: Browser, service: Site) -> None:
+    """Where neither the script nor the refresh moves on, the button does, with the referrer."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser, scripts=False) as page:
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.click("#go")  # before the refresh
+        await page.wait_for_selector(PAY)
+        assert service.referrers == [pages.at("/")]
+
+
+async def test_the_redirect_page_leaves_no_trap_behind(browser: Browser, service: Site) -> None:
+    """Back leads to where the customer came from, not into the same form again."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at("/link"))
+        await page.evaluate("location.assign('/page')")
+        await page.wait_for_selector(PAY)
+        await page.go_back()
+        assert page.url == pages.at("/link")
+
+
+async def test_a_typed_address_answered_by_a_303_is_denied(browser: Browser, service: Site) -> None:
+    """The header on a redirect does not help: there is no page that could be the referrer."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at("/moved"))
+        await page.wait_for_selector(DENIED)
+        assert service.referrers == [None]
+
+
+async def test_another_domain_is_denied(browser: Browser, service: Site) -> None:
+    """It says who it is, and that is not the registered one (§4)."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at("/page", OTHER), wait_until="commit")
+        await page.wait_for_selector(DENIED)
+        assert service.referrers == [pages.at("/", OTHER)]
+
+
+async def test_a_form_after_ten_minutes(browser: Browser, service: Site, clock: ManualClock) -> None:
+    """Loaded, left and loaded again: it has expired (§8), and paying it is too late."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.wait_for_selector(PAY)
+        await clock.advance(599)
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.wait_for_selector(PAY)
+        await clock.advance(1)
+        await page.click(PAY)
+        await page.wait_for_selector("text=ha expirado")
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.wait_for_selector("text=ha expirado")
+    assert service.counts.forms_paid == 0
+
+
+async def test_the_x_leads_to_the_cancellation_url(browser: Browser, service: Site) -> None:
+    """And not to `responseUrl` (§2.3)."""
+    form = await prepared(service)
+    async with pages_of(form.pay_with_card) as pages, tab(browser) as page:
+        await page.goto(pages.at("/page"), wait_until="commit")
+        await page.click("button.x")
+        await page.wait_for_url(f"{service.url}/_simulator/forms*")
+    assert service.counts.forms_cancelled == 1
+
+
+@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
+async def test_a_customer_in_each_shop(browser: Browser, service: Site, tmp_path: Path, kind: str) -> None:
+    """Pay by push, waiting on the page until it says so; then by form, there and back."""
+    with serving(kind, service.url, tmp_path, host=SHOP) as shop:
+        async with tab(browser) as page:
+            refused: list[str] = []
+            page.on("console", lambda message: refused.append(message.text))
+            await page.clock.install()  # the page's timers, so that no test waits for them
+            await page.goto(shop.url)
+            await page.click("#push")
+            await page.wait_for_selector("text=Approve the payment on your phone")
+            assert (await page.inner_text("#clock")).startswith("0:")
+            (sale,) = service.sales.values()
+            await service.approve(sale.transaction_id)
+            while (await (await page.request.get(f"{page.url}/status")).json())["waiting"]:
+                pass
+            await page.clock.fast_forward(2000)
+            await page.wait_for_selector("text=Paid. Thank you!")
+            assert urlsplit(page.url).path == "/orders/order-1"
+            await page.goto(shop.url)
+            await page.click("#card")
+            await page.wait_for_selector(PAY)
+            assert service.referrers == [f"{shop.url}/"]
+            await fill(page)
+            await page.click(PAY)
+            await page.wait_for_url("**/back/**")
+            while await page.query_selector("#wait"):
+                await page.clock.fast_forward(2000)
+            await page.wait_for_selector("text=Paid. Thank you!")
+            assert "id" in parse_qs(urlsplit(page.url).query)
+            assert [text for text in refused if "Content Security Policy" in text] == []
+
+
+async def test_a_page_waits_without_javascript(browser: Browser, service: Site, tmp_path: Path) -> None:
+    """It is loaded anew by itself until the outcome; the way to a form and its X need none either."""
+    with serving("starlette", service.url, tmp_path, host=SHOP) as shop:
+        async with tab(browser, scripts=False) as page:
+            await page.goto(f"{shop.url}/form/cart-2", wait_until="commit")
+            await page.click("#go")
+            await page.click("button.x")
+            await page.wait_for_selector("text=You closed the form")
+            await page.goto(shop.url)
+            await page.click("#push")
+            await page.wait_for_selector("text=Approve the payment on your phone")
+            (sale,) = service.sales.values()
+            await service.reject(sale.transaction_id)
+            await page.wait_for_selector("text=Not paid.")
+
+
+async def fill(page: Page) -> None:
+    for name, value in {"phoneNumber": "+593984111222", "email": "a@shop.example", "documentId": "0102"}.items():
+        await page.fill(f'input[name="{name}"]', value)

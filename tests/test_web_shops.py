@@ -1,0 +1,231 @@
+"""The shops of `tests/shops` from end to end, each in a process of its own, against the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from payclient.notifications import notification_url
+from payclient.simulator import ManualClock, Sale, Settings, Simulator
+from shops.serving import COMMANDS, SECRET, Shop, serving
+
+SETTINGS = Settings(
+    status_by_transaction_id="/api/Sale/{transaction_id}",
+    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+)
+
+
+class HeldSimulator(Simulator):
+    """A simulator that can keep the answer to a Sale back after it has created it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(token="secret", clock=clock, settings=SETTINGS)
+        self.released = asyncio.Event()
+        self.released.set()
+        self.held = asyncio.Event()
+
+    def _application(self) -> web.Application:
+        @web.middleware
+        async def hold(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            response = await handler(request)
+            if request.method == "POST" and not self.released.is_set():
+                self.held.set()
+                await self.released.wait()
+            return response
+
+        application = super()._application()
+        application.middlewares.append(hold)
+        return application
+
+    def of(self, client_transaction_id: str) -> Sale:
+        """The one sale of a client transaction id."""
+        (sale,) = [one for one in self.sales.values() if one.client_transaction_id == client_transaction_id]
+        return sale
+
+
+class Links(HTMLParser):
+    """The addresses of a page's links."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found.append(dict(attributes).get("href") or "")
+
+
+class Customer:
+    """Somebody at the shop, with a browser that does what it is told."""
+
+    def __init__(self, shop: Shop, session: aiohttp.ClientSession) -> None:
+        self.shop = shop
+        self._session = session
+
+    async def get(self, path: str) -> str:
+        url = path if path.startswith("http") else self.shop.url + path
+        async with self._session.get(url) as response:
+            assert response.status == 200, f"{path}: {response.status}"
+            return await response.text()
+
+    async def pay(self, identifier: str, phone: str) -> str:
+        """Pay by push; the page that comes of it."""
+        async with self._session.post(f"{self.shop.url}/pay/{identifier}", data={"phone": phone}) as response:
+            assert response.status == 200, response.status
+            assert response.url.path == f"/orders/{identifier}"
+            return await response.text()
+
+    async def status(self, identifier: str) -> dict[str, object]:
+        async with self._session.get(f"{self.shop.url}/orders/{identifier}/status") as response:
+            found: dict[str, object] = await response.json()
+            return found
+
+    async def decided(self, identifier: str) -> object:
+        """Look as the waiting page does, until the waiting is over; what `paid` then is."""
+        async with asyncio.timeout(20):
+            while (status := await self.status(identifier))["waiting"]:
+                await asyncio.sleep(0.02)  # polls a process
+        return status["paid"]
+
+    async def form(self, cart: str) -> str:
+        """Ask to pay by card; the link that the page moves on to."""
+        async with self._session.get(f"{self.shop.url}/form/{cart}") as response:
+            assert response.status == 200
+            assert response.headers.getall("Referrer-Policy") == ["origin"]
+            assert response.headers["Cache-Control"] == "no-store"
+            (link,) = Links(await response.text()).found
+            return link
+
+    async def notify(self, url: str, method: str = "GET", **options: object) -> bytes:
+        async with self._session.request(method, url, **options) as response:  # type: ignore[arg-type]  # passed on
+            assert response.status == 200
+            return repr(sorted(set(response.headers) - {"Date"})).encode() + await response.read()
+
+
+@asynccontextmanager
+async def customer_of(shop: Shop) -> AsyncIterator[Customer]:
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield Customer(shop, session)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+async def test_a_shop_from_end_to_end(kind: str, tmp_path: Path) -> None:
+    """Pushes accepted, cancelled and expired, forms paid and closed; notifications forged, repeated and early."""
+    clock = ManualClock()
+    async with HeldSimulator(clock) as service:
+        with serving(kind, service.url, tmp_path) as shop:
+            async with customer_of(shop) as customer:
+                await push(customer, service)
+                await expiry(customer, service, clock)
+                await early(customer, service)
+                await forms(customer, service)
+                await forged(customer, service)
+                await customer.pay("left-open", "0984111299")  # the end finds one open
+    receipts = [receipt for identifier, receipt in shop.heard if identifier == "accepted"]
+    assert receipts[0] == "matched"
+    assert set(receipts[1:]) <= {"duplicate", "conflict"}
+    assert ("early", "early") in shop.heard
+    assert [receipt for identifier, receipt in shop.heard if identifier == "forged"] == ["matched"]  # the true one
+    assert not [identifier for identifier, _ in shop.heard if identifier == "expired"]
+    assert service.counts.created == 6
+    assert set(service.created_per_client_id.values()) == {1}
+
+
+async def push(customer: Customer, service: HeldSimulator) -> None:
+    """Accepted and cancelled, each known to the page that waits; a double click charges once."""
+    page = await customer.pay("accepted", "0984111201")
+    assert "Approve the payment on your phone" in page
+    assert (await customer.status("accepted"))["waiting"] is True
+    assert "Approve the payment" in await customer.pay("accepted", "0984111201")
+    await service.approve(service.of("accepted").transaction_id)
+    assert service.of("accepted").notification == "HTTP 200"
+    assert await customer.decided("accepted") is True
+    assert "Paid. Thank you!" in await customer.get("/orders/accepted")
+    await customer.pay("cancelled", "0984111202")
+    await service.reject(service.of("cancelled").transaction_id)
+    assert await customer.decided("cancelled") is False
+    assert "Not paid" in await customer.get("/orders/cancelled")
+
+
+async def expiry(customer: Customer, service: HeldSimulator, clock: ManualClock) -> None:
+    """Nobody answers and nothing is sent (§6): the service says Cancelado when it is asked."""
+    await customer.pay("expired", "0984111203")
+    await clock.advance(300)
+    assert service.of("expired").how == "expired"
+    assert await customer.decided("expired") is False
+
+
+async def early(customer: Customer, service: HeldSimulator) -> None:
+    """The customer answers before our POST has its answer."""
+    service.released.clear()
+    paying = asyncio.create_task(customer.pay("early", "0984111204"))
+    await asyncio.wait_for(service.held.wait(), 20)
+    await service.approve(service.of("early").transaction_id)
+    assert service.of("early").notification == "HTTP 200"
+    service.released.set()
+    await paying
+    assert await customer.decided("early") is True
+
+
+async def forms(customer: Customer, service: HeldSimulator) -> None:
+    """Paid: the return page knows. Closed by its X: nothing was paid, and the shop offers it again."""
+    link = await customer.form("cart-1")
+    assert await customer.form("cart-1") == link
+    back = await service.pay(payment_id(link))
+    assert urlsplit(back).path.startswith("/back/")
+    page = await customer.get(back)  # asks the service, unless it was asked in this moment
+    assert "Paid. Thank you!" in page or "Confirming your payment" in page
+    assert await customer.decided(urlsplit(back).path.rpartition("/")[2]) is True
+    assert "Paid. Thank you!" in await customer.get(back)
+    other = await customer.form("cart-2")
+    assert other != link
+    back = await service.cancel_form(payment_id(other)) or ""
+    assert "You closed the form" in await customer.get(back)
+    # Nobody paid it and nobody says so: it is not called unpaid.
+    assert (await customer.status(urlsplit(back).path.rpartition("/")[2]))["paid"] is None
+
+
+async def forged(customer: Customer, service: HeldSimulator) -> None:
+    """However it comes and whatever it says, the answer is the same and nobody is paid by it."""
+    await customer.pay("forged", "0984111205")
+    number = service.of("forged").transaction_id
+    parameters = {"id": str(number), "clientTransactionID": "forged"}
+    ours = notification_url(f"{customer.shop.url}/pay/notify", "forged", SECRET)
+    accepted = notification_url(f"{customer.shop.url}/pay/notify", "accepted", SECRET)
+    wrong = f"{customer.shop.url}/pay/notify/{'A' * 32}"
+    repeat = {"id": str(service.of("accepted").transaction_id), "clientTransactionID": "accepted"}
+    other = {"id": "999999", "clientTransactionID": "accepted"}
+    answers = [
+        await customer.notify(wrong, params=parameters),
+        await customer.notify(accepted, params=parameters),  # the key of another sale
+        await customer.notify(accepted, params=repeat),
+        await customer.notify(accepted, "POST", data=repeat),
+        await customer.notify(accepted, "PUT", json={**repeat, "id": int(repeat["id"])}),
+        await customer.notify(accepted, params=other),
+        await customer.notify(ours, "POST", data=b"{" * 100, headers={"Content-Type": "application/json"}),
+        await customer.notify(ours, "POST", data=b"x" * 100_000),
+        await customer.notify(ours, "DELETE"),
+        await customer.notify(wrong, "PATCH", data=b"\xff\xfe"),
+    ]
+    assert len(set(answers)) == 1
+    status = await customer.status("forged")
+    assert (status["waiting"], status["paid"], status["state"]) == (True, None, "pending")
+    assert (await customer.status("accepted"))["paid"] is True
+    await service.reject(number)
+    assert await customer.decided("forged") is False
+
+
+def payment_id(link: str) -> str:
+    return parse_qs(urlsplit(link).query)["paymentId"][0]

@@ -32,11 +32,10 @@ body{display:flex;min-height:100vh;min-height:100dvh;margin:0;padding:1.25rem;ba
 color:var(--text);font:1.0625rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{width:100%;max-width:26rem;margin:auto;padding:2.25rem 1.5rem;border:1px solid var(--line);border-radius:1rem;\
 background:var(--card);text-align:center}
-svg{display:block;width:4.5rem;height:4.5rem;margin:0 auto 1.25rem;fill:none;stroke:var(--main);stroke-width:2;\
+svg{display:block;width:5rem;height:5rem;margin:0 auto 1.25rem;fill:none;stroke:var(--main);stroke-width:2;\
 stroke-linecap:round;stroke-linejoin:round}
-h1{margin:0 0 .75rem;font-size:1.4rem;line-height:1.25}
-p{margin:0 0 1rem}
-main>:last-child{margin-bottom:0}
+h1{margin:0 0 .75rem;font-size:1.4rem;line-height:1.25;text-wrap:balance}
+p{margin:0 0 1rem;text-wrap:balance}
 .soft{color:var(--soft);font-size:.9375rem}
 .amount{font-size:1.75rem;font-weight:650;line-height:1.2}
 .left{margin:1.5rem 0;padding:.75rem 1rem;border:1px solid var(--line);border-radius:.75rem}
@@ -45,6 +44,8 @@ a.go{display:block;margin:1.5rem 0 1rem;padding:.875rem 1rem;border-radius:.75re
 color:#fff;font-weight:600;text-decoration:none}
 a.go:focus-visible{outline:3px solid var(--text);outline-offset:2px}
 @media(prefers-color-scheme:dark){a.go{color:#10151d}}
+main>:last-child{margin-bottom:0}
+.ring{stroke:var(--line)}
 .turning{transform-origin:center;animation:turn 1.1s linear infinite}
 @keyframes turn{to{transform:rotate(360deg)}}
 @media(prefers-reduced-motion:reduce){.turning{animation-duration:8s}}

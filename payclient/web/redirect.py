@@ -36,8 +36,9 @@ _TEXTS = {
     },
 }
 
-_TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="21" width="20" height="14" rx="3"/>\
-<path d="M18 21v-4a6 6 0 0 1 12 0v4"/><path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>"""
+_TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="20" width="20" height="14" rx="3"/>\
+<path d="M18 20v-4a6 6 0 0 1 12 0v4"/><circle class="ring" cx="24" cy="24" r="21"/>\
+<path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>"""
 _CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
 <path d="M24 14v10l7 5"/></svg>"""
 

@@ -34,8 +34,10 @@ _TEXTS = {
     },
 }
 
-_PHONE = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="16" y="9" width="16" height="30" rx="3"/>\
-<path d="M22 34h4"/><path class="turning" d="M24 2a22 22 0 0 1 22 22"/></svg>"""
+_DRAWN = {
+    "push": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',
+    "form": '<rect x="12" y="16" width="24" height="16" rx="3"/><path d="M12 21h24M17 27h4"/>',
+}
 
 #: On the phone on which the app is, the page sleeps meanwhile: it asks as soon as it is seen again.
 _SCRIPT = """
@@ -116,7 +118,8 @@ def waiting_page(
         title=texts[about],
         head='<noscript><meta http-equiv="refresh" content="4"></noscript>\n',
         content=f"""
-{_PHONE}
+<svg viewBox="0 0 48 48" aria-hidden="true">{_DRAWN[about]}<circle class="ring" cx="24" cy="24" r="21"/>\
+<path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>
 <h1 id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
 data-seconds="{seconds}">{texts[about]}</h1>
 {f'<p class="amount">{escape(amount)}</p>' if amount else ""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from urllib.parse import urlencode
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import payclient
 from fake_service import FakeService, lost_answer, sale
 from payclient.ledger.memory import MemoryLedger
+from payclient.notifications import is_notification_key
 from test_tracker import outcome_of, tracking
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
@@ -285,3 +287,37 @@ async def test_an_external_notification_is_a_hint(service: FakeService) -> None:
         assert pending.state is State.PENDING
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+# --- Addresses that nobody guesses
+
+
+SECRET = "sixteen bytes and more"
+
+
+@given(st.text(min_size=1, max_size=50).filter(lambda text: text.isprintable()))
+def test_an_address_is_of_one_sale_and_one_secret(identifier: str) -> None:
+    """The last part of its path is 32 characters that need no escape, and belongs to this id alone."""
+    url = payclient.notification_url("https://shop.example/notify/?shop=1", identifier, SECRET)
+    key = re.fullmatch(r"https://shop\.example/notify/([A-Za-z0-9_-]{32})\?shop=1", url)
+    assert key is not None
+    assert is_notification_key(key[1], identifier, SECRET.encode())
+    assert not is_notification_key(key[1], identifier + "x", SECRET.encode())
+    assert not is_notification_key(key[1], identifier, b"another secret of ours")
+    assert not is_notification_key(key[1][:-1], identifier, SECRET.encode())
+    assert not is_notification_key("ñ" + key[1], identifier, SECRET.encode())
+
+
+@pytest.mark.parametrize("secret", ["", "too short", b"fifteen bytes..", None, 17])
+def test_a_secret_that_can_be_guessed_is_refused(secret: object) -> None:
+    """It is not repeated either."""
+    with pytest.raises(payclient.ConfigurationError, match="at least 16 bytes") as caught:
+        payclient.notification_url("https://shop.example/notify", "order-17", secret)  # type: ignore[arg-type]  # meant
+    assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["", "/notify", "shop.example/notify", "ftp://shop.example", "https://s/n#x"])
+def test_a_base_is_an_address(base: str) -> None:
+    """The service must be able to call it (§6)."""
+    with pytest.raises(payclient.ConfigurationError, match="base"):
+        payclient.notification_url(base, "order-17", SECRET)

@@ -290,7 +290,9 @@ async def test_a_customer_in_each_shop(browser: Browser, service: Site, tmp_path
             assert (await page.inner_text("#clock")).startswith("0:")
             (sale,) = service.sales.values()
             await service.approve(sale.transaction_id)
-            while await page.evaluate("fetch(location.pathname + '/status').then(a => a.json()).then(s => s.waiting)"):
+            while await page.evaluate(
+                "fetch(location.pathname + '/status').then(a => a.json()).then(s => s.waiting)"
+            ):
                 pass
             await page.clock.fast_forward(2000)
             await page.wait_for_selector("text=Paid. Thank you!")
@@ -326,5 +328,9 @@ async def test_a_page_waits_without_javascript(browser: Browser, service: Site, 
 
 
 async def fill(page: Page) -> None:
-    for name, value in {"phoneNumber": "+593984111222", "email": "a@shop.example", "documentId": "0102"}.items():
+    for name, value in {
+        "phoneNumber": "+593984111222",
+        "email": "a@shop.example",
+        "documentId": "0102",
+    }.items():
         await page.fill(f'input[name="{name}"]', value)

@@ -103,7 +103,9 @@ def _known(values: Iterable[str]) -> list[str]:
 def _plain_http(url: str) -> Finding:
     local = (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
     text = "the page is plain http: the registered domain is an https one"
-    return Finding(local, text + (" (this machine's: for development only)" if local else ". Serve it by https."))
+    return Finding(
+        local, text + (" (this machine's: for development only)" if local else ". Serve it by https.")
+    )
 
 
 class _Seen(HTMLParser):

@@ -38,7 +38,9 @@ def tracker_of(connection: HTTPConnection) -> Tracker:
     """The worker's tracker, `request.state.tracker`. Raises `UsageError` where there is none."""
     tracker = getattr(connection.state, "tracker", None)
     if not isinstance(tracker, Tracker):
-        raise UsageError("no tracker: give lifespan=tracker_lifespan(...), or yield {'tracker': tracker} in yours")
+        raise UsageError(
+            "no tracker: give lifespan=tracker_lifespan(...), or yield {'tracker': tracker} in yours"
+        )
     return tracker
 
 

@@ -30,7 +30,9 @@ def shown(sale: payclient.PendingSale | None, about: str) -> web.Response:
         raise web.HTTPNotFound
     if is_waiting(sale):
         status_url = f"/orders/{sale.client_transaction_id}/status"
-        return page_response(waiting_page(sale, status_url, "en", about="push" if about == "push" else "form"))
+        return page_response(
+            waiting_page(sale, status_url, "en", about="push" if about == "push" else "form")
+        )
     return html(shop.outcome_html(sale))
 
 

@@ -10,4 +10,4 @@ from shops.starlette_shop import routes
 
 __all__ = ["app"]
 
-app = FastAPI(routes=routes, lifespan=tracker_lifespan(shop.opening))
+app = FastAPI(routes=[*routes], lifespan=tracker_lifespan(shop.opening))

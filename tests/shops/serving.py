@@ -61,7 +61,9 @@ class Shop:
     @property
     def heard(self) -> list[tuple[str, str]]:
         """Each notification that the tracker was told of: client transaction id, receipt."""
-        return [(line.split()[1], line.split()[2]) for line in self.out.splitlines() if line.startswith("heard ")]
+        return [
+            (line.split()[1], line.split()[2]) for line in self.out.splitlines() if line.startswith("heard ")
+        ]
 
 
 @contextmanager

@@ -98,11 +98,15 @@ def outcome_html(sale: payclient.PendingSale) -> str:
 
 
 def cancelled_html() -> str:
-    return _html("Cancelled", '<p id="outcome">You closed the form. <a href="/form/cart-1">Pay after all</a></p>')
+    return _html(
+        "Cancelled", '<p id="outcome">You closed the form. <a href="/form/cart-1">Pay after all</a></p>'
+    )
 
 
 def refused_html(error: payclient.PayError) -> str:
-    return _html("Refused", "".join(f"<p>{escape(text)}</p>" for text in getattr(error, "user_messages", ["?"])))
+    return _html(
+        "Refused", "".join(f"<p>{escape(text)}</p>" for text in getattr(error, "user_messages", ["?"]))
+    )
 
 
 def _html(title: str, content: str) -> str:

@@ -1,0 +1,165 @@
+"""`redirect_page`: what it says, what its policy allows, and which links it does not hand out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from payclient.forms import FormLink
+from payclient.web import Page, redirect_page
+
+URL = "https://pay.example/form/card?paymentId=a&b=%22"
+
+
+class Read(HTMLParser):
+    """A page's tags with their attributes, and the text inside `<style>` and `<script>`."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: dict[str, str] = {}
+        self.feed(page.body.decode())
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] in ("style", "script") and data.strip():
+            self.inline.setdefault(self.tags[-1][0], data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def link(url: str = URL, prepared_at: float = 1000.0) -> FormLink:
+    return FormLink(url, prepared_at)
+
+
+def shown(language: str = "es", **options: object) -> Page:
+    return redirect_page(link(), language, **{"now": 1001.0, **options})  # type: ignore[arg-type]  # any, also bad ones
+
+
+def assert_policy_fits(page: Page) -> None:
+    """Nothing is allowed but what the page itself holds inline, by its hash."""
+    read, policy = Read(page), page.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag, text in read.inline.items():
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "script-src" not in policy or "script" in read.inline
+    for _, attributes in read.tags:
+        assert not [name for name in attributes if name == "style" or name.startswith("on")]
+        assert "src" not in attributes
+
+
+def test_the_page_brings_the_referrer_and_is_kept_by_nobody() -> None:
+    """HTTP 200, the origin as referrer, no cache, no index, a strict policy (§4)."""
+    page = shown()
+    assert page.status == 200
+    assert page.headers["Referrer-Policy"] == "origin"
+    assert page.headers["Cache-Control"] == "no-store"
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert {"name": "referrer", "content": "origin"} in Read(page).of("meta")
+    assert_policy_fits(page)
+
+
+def test_it_moves_on_by_script_by_refresh_and_by_a_button() -> None:
+    """All three lead to the link, and the script holds no address."""
+    page = shown()
+    read = Read(page)
+    (button,) = read.of("a")
+    assert button["href"] == URL
+    assert "noreferrer" not in (button.get("rel") or "")
+    (refresh,) = [meta["content"] for meta in read.of("meta") if meta.get("http-equiv") == "refresh"]
+    assert refresh == f"2; url={URL}"
+    assert "<noscript><meta http-equiv" in page.body.decode()
+    assert "pay.example" not in read.inline["script"]
+
+
+@pytest.mark.parametrize(("language", "word"), [("es", "Abriendo el pago"), ("en", "Opening the secure payment")])
+def test_it_says_a_word_while_the_form_loads(language: str, word: str) -> None:
+    """In the customer's language, named in the document too."""
+    text = shown(language).body.decode()
+    assert word in text
+    assert f'<html lang="{language}">' in text
+
+
+def test_another_language_is_a_configuration_error() -> None:
+    """Two there are, as of the forms themselves (§2.3)."""
+    with pytest.raises(payclient.ConfigurationError, match="language"):
+        shown("fr")
+
+
+def test_a_link_that_is_not_live_is_not_handed_out() -> None:
+    """HTTP 410 without the link, and a way to start again (§8)."""
+    page = redirect_page(link(), now=1600.0, again="/cart?x=1&y=2")
+    assert page.status == 410
+    assert b"pay.example" not in page.body
+    (button,) = Read(page).of("a")
+    assert button["href"] == "/cart?x=1&y=2"
+    assert page.headers["Referrer-Policy"] == "origin"
+    assert_policy_fits(page)
+    assert Read(redirect_page(link(), "en", now=1600.0)).of("a") == []
+    assert redirect_page(link(), now=1599.9).status == 200
+
+
+def test_by_itself_it_looks_at_this_machines_clock() -> None:
+    """A link of long ago is gone; one of now is not."""
+    assert redirect_page(link()).status == 410
+    assert redirect_page(link(prepared_at=time.time())).status == 200
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://pay.example/form", "javascript:alert(1)", "https://u:p@pay.example/", "https://pay.example\\@evil.example/",
+        "https://pay.example/a b", "https://pay.example/\n", "//pay.example/", "", "data:text/html,x", "https://pay.éxample/",
+    ],
+)  # fmt: skip
+def test_an_unsafe_link_is_an_error_and_never_a_redirect(url: str) -> None:
+    """https, or http on loopback; no tricks; and the error does not repeat it."""
+    with pytest.raises(payclient.ConfigurationError) as caught:
+        redirect_page(link(url), now=1001.0)
+    assert "example" not in str(caught.value)
+
+
+def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
+    """The profile's `link_hosts`."""
+    assert shown(hosts={"pay.example"}).status == 200
+    with pytest.raises(payclient.ConfigurationError):
+        shown(hosts={"other.example"})
+    assert redirect_page(link("http://127.0.0.1:8080/form"), now=1001.0).status == 200
+
+
+@pytest.mark.parametrize("again", ["javascript:alert(1)", "//evil.example/", "https:evil", "/a\\b", "/a\nb", "https://[x"])
+def test_a_way_back_is_a_path_or_an_http_address(again: str) -> None:
+    """Nothing else becomes a link of the page."""
+    with pytest.raises(payclient.ConfigurationError, match="again"):
+        redirect_page(link(), now=1600.0, again=again)
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=60))
+def test_whatever_the_link_it_stays_inside_its_attributes(rest: str) -> None:
+    """A page is the same but for its link, and what was put in comes out of it."""
+    url = f"https://pay.example/{rest}"
+    if "\\" in rest:
+        return
+    read, plain = Read(redirect_page(link(url), now=1001.0)), Read(shown())
+    assert [tag for tag, _ in read.tags] == [tag for tag, _ in plain.tags]
+    assert read.of("a")[0]["href"] == url
+
+
+def test_a_page_shows_no_link_in_its_repr() -> None:
+    """It is a secret."""
+    assert "pay.example" not in repr(shown())
+    assert re.search(r"status=200", repr(shown()))

@@ -33,6 +33,11 @@ class PendingSale:
         return self._record.client_transaction_id
 
     @property
+    def kind(self) -> str:
+        """`sale` for a push request, `form` for a payment form."""
+        return self._record.kind
+
+    @property
     def transaction_id(self) -> int | None:
         """The service's id; None while it is not known."""
         return self._now().transaction_id

@@ -148,7 +148,11 @@ def test_aiohttp_is_a_client_in_one_place(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=str)
 def test_a_framework_is_imported_only_by_the_module_of_its_name(path: Path) -> None:
     """Whoever uses one of them needs no other; the pure modules of `web` need none."""
-    frameworks = {full.split(".")[0] for full in imported(tree(path), path)} & {"django", "starlette", "fastapi"}
+    frameworks = {full.split(".")[0] for full in imported(tree(path), path)} & {
+        "django",
+        "starlette",
+        "fastapi",
+    }
     assert frameworks <= ({path.stem} if path.parts[0] == "web" else set())
     if path.parts[0] == "web" and path.stem != "aiohttp":
         assert not [full for full in imported(tree(path), path) if full.split(".")[0] == "aiohttp"]

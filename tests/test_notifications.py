@@ -316,7 +316,9 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: object) -> None:
     assert "short" not in str(caught.value)
 
 
-@pytest.mark.parametrize("base", ["", "/notify", "shop.example/notify", "ftp://shop.example", "https://s/n#x"])
+@pytest.mark.parametrize(
+    "base", ["", "/notify", "shop.example/notify", "ftp://shop.example", "https://s/n#x"]
+)
 def test_a_base_is_an_address(base: str) -> None:
     """The service must be able to call it (§6)."""
     with pytest.raises(payclient.ConfigurationError, match="base"):

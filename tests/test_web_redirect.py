@@ -86,7 +86,9 @@ def test_it_moves_on_by_script_by_refresh_and_by_a_button() -> None:
     assert "pay.example" not in read.inline["script"]
 
 
-@pytest.mark.parametrize(("language", "word"), [("es", "Abriendo el pago"), ("en", "Opening the secure payment")])
+@pytest.mark.parametrize(
+    ("language", "word"), [("es", "Abriendo el pago"), ("en", "Opening the secure payment")]
+)
 def test_it_says_a_word_while_the_form_loads(language: str, word: str) -> None:
     """In the customer's language, named in the document too."""
     text = shown(language).body.decode()
@@ -141,7 +143,9 @@ def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
     assert redirect_page(link("http://127.0.0.1:8080/form"), now=1001.0).status == 200
 
 
-@pytest.mark.parametrize("again", ["javascript:alert(1)", "//evil.example/", "https:evil", "/a\\b", "/a\nb", "https://[x"])
+@pytest.mark.parametrize(
+    "again", ["javascript:alert(1)", "//evil.example/", "https:evil", "/a\\b", "/a\nb", "https://[x"]
+)
 def test_a_way_back_is_a_path_or_an_http_address(again: str) -> None:
     """Nothing else becomes a link of the page."""
     with pytest.raises(payclient.ConfigurationError, match="again"):

@@ -9,6 +9,7 @@ import pytest
 import payclient
 from fake_service import FakeService, lost_answer, sale
 from payclient.web import is_waiting, sale_status, waiting_page
+from test_forms import FormService, request
 from test_tracker import tracking
 from test_web_redirect import Read, assert_policy_fits
 
@@ -48,9 +49,13 @@ async def test_without_javascript_it_is_loaded_anew(pending: payclient.PendingSa
     assert '<noscript><meta http-equiv="refresh" content="4"></noscript>' in text
 
 
-async def test_who_returns_from_a_form_is_told_of_no_phone(pending: payclient.PendingSale) -> None:
+async def test_who_returns_from_a_form_is_told_of_no_phone() -> None:
     """The payment is being confirmed; how long the form lives is nothing to wait for."""
-    page = waiting_page(pending, "/s", "en", about="form")
+    async with tracking(FormService()) as tracker:
+        await tracker.prepare(request("cart-1"))
+        found = await tracker.find("cart-1")
+        assert found is not None
+        page = waiting_page(found, "/s", "en")
     text = page.body.decode()
     assert "Confirming your payment" in text
     assert "phone" not in text

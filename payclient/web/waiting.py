@@ -7,7 +7,6 @@ loaded anew every 4 seconds.
 from __future__ import annotations
 
 from html import escape
-from typing import Literal
 
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
@@ -17,16 +16,16 @@ __all__ = ["is_waiting", "sale_status", "waiting_page"]
 
 _TEXTS = {
     "es": {
-        "push": "Apruebe el pago en su teléfono",
-        "push_how": "Le enviamos una solicitud a la app. Ábrala, elija cómo pagar y confirme.",
+        "sale": "Apruebe el pago en su teléfono",
+        "sale_how": "Le enviamos una solicitud a la app. Ábrala, elija cómo pagar y confirme.",
         "form": "Confirmando su pago…",
         "form_how": "Estamos preguntando cómo terminó su pago. Tarda unos segundos.",
         "left": "Tiempo restante",
         "stay": "Esta página se actualiza sola. No pague otra vez.",
     },
     "en": {
-        "push": "Approve the payment on your phone",
-        "push_how": "We sent a request to the app. Open it, choose how to pay, and confirm.",
+        "sale": "Approve the payment on your phone",
+        "sale_how": "We sent a request to the app. Open it, choose how to pay, and confirm.",
         "form": "Confirming your payment…",
         "form_how": "We are asking how your payment ended. It takes a few seconds.",
         "left": "Time left",
@@ -35,7 +34,7 @@ _TEXTS = {
 }
 
 _DRAWN = {
-    "push": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',
+    "sale": '<rect x="17" y="11" width="14" height="26" rx="3"/><path d="M22 33h4"/>',
     "form": '<rect x="12" y="16" width="24" height="16" rx="3"/><path d="M12 21h24M17 27h4"/>',
 }
 
@@ -98,15 +97,13 @@ def waiting_page(
     status_url: str,
     language: Language = "es",
     *,
-    about: Literal["push", "form"] = "push",
     amount: str = "",
 ) -> Page:
     """A page that says "approve it on your phone", with the time left, until the outcome.
 
     Answer it while `is_waiting(sale)`, on the route that answers the outcome afterwards. `status_url` is the app's
-    route that answers `sale_status(sale)` as JSON, on the same origin. `about="form"` is for who returns from a
-    payment form: it says that the payment is being confirmed. `amount` is a text, shown as it is. Raises
-    `ConfigurationError`.
+    route that answers `sale_status(sale)` as JSON, on the same origin. For who returns from a payment form it says that
+    the payment is being confirmed. `amount` is a text, shown as it is. Raises `ConfigurationError`.
     """
     check_language(language)
     texts = _TEXTS[language]
@@ -115,16 +112,16 @@ def waiting_page(
     left = f'<p class="left">{texts["left"]} <b id="clock" role="timer">{minutes}:{rest:02}</b></p>'
     return make_page(
         language=language,
-        title=texts[about],
+        title=texts[sale.kind],
         head='<noscript><meta http-equiv="refresh" content="4"></noscript>\n',
         content=f"""
-<svg viewBox="0 0 48 48" aria-hidden="true">{_DRAWN[about]}<circle class="ring" cx="24" cy="24" r="21"/>\
+<svg viewBox="0 0 48 48" aria-hidden="true">{_DRAWN[sale.kind]}<circle class="ring" cx="24" cy="24" r="21"/>\
 <path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>
 <h1 id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
-data-seconds="{seconds}">{texts[about]}</h1>
+data-seconds="{seconds}">{texts[sale.kind]}</h1>
 {f'<p class="amount">{escape(amount)}</p>' if amount else ""}
-<p>{texts[f"{about}_how"]}</p>
-{left if about == "push" else ""}
+<p>{texts[f"{sale.kind}_how"]}</p>
+{left if sale.kind == "sale" else ""}
 <p class="soft">{texts["stay"]}</p>""",
         script=_SCRIPT,
         sources="connect-src 'self'; ",

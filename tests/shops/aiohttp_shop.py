@@ -25,14 +25,12 @@ def html(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, content_type="text/html", headers=shop.HEADERS)
 
 
-def shown(sale: payclient.PendingSale | None, about: str) -> web.Response:
+def shown(sale: payclient.PendingSale | None) -> web.Response:
     if sale is None:
         raise web.HTTPNotFound
     if is_waiting(sale):
         status_url = f"/orders/{sale.client_transaction_id}/status"
-        return page_response(
-            waiting_page(sale, status_url, "en", about="push" if about == "push" else "form")
-        )
+        return page_response(waiting_page(sale, status_url, "en"))
     return html(shop.outcome_html(sale))
 
 
@@ -50,7 +48,7 @@ async def pay(request: web.Request) -> web.Response:
 
 
 async def order(request: web.Request) -> web.Response:
-    return shown(await tracker_of(request).find(request.match_info["id"]), "push")
+    return shown(await tracker_of(request).find(request.match_info["id"]))
 
 
 async def status(request: web.Request) -> web.Response:
@@ -66,7 +64,7 @@ async def form(request: web.Request) -> web.Response:
 
 
 async def back(request: web.Request) -> web.Response:
-    return shown(await shop.back_of(tracker_of(request), request.match_info["id"]), "form")
+    return shown(await shop.back_of(tracker_of(request), request.match_info["id"]))
 
 
 async def cancelled(request: web.Request) -> web.Response:

@@ -39,14 +39,12 @@ def html(text: str, status: int = 200) -> HttpResponse:
     return HttpResponse(text, status=status)
 
 
-def shown(sale: payclient.PendingSale | None, about: str) -> HttpResponse:
+def shown(sale: payclient.PendingSale | None) -> HttpResponse:
     if sale is None:
         raise Http404
     if is_waiting(sale):
         status_url = f"/orders/{sale.client_transaction_id}/status"
-        return page_response(
-            waiting_page(sale, status_url, "en", about="push" if about == "push" else "form")
-        )
+        return page_response(waiting_page(sale, status_url, "en"))
     return html(shop.outcome_html(sale))
 
 
@@ -65,7 +63,7 @@ def pay(request: HttpRequest, identifier: str) -> HttpResponse:
 
 
 async def order(request: HttpRequest, identifier: str) -> HttpResponse:
-    return shown(await tracker_of(request).find(identifier), "push")
+    return shown(await tracker_of(request).find(identifier))
 
 
 async def status(request: HttpRequest, identifier: str) -> HttpResponse:
@@ -81,7 +79,7 @@ async def form(request: HttpRequest, cart: str) -> HttpResponse:
 
 
 async def back(request: HttpRequest, identifier: str) -> HttpResponse:
-    return shown(await shop.back_of(tracker_of(request), identifier), "form")
+    return shown(await shop.back_of(tracker_of(request), identifier))
 
 
 async def cancelled(request: HttpRequest, identifier: str) -> HttpResponse:

@@ -26,14 +26,12 @@ def html(text: str, status: int = 200) -> Response:
     return HTMLResponse(text, status, headers=shop.HEADERS)
 
 
-def shown(sale: payclient.PendingSale | None, about: str) -> Response:
+def shown(sale: payclient.PendingSale | None) -> Response:
     if sale is None:
         raise HTTPException(404)
     if is_waiting(sale):
         status_url = f"/orders/{sale.client_transaction_id}/status"
-        return page_response(
-            waiting_page(sale, status_url, "en", about="push" if about == "push" else "form")
-        )
+        return page_response(waiting_page(sale, status_url, "en"))
     return html(shop.outcome_html(sale))
 
 
@@ -51,7 +49,7 @@ async def pay(request: Request) -> Response:
 
 
 async def order(request: Request) -> Response:
-    return shown(await tracker_of(request).find(request.path_params["id"]), "push")
+    return shown(await tracker_of(request).find(request.path_params["id"]))
 
 
 async def status(request: Request) -> Response:
@@ -67,7 +65,7 @@ async def form(request: Request) -> Response:
 
 
 async def back(request: Request) -> Response:
-    return shown(await shop.back_of(tracker_of(request), request.path_params["id"]), "form")
+    return shown(await shop.back_of(tracker_of(request), request.path_params["id"]))
 
 
 async def cancelled(request: Request) -> Response:

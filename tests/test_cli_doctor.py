@@ -1,0 +1,286 @@
+"""`payclient doctor`: what it says, what it does not do, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from payclient import DOCUMENT, ServiceProfile, open_ledger
+from payclient.cli import main
+from payclient.cli.checkup import check_profile
+from payclient.cli.simulate import STATUS
+
+TOKEN = "a-token-nobody-may-see"
+
+WHOLE = """
+not_found_codes = [20]
+[status]
+by_transaction_id = "/api/Sale/{transaction_id}"
+by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
+state_field = "transactionStatus"
+"""
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request alike, and remembers them."""
+
+    headers: dict[str, str] = {}  # noqa: RUF012 - set by each test
+    page = ""
+    status = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str, dict[str, str]]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.command, self.path, dict(self.headers)))
+        self.send_response(self.server.status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.server.page.encode())
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("BASE_URL", "PROFILE", "LEDGER"):
+        monkeypatch.delenv(f"PAYCLIENT_{name}", raising=False)
+    monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
+    Path("shop.toml").write_text(WHOLE, encoding="utf-8")
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """The printed lines by their level."""
+    out, err = capfd.readouterr()
+    assert TOKEN not in out + err
+    lines: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        if line.startswith("  "):
+            level, _, text = line.strip().partition(" ")
+            lines.setdefault(level, []).append(text.strip())
+    return lines
+
+
+def test_all_well(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit 0: one GET without a token, no POST; the place of a new ledger is tried and left as it was."""
+    arguments = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]
+    assert main(["doctor", *arguments]) == 0
+    lines = said(capfd)
+    assert "wrong" not in lines
+    assert "gap" not in lines
+    assert any("reachable: HTTP 200" in text for text in lines["ok"])
+    assert any("its place is safe" in text for text in lines["ok"])
+    assert [(method, path) for method, path, _ in server.seen] == [("GET", "/")]
+    assert "Authorization" not in server.seen[0][2]
+    assert [path.name for path in Path().iterdir()] == ["shop.toml"]
+
+
+def test_nothing_is_set(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Everything that is missing, at once; exit 4."""
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    assert main(["doctor"]) == 4
+    lines = said(capfd)
+    assert [text.partition(":")[0] for text in lines["wrong"]] == ["base_url", "token"]
+    assert "no ledger is named" in lines["gap"][0]
+    assert "`paid` can never become True" in lines["gap"][1]
+
+
+def test_a_gap_is_no_failure(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a status query everything works but knowing: exit 3."""
+    assert main(["doctor", "--base-url", server.url, "--ledger", "memory:"]) == 3
+    assert any("session.status raises ConfigurationError" in text for text in said(capfd)["gap"])
+
+
+@pytest.mark.parametrize(
+    ("base_url", "token", "words"),
+    [
+        ("http://pay.example", TOKEN, "is not https"),
+        ("https://user:geheim@pay.example", TOKEN, "user information"),
+        ("http://127.0.0.1:1", "Bearer geheim", "without the word Bearer"),
+        ("http://127.0.0.1:1", "<ACCESS_TOKEN>", "placeholder"),
+        ("http://127.0.0.1:1", "with a blank", "blanks"),
+        ("http://127.0.0.1:1", TOKEN, "not reachable: ConnectionRefusedError (ECONNREFUSED)"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    base_url: str, token: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In words, without repeating what may be a secret."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", token)
+    assert main(["doctor", "--base-url", base_url, "--ledger", "memory:"]) == 4
+    lines = said(capfd)
+    assert any(words in text for text in lines["wrong"])
+    assert "geheim" not in json.dumps(lines)
+
+
+def test_a_server_without_tls_is_no_https_one(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """The handshake fails, and that is said."""
+    assert main(["doctor", "--base-url", server.url.replace("http:", "https:"), "--ledger", "memory:"]) == 4
+    assert any("not reachable: SSLError" in text for text in said(capfd)["wrong"])
+
+
+@pytest.mark.parametrize(
+    ("ledger", "words"),
+    [
+        ("sqlite:no/such/place.db", "directory does not exist"),
+        ("sqlite:shop.toml", "not a SQLite database"),
+        ("mysql:x", "a ledger is"),
+    ],
+)
+def test_an_unsafe_ledger_is_named(
+    server: Server, ledger: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anybody is charged over it."""
+    assert main(["doctor", "--base-url", server.url, "--profile", "shop.toml", "--ledger", ledger]) == 4
+    assert any(words in text for text in said(capfd)["wrong"])
+
+
+def test_a_ledger_that_forgets_is_for_this_machine_only(capfd: pytest.CaptureFixture[str]) -> None:
+    """With a real service the next run would charge again."""
+    assert (
+        main(["doctor", "--base-url", "https://pay.invalid", "--profile", "shop.toml", "--ledger", "memory:"])
+        == 4
+    )
+    assert any("forgets what was charged" in text for text in said(capfd)["wrong"])
+
+
+def test_a_ledger_in_use_is_its_owners(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is not looked at, and nothing is wrong; a free one is opened and closed again."""
+
+    async def while_open() -> int:
+        book = await open_ledger("sqlite:charges.db")
+        try:
+            return await asyncio.to_thread(main, arguments)
+        finally:
+            await book.aclose()
+
+    arguments = [
+        "doctor",
+        "--base-url",
+        server.url,
+        "--profile",
+        "shop.toml",
+        "--ledger",
+        "sqlite:charges.db",
+    ]
+    assert asyncio.run(while_open()) == 0
+    assert any("open in another process" in text for text in said(capfd)["note"])
+    assert main(arguments) == 0
+    assert any("opens, and every setting" in text for text in said(capfd)["ok"])
+
+
+def test_the_gaps_of_a_profile() -> None:
+    """Each name that is missing, with the call that will raise; a whole profile has none."""
+    texts = [line.text for line in check_profile(DOCUMENT)]
+    for name in ("[status]", "nick_name_flag", "language_field", "wallet_link_field", "link_hosts"):
+        assert any(text.startswith(f"no {name}") for text in texts)
+    whole = ServiceProfile(
+        nick_name_flag="byNick", language_field="lang", wallet_link_field="payWithX", link_hosts=frozenset({"p"}),
+        queries_per_minute=30, not_found_codes=frozenset({20}), status=STATUS,
+    )  # fmt: skip
+    assert [line.level for line in check_profile(whole)] == ["ok"]
+    half = ServiceProfile.parse(
+        {
+            "status": {
+                "by_transaction_id": "/s/{transaction_id}",
+                "state_field": "s",
+                "states": {"A": "Aceptado"},
+            }
+        }
+    )
+    gaps = [line.text for line in check_profile(half) if line.level == "gap"]
+    assert "stays unknown until an operator" in gaps[0]
+    assert "no word to Cancelado, Pendiente" in gaps[1]
+
+
+def test_a_bad_profile_is_named(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """And the rest is looked at all the same."""
+    Path("bad.toml").write_text("colour = 'red'", encoding="utf-8")
+    assert main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--profile", "bad.toml"]) == 4
+    assert "unknown profile setting colour" in said(capfd)["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "page", "code"),
+    [
+        ({"Referrer-Policy": "origin"}, "", 0),
+        ({}, "", 0),
+        ({"Referrer-Policy": "same-origin"}, "", 4),
+        ({}, '<meta name="referrer" content="no-referrer">', 4),
+        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>', 4),
+    ],
+)
+def test_a_page_of_the_merchants(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    headers: dict[str, str],
+    page: str,
+    code: int,
+) -> None:
+    """`--site` alone looks at nothing else; the exit code tells, and words what to change."""
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    server.headers, server.page = headers, page
+    assert main(["doctor", "--site", f"{server.url}/checkout"]) == code
+    lines = said(capfd)
+    assert [path for _, path, _ in server.seen] == ["/checkout"]
+    if code:
+        assert "access denied" in lines["wrong"][0]
+
+
+def test_a_page_that_moves_on_or_fails(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """The page at the end is looked at; an error's page is one too; none at all is said."""
+    with serving() as other:
+        other.headers = {"Referrer-Policy": "no-referrer"}
+        other.status = 404
+        server.status, server.headers = 302, {"Location": f"{other.url}/new"}
+        assert main(["doctor", "--site", server.url, "--base-url", other.url, "--ledger", "memory:"]) == 4
+    lines = said(capfd)
+    assert any("redirects to 127.0.0.1" in text for text in lines["note"])
+    assert any("HTTP 404" in text for text in lines["note"])
+    assert any("no-referrer" in text for text in lines["wrong"])
+    assert main(["doctor", "--site", other.url]) == 4
+    assert any("cannot be read" in text for text in said(capfd)["wrong"])
+    for site in ("shop.example", "file:///etc/passwd", "https://u:p@shop.example/"):
+        assert main(["doctor", "--site", site]) == 4
+        assert any("--site: is an address" in text for text in said(capfd)["wrong"])

@@ -1,0 +1,239 @@
+"""Receivers of notifications: the same 200 whatever came, however much of it, in each framework."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+from starlette.applications import Starlette
+
+import payclient
+import payclient.web.aiohttp
+import payclient.web.starlette
+from asgi import Answered, ask
+from fake_service import FakeService, sale
+from payclient.notifications import notification_url
+from payclient.web import receiving
+from payclient.web.receiving import OnReceipt
+from test_tracker import tracking
+
+SECRET = "sixteen bytes and more"
+HINT = "?id=1000&clientTransactionID=order-17"
+Receipt = payclient.Receipt
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+async def tracker(service: FakeService) -> AsyncIterator[payclient.Tracker]:
+    """With one sale, `order-17`, of transaction 1000."""
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        yield tracker
+
+
+Asking = Callable[..., Awaitable[Answered]]
+
+
+def starlette(tracker: payclient.Tracker, secret: str | None, on_receipt: OnReceipt | None) -> Asking:
+    """Ask a Starlette app whose lifespan yielded the tracker."""
+    route = payclient.web.starlette.notification_route("/notify", secret=secret, on_receipt=on_receipt)
+    app = Starlette(routes=[route])
+
+    async def asking(
+        method: str, target: str, body: Iterator[bytes] | tuple[bytes, ...] = (), kind: str = ""
+    ) -> Answered:
+        return await ask(app, method, target, body, kind, {"tracker": tracker})
+
+    return asking
+
+
+@asynccontextmanager
+async def aiohttp_app(
+    tracker: payclient.Tracker, secret: str | None, on_receipt: OnReceipt | None
+) -> AsyncIterator[str]:
+    """The address of an aiohttp app with the tracker."""
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[payclient.Tracker]:
+        yield tracker
+
+    app = web.Application()
+    app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(opening))
+    sub = web.Application()
+    sub.add_routes(
+        [payclient.web.aiohttp.notification_route("/notify", secret=secret, on_receipt=on_receipt)]
+    )
+    app.add_subapp("/pay", sub)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/pay"
+    finally:
+        await runner.cleanup()
+
+
+class Heard:
+    """What the app was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Receipt]] = []
+
+    async def __call__(self, notification: payclient.Notification, receipt: Receipt) -> None:
+        self.told.append((notification.client_transaction_id, receipt))
+
+
+ANYTHING: list[tuple[str, str, bytes, str]] = [
+    ("GET", HINT, b"", ""),
+    ("POST", "", HINT[1:].encode(), "application/x-www-form-urlencoded"),
+    ("PUT", "", b'{"ID": 1000, "clienttransactionid": "order-17"}', "application/json"),
+    ("GET", "?id=7&clientTransactionID=order-17", b"", ""),
+    ("GET", "?id=7&clientTransactionID=nobody", b"", ""),
+    ("DELETE", "", b"", ""),
+    ("PATCH", "", b"\xff\xfe", "text/plain"),
+    ("POST", "", b"[1" * 5000, "application/json"),
+    ("POST", "?" + "x" * 9000, b"", ""),
+    ("POST", "", b"x" * 9000, ""),
+]
+
+
+async def test_the_answer_is_the_same_whatever_came(tracker: payclient.Tracker) -> None:
+    """Any method, query, form or JSON; known, unknown, forged or garbage; in Starlette."""
+    heard = Heard()
+    asking = starlette(tracker, None, heard)
+    answers = [
+        await asking(method, f"/notify{query}", (body,), kind) for method, query, body, kind in ANYTHING
+    ]
+    assert len({(one.status, one.body, tuple(one.headers.items())) for one in answers}) == 1
+    assert (answers[0].status, answers[0].body) == (200, b"OK")
+    assert heard.told == [
+        ("order-17", Receipt.MATCHED),
+        ("order-17", Receipt.DUPLICATE),
+        ("order-17", Receipt.DUPLICATE),
+        ("order-17", Receipt.CONFLICT),
+        ("nobody", Receipt.UNMATCHED),
+    ]
+
+
+async def test_the_answer_is_the_same_in_aiohttp(tracker: payclient.Tracker) -> None:
+    """Over real HTTP, in an app below another."""
+    heard, answers = Heard(), []
+    async with aiohttp_app(tracker, None, heard) as url, aiohttp.ClientSession() as session:
+        for method, query, body, kind in ANYTHING:
+            if len(query) > 8000:
+                continue  # a request line that aiohttp itself refuses
+            headers = {"Content-Type": kind} if kind else {}
+            async with session.request(
+                method, f"{url}/notify{query}", data=body, headers=headers
+            ) as response:
+                answers.append((response.status, await response.read(), {*response.headers} - {"Date"}))
+    assert answers == [answers[0]] * 9
+    assert answers[0][:2] == (200, b"OK")
+    assert [receipt for _, receipt in heard.told] == [
+        Receipt.MATCHED, Receipt.DUPLICATE, Receipt.DUPLICATE, Receipt.CONFLICT, Receipt.UNMATCHED,
+    ]  # fmt: skip
+
+
+async def test_a_body_without_end_is_not_read(tracker: payclient.Tracker) -> None:
+    """No more than 8 KiB and a block are held, and the sender is answered."""
+    asking = starlette(tracker, None, None)
+    answered = await asking("POST", "/notify", itertools.repeat(b"x" * 4096))
+    assert (answered.status, answered.blocks) == (200, 3)
+
+
+async def test_a_body_without_end_is_not_read_in_aiohttp(tracker: payclient.Tracker) -> None:
+    """The answer comes while the sender still sends."""
+    async with aiohttp_app(tracker, None, None) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        writer.write(
+            b"POST /pay/notify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n" + b"x" * 20_000
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_a_sender_that_dawdles_is_answered(
+    tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that does not come ends with the time-out, not with the sender's patience."""
+    monkeypatch.setattr(receiving, "TIMEOUT", 0.01)
+    route = payclient.web.starlette.notification_route("/notify")
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    answered = await ask(
+        Starlette(routes=[route]), "POST", "/notify", state={"tracker": tracker}, block=never
+    )
+    assert answered.status == 200
+
+
+async def test_with_a_secret_only_its_own_address_is_listened_to(tracker: payclient.Tracker) -> None:
+    """Another's key, a wrong one and none are answered alike, and nobody is told."""
+    heard = Heard()
+    asking = starlette(tracker, SECRET, heard)
+    path = urlsplit(notification_url("https://shop.example/notify", "order-17", SECRET)).path
+    other = urlsplit(notification_url("https://shop.example/notify", "order-18", SECRET)).path
+    wrong = [
+        await asking("GET", f"{at}{HINT}")
+        for at in (other, f"/notify/{'A' * 32}", "/notify/ñ".encode().decode("latin-1"))
+    ]
+    assert heard.told == []
+    right = await asking("GET", path + HINT)
+    assert heard.told == [("order-17", Receipt.MATCHED)]
+    assert {(one.status, one.body) for one in wrong} == {(right.status, right.body)} == {(200, b"OK")}
+
+
+async def test_a_secret_that_can_be_guessed_does_not_start() -> None:
+    """It is said when the route is made."""
+    with pytest.raises(payclient.ConfigurationError, match="secret"):
+        payclient.web.starlette.notification_route("/notify", secret="short")
+    with pytest.raises(payclient.ConfigurationError, match="secret"):
+        payclient.web.aiohttp.notification_route("/notify", secret="")
+
+
+@pytest.mark.parametrize("kind", ["tracker", "app"])
+async def test_a_fault_is_answered_like_all_else(
+    tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Of the ledger, or of the app's own function: logged by its class, without what it says."""
+
+    def failing(*_: object) -> None:
+        raise payclient.LedgerUnavailableError("0984111222")
+
+    if kind == "tracker":
+        monkeypatch.setattr(type(tracker), "notify", failing)
+    answered = await starlette(tracker, None, failing)("GET", f"/notify{HINT}")
+    assert (answered.status, answered.body) == (200, b"OK")
+    assert "LedgerUnavailableError" in caplog.text
+    assert "0984111222" not in caplog.text
+
+
+async def test_a_notification_is_never_a_verdict(service: FakeService, tracker: payclient.Tracker) -> None:
+    """The service is asked, and says what it says."""
+    asking = starlette(tracker, None, None)
+    await asking("GET", f"/notify{HINT}")
+    pending = await tracker.find("order-17")
+    assert pending is not None
+    await service.clock.advance(1)
+    assert pending.outcome.paid is None
+    service.decide("Cancelado")
+    await service.clock.advance(10)
+    assert pending.outcome.paid is False
+
+
+async def test_without_a_tracker_it_says_what_is_missing() -> None:
+    """A mistake of the app's is no secret."""
+    route = payclient.web.starlette.notification_route("/notify")
+    with pytest.raises(payclient.UsageError, match="tracker_lifespan"):
+        await ask(Starlette(routes=[route]), "GET", "/notify")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from payclient.notifications import notification_url
 from payclient.simulator import ManualClock, Sale, Settings, Simulator
-from shops.serving import COMMANDS, SECRET, Shop, serving
+from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, serving
 
 SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
@@ -231,3 +232,50 @@ async def forged(customer: Customer, service: HeldSimulator) -> None:
 
 def payment_id(link: str) -> str:
     return parse_qs(urlsplit(link).query)["paymentId"][0]
+
+
+# --- The README's shops
+
+
+BLOCKS = re.findall(
+    r"^```python\n# (\w+)\.py(.*?)^```$",
+    (ROOT / "README.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+
+AIOHTTP = """
+import socket, shop_aiohttp
+from aiohttp import web
+web.run_app(shop_aiohttp.app, sock=socket.socket(fileno={fd}), print=None)
+"""
+
+
+@pytest.mark.parametrize("name", ["shop_aiohttp", "shop_starlette", "shop_django"])
+async def test_a_shop_of_the_readme_runs(name: str, tmp_path: Path) -> None:
+    """As it stands, but for the addresses: a push, the page that waits, a form and the way back."""
+    blocks = dict(BLOCKS)
+    assert len(blocks[name].splitlines()) < 25
+    command = ("-c", AIOHTTP) if name == "shop_aiohttp" else (*UVICORN, f"{name}:app")
+    async with HeldSimulator(ManualClock()) as service:
+
+        def write(url: str) -> None:
+            (tmp_path / "shop.toml").write_text(PROFILE, encoding="utf-8")
+            for module, text in blocks.items():
+                here = text.partition("\n")[2].replace("https://shop.example", url)
+                (tmp_path / f"{module}.py").write_text(
+                    here.replace("https://pay.example", service.url), "utf-8"
+                )
+
+        with serving(command, service.url, tmp_path, write=write) as shop:
+            async with customer_of(shop) as customer:
+                page = await customer.pay("order-1", "as the shop has it")
+                assert "Apruebe el pago en su teléfono" in page
+                await service.approve(service.of("order-1").transaction_id)
+                assert service.of("order-1").notification == "HTTP 200"
+                assert await customer.decided("order-1") is True
+                assert await customer.get("/orders/order-1") == "Paid."
+                back = await service.pay(payment_id(await customer.form("cart-1")), declined=True)
+                identifier = urlsplit(back).path.rpartition("/")[2]
+                await customer.get(back)
+                assert await customer.decided(identifier) is False
+                assert await customer.get(f"/orders/{identifier}") == "Not paid."

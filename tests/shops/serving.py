@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 
-__all__ = ["COMMANDS", "PROFILE", "SECRET", "WINDOW", "Shop", "serving"]
+__all__ = ["COMMANDS", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "serving"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret of the test's own"  # 16 bytes and more
@@ -32,14 +32,14 @@ by_client_transaction_id = "/api/Sale/client/{{client_transaction_id}}"
 state_field = "transactionStatus"
 """
 
-_UVICORN = ("-m", "uvicorn", "--fd", "{fd}", "--lifespan", "on", "--no-access-log", "--log-level", "warning")
+UVICORN = ("-m", "uvicorn", "--fd", "{fd}", "--lifespan", "on", "--no-access-log", "--log-level", "warning")
 
 #: How each shop is served, on an inherited socket.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("-m", "shops.aiohttp_shop", "{fd}"),
-    "starlette": (*_UVICORN, "shops.starlette_shop:app"),
-    "fastapi": (*_UVICORN, "shops.fastapi_shop:app"),
-    "django": (*_UVICORN, "shops.django_shop:app"),
+    "starlette": (*UVICORN, "shops.starlette_shop:app"),
+    "fastapi": (*UVICORN, "shops.fastapi_shop:app"),
+    "django": (*UVICORN, "shops.django_shop:app"),
 }
 
 #: What a leaked session, task, socket or thread says as it dies.
@@ -76,8 +76,11 @@ def serving(
     host: str = "127.0.0.1",
     profile: str = PROFILE,
     environ: dict[str, str] | None = None,
+    write: Callable[[str], object] = str,
 ) -> Iterator[Shop]:
     """A shop in a process of its own until the end of the block, where it is stopped as an operator would.
+
+    `write` is told its address before it starts.
 
     It is awaited by nobody: its socket listens already, and the first request waits for it. Fails if it does not end
     well, or if a warning of a leak is on its stderr.
@@ -86,6 +89,7 @@ def serving(
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}"
         listener.set_inheritable(True)
+        write(url)
         command = COMMANDS[kind] if isinstance(kind, str) else kind
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             process = subprocess.Popen(

@@ -234,6 +234,52 @@ def payment_id(link: str) -> str:
     return parse_qs(urlsplit(link).query)["paymentId"][0]
 
 
+LEAKING = """
+import asyncio, signal, socket
+from aiohttp import ClientSession
+async def serve():
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    {leak}
+    async def answer(reader, writer):
+        writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
+        writer.close()
+        await writer.wait_closed()
+    async with await asyncio.start_server(answer, sock=socket.socket(fileno={fd})):
+        await stopped.wait()
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize(
+    ("leak", "said"),
+    [
+        ("pass", ""),
+        ("session = ClientSession()", "Unclosed client session"),
+        ("asyncio.sleep(1)", "never awaited"),
+        (
+            "asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), None)).cancel(); 1 / 0",
+            "ZeroDivisionError",
+        ),
+    ],
+)
+async def test_what_a_shop_leaks_is_noticed(leak: str, said: str, tmp_path: Path) -> None:
+    """A session, a coroutine, an error at the end: the tests above would fail."""
+    code = LEAKING.replace("{leak}", leak)
+    caught = None
+    try:
+        with serving(("-c", code), "http://127.0.0.1:1", tmp_path) as shop:
+            if "1 / 0" not in leak:
+                async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
+                    assert response.status == 200
+            else:
+                await asyncio.to_thread(shop.process.wait, 20)
+    except AssertionError as error:
+        caught = error
+    assert (caught is not None) is bool(said)
+    assert said in shop.err
+
+
 # --- The README's shops
 
 

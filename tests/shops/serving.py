@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-__all__ = ["COMMANDS", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "serving"]
+__all__ = ["COMMANDS", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "gunicorn", "serving"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret of the test's own"  # 16 bytes and more
@@ -34,12 +34,23 @@ state_field = "transactionStatus"
 
 UVICORN = ("-m", "uvicorn", "--fd", "{fd}", "--lifespan", "on", "--no-access-log", "--log-level", "warning")
 
+
+def gunicorn(app: str, workers: int) -> tuple[str, ...]:
+    """Served by gunicorn; with more workers than one the ledger must be one that processes share."""
+    return (
+        # Its own copy of an inherited socket is never closed.
+        "-W", "ignore:unclosed <socket.socket fd={fd}, family=1:ResourceWarning",
+        "-m", "gunicorn", "-k", "uvicorn_worker.UvicornWorker", "-w", str(workers), "--bind", "fd://{fd}", app,
+    )  # fmt: skip
+
+
 #: How each shop is served, on an inherited socket.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("-m", "shops.aiohttp_shop", "{fd}"),
     "starlette": (*UVICORN, "shops.starlette_shop:app"),
     "fastapi": (*UVICORN, "shops.fastapi_shop:app"),
     "django": (*UVICORN, "shops.django_shop:app"),
+    "gunicorn": gunicorn("shops.django_shop:app", 1),
 }
 
 #: What a leaked session, task, socket or thread says as it dies.
@@ -98,6 +109,7 @@ def serving(
                 cwd=folder, stdout=out, stderr=err, pass_fds=[listener.fileno()],
                 env={
                     **os.environ,
+                    "HOME": str(folder),  # where gunicorn puts a socket to control it by
                     "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                     "PAYCLIENT_BASE_URL": service_url,
                     "PAYCLIENT_TOKEN": "secret",

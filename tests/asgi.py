@@ -68,8 +68,8 @@ async def ask(
 
 
 @asynccontextmanager
-async def lifespan(app: App) -> AsyncIterator[list[Message]]:
-    """Start an app as a server does; what it sent, until it is stopped at the end of the block."""
+async def lifespan(app: App, state: dict[str, object] | None = None) -> AsyncIterator[list[Message]]:
+    """Start an app as a server does; what it sent, until it is stopped at the end of the block. `state` is filled."""
     sent: list[Message] = []
     heard, stop = asyncio.Event(), asyncio.Event()
     asked = iter(("lifespan.startup", "lifespan.shutdown"))
@@ -85,7 +85,7 @@ async def lifespan(app: App) -> AsyncIterator[list[Message]]:
         heard.set()
 
     async def live() -> None:
-        await app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": state}, receive, send)
 
     task = asyncio.create_task(live())
     await heard.wait()

@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from fastapi import FastAPI
 from starlette.applications import Starlette
 
 import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
-from asgi import Answered, ask
+from asgi import Answered, ask, lifespan
 from fake_service import FakeService, sale
 from payclient.notifications import notification_url
 from payclient.web import receiving
@@ -230,6 +231,32 @@ async def test_a_notification_is_never_a_verdict(service: FakeService, tracker: 
     service.decide("Cancelado")
     await service.clock.advance(10)
     assert pending.outcome.paid is False
+
+
+async def test_fastapi_is_a_starlette(service: FakeService) -> None:
+    """The same route and the same lifespan; the tracker is closed at the end."""
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[payclient.Tracker]:
+        async with tracking(service) as tracker:
+            await tracker.sale(sale())
+            yield tracker
+
+    heard, state = Heard(), dict[str, object]()
+    route = payclient.web.starlette.notification_route("/notify", on_receipt=heard)
+    app = FastAPI(routes=[route], lifespan=payclient.web.starlette.tracker_lifespan(opening))
+    async with lifespan(app, state) as sent:
+        answered = await ask(app, "PUT", f"/notify{HINT}", state=state)
+    assert (answered.status, answered.body) == (200, b"OK")
+    assert heard.told == [("order-17", Receipt.MATCHED)]
+    assert [message["type"] for message in sent] == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+    tracker = state["tracker"]
+    assert isinstance(tracker, payclient.Tracker)
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.sale(sale("order-18"))
 
 
 async def test_without_a_tracker_it_says_what_is_missing() -> None:

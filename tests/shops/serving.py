@@ -54,7 +54,6 @@ def gunicorn(app: str, workers: int) -> tuple[str, ...]:
 COMMANDS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("-m", "shops.aiohttp_shop", "{fd}"),
     "starlette": (*UVICORN, "shops.starlette_shop:app"),
-    "fastapi": (*UVICORN, "shops.fastapi_shop:app"),
     "django": (*UVICORN, "shops.django_shop:app"),
     "gunicorn": gunicorn("shops.django_shop:app", 1),
 }

@@ -19,7 +19,7 @@ from payclient.web.starlette import (
 )
 from shops import shop
 
-__all__ = ["app", "routes"]
+__all__ = ["app"]
 
 
 def html(text: str, status: int = 200) -> Response:

@@ -58,6 +58,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "gunicorn": gunicorn("shops.django_shop:app", 1),
 }
 
+#: Leaks are errors; that a framework uses something old is not ours to mend.
+_PYTHON = (sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning",
+           "-W", "ignore::PendingDeprecationWarning")  # fmt: skip
+
 #: What a leaked session, task, socket or thread says as it dies.
 _LEAK = re.compile(
     r"Traceback|Warning|Unclosed|unclosed|never (retrieved|awaited)|was destroyed|still running|Exception ignored|"
@@ -117,7 +121,7 @@ def serving(
         command = COMMANDS[kind] if isinstance(kind, str) else kind
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-X", "dev", "-W", "error",
+                [*_PYTHON,
                  *(word.format(fd=listener.fileno()) for word in command)],
                 cwd=folder, stdout=out, stderr=err, pass_fds=[listener.fileno()],
                 env={

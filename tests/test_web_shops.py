@@ -134,14 +134,18 @@ async def test_a_shop_from_end_to_end(kind: str, tmp_path: Path) -> None:
                 await forms(customer, service)
                 await forged(customer, service)
                 await customer.pay("left-open", "0984111299")  # the end finds one open
-    receipts = [receipt for identifier, receipt in shop.heard if identifier == "accepted"]
-    assert receipts[0] == "matched"
-    assert set(receipts[1:]) <= {"duplicate", "conflict"}
-    assert ("early", "early") in shop.heard
-    assert [receipt for identifier, receipt in shop.heard if identifier == "forged"] == [
-        "matched"
-    ]  # the true one
-    assert not [identifier for identifier, _ in shop.heard if identifier == "expired"]
+    receipts: dict[str, list[str]] = {}
+    for identifier, receipt in shop.heard:
+        receipts.setdefault(identifier, []).append(receipt)
+    assert receipts["early"] == ["early"]
+    assert "expired" not in receipts
+    # Late, where a routine query was quicker.
+    for identifier in ("accepted", "cancelled", "forged"):
+        assert receipts[identifier].pop(0) in ("matched", "late")
+    # The forged ones of `forged` were never told of; the repeated ones of `accepted` were.
+    assert (receipts["cancelled"], receipts["forged"]) == ([], [])
+    assert len(receipts["accepted"]) == 4
+    assert set(receipts["accepted"]) <= {"duplicate", "conflict"}
     assert service.counts.created == 6
     assert set(service.created_per_client_id.values()) == {1}
 

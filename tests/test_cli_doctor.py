@@ -16,6 +16,7 @@ from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
 from payclient.cli.checkup import check_profile
 from payclient.cli.simulate import STATUS
+from raw_server import CERTIFICATE, server_context
 
 TOKEN = "a-token-nobody-may-see"
 
@@ -39,6 +40,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str, dict[str, str]]] = []
 
+    def handle_error(self, *_: object) -> None:
+        """A handshake that the other side breaks off is meant."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
@@ -59,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
-        pass
+        """Nothing."""
 
 
 @contextmanager
@@ -157,6 +161,26 @@ def test_a_server_without_tls_is_no_https_one(server: Server, capfd: pytest.Capt
     """The handshake fails, and that is said."""
     assert main(["doctor", "--base-url", server.url.replace("http:", "https:"), "--ledger", "memory:"]) == 4
     assert any("not reachable: SSLError" in text for text in said(capfd)["wrong"])
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_certificate_is_looked_at(
+    server: Server, trusted: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Trusted by this machine, and for the host's name; else nothing is asked over it."""
+    server.socket = server_context().wrap_socket(server.socket, server_side=True)
+    if trusted:
+        Path("trusted.pem").write_text(CERTIFICATE, encoding="utf-8")
+        monkeypatch.setenv("SSL_CERT_FILE", "trusted.pem")
+    arguments = ["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]
+    code = main([*arguments, "--base-url", server.url.replace("http:", "https:")])
+    lines = said(capfd)
+    assert code == (0 if trusted else 4)
+    if trusted:
+        assert any(text.startswith("TLS: TLSv1") for text in lines["ok"])
+    else:
+        assert any("certificate is not trusted: self" in text for text in lines["wrong"])
+    assert len(server.seen) == trusted
 
 
 @pytest.mark.parametrize(

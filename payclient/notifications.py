@@ -23,7 +23,13 @@ from payclient.errors import ConfigurationError, InvalidNotificationError
 from payclient.models import Notification
 from payclient.profile import ReturnProfile
 
-__all__ = ["Receipt", "acknowledgement", "notification_url", "parse_external_notification", "parse_notification"]
+__all__ = [
+    "Receipt",
+    "acknowledgement",
+    "notification_url",
+    "parse_external_notification",
+    "parse_notification",
+]
 
 #: Bytes of query and body together.
 MAX_SIZE = 8192

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from payclient.access import check_base_url, token_fault
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
-from payclient.session import check_base_url, token_fault
 from payclient.web.referrer import check_page
 from payclient.wire import is_loopback
 
@@ -159,6 +159,11 @@ def check_profile(profile: ServiceProfile) -> Iterator[Line]:
             yield Line("gap", f"status.states maps no word to {', '.join(sorted(missing))}")
         if status.by_transaction_id and status.by_client_transaction_id and not missing:
             yield Line("ok", "status: by both ids, with a word for each state")
+    if profile.confirm is None or profile.returned is None:
+        yield Line("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
+    for name in ("cancel", "reverse"):
+        if getattr(profile, name) is None:
+            yield Line("note", f"no [{name}]: session.{name} raises ConfigurationError")
     if profile.nick_name_flag is None:
         yield Line("note", "no nick_name_flag: a Sale with by_nick_name raises ConfigurationError (§2.2)")
     if profile.language_field is None:

@@ -64,7 +64,10 @@ def prepare_request(client_transaction_id: str) -> payclient.PrepareRequest:
 
 
 async def back_of(tracker: payclient.Tracker, identifier: str) -> payclient.PendingSale | None:
-    """Who returns from a form says nothing that can be believed: ask the service once."""
+    """Who returns from a form says nothing that can be believed: ask the service once.
+
+    Where the profile has `[returned]` and `[confirm]`, `tracker.returned(query)` stands here.
+    """
     sale = await tracker.find(identifier)
     if sale is not None:
         await sale.check()

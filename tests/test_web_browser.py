@@ -1,12 +1,7 @@
-"""A real Chromium: from the shop's page to the form with the right referrer (§4), and the pages that wait.
-
-Needs playwright and an installed Chromium. Skipped without them, unless PAYCLIENT_TESTS_MUST_RUN is set: then it fails.
-"""
+"""A real Chromium: from the shop's page to the form with the right referrer (§4), and the pages that wait."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from html import escape
@@ -19,6 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 import payclient
+from browser import open_browser
 from payclient.forms import FormLink
 from payclient.simulator import ManualClock, Settings, Simulator
 from payclient.web import redirect_page
@@ -40,35 +36,11 @@ SETTINGS = Settings(
 )
 
 
-def chromium() -> str:
-    """Where Chromium is; skips the tests where it or its driver is missing."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    missing = None if found else "Chromium is not installed"
-    try:
-        import playwright.async_api  # noqa: F401 - only whether it is there
-    except ImportError:
-        missing = "playwright is not installed"
-    if missing:
-        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found or ""
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     """One for all the tests."""
-    path = chromium()
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=path,
-            # Root, as in CI, has no sandbox; the names are this machine's.
-            args=["--no-sandbox", "--host-resolver-rules=MAP *.test 127.0.0.1"],
-        )
+    async with open_browser() as browser:
         yield browser
-        await browser.close()
 
 
 class Site(Simulator):

@@ -20,7 +20,7 @@ import asyncpg
 import pytest
 
 #: With this in the environment a missing PostgreSQL is a failure: where the tests are to be complete.
-REQUIRED = "PAYCLIENT_REQUIRE_POSTGRES"
+REQUIRED = "PAYCLIENT_TESTS_MUST_RUN"
 
 _SUITE = "suite"
 #: Past the triggers, as only a superuser may go.

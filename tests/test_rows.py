@@ -344,38 +344,42 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
 
 def test_a_check_counts_and_sums_by_currency(write: Write) -> None:
     lines = [GOOD, GOOD.replace("-1", "-2"), GOOD.replace("-1", "-3").replace("USD", "EUR")]
-    check = check_file(write("\n".join([HEADER, *lines])))
-    assert check.good
-    assert (check.rows, check.charges, check.totals) == (3, {"USD": 2, "EUR": 1}, {"USD": 2300, "EUR": 1150})
-    assert (check.customers, check.longest_lane) == (1, 3)
+    with check_file(write("\n".join([HEADER, *lines]))) as check:
+        assert check.good
+        assert (check.rows, check.charges, check.totals) == (
+            3,
+            {"USD": 2, "EUR": 1},
+            {"USD": 2300, "EUR": 1150},
+        )
+        assert (check.customers, check.longest_lane) == (1, 3)
 
 
 def test_a_check_finds_equal_keys_also_in_rows_with_faults(write: Write) -> None:
     lines = [GOOD, GOOD.replace("-1", "-2"), GOOD.replace("USD", "usd"), GOOD]
-    check = check_file(write("\n".join([HEADER, *lines])))
-    assert [fault for fault in check.faults if "the same" in fault] == [
-        "line 2, client_transaction_id: is the same as in lines 4, 5",
-        "line 4, client_transaction_id: is the same as in lines 2, 5",
-        "line 5, client_transaction_id: is the same as in lines 2, 4",
-    ]
-    assert (check.fault_count, check.bad_rows, check.totals) == (4, 3, {"USD": 1150})
+    with check_file(write("\n".join([HEADER, *lines]))) as check:
+        assert [fault for fault in check.faults if "the same" in fault] == [
+            "line 2, client_transaction_id: is the same as in lines 4, 5",
+            "line 4, client_transaction_id: is the same as in lines 2, 5",
+            "line 5, client_transaction_id: is the same as in lines 2, 4",
+        ]
+        assert (check.fault_count, check.bad_rows, check.totals) == (4, 3, {"USD": 1150})
 
 
 def test_a_check_shows_a_bounded_number_of_faults_and_counts_all(write: Write) -> None:
     lines = [GOOD.replace("USD", "usd").replace("-1", f"-{number}") for number in range(200)]
-    check = check_file(write("\n".join([HEADER, *lines])))
-    assert len(check.faults) == MAX_FAULTS
-    assert check.fault_count == 200
-    assert not check.good
+    with check_file(write("\n".join([HEADER, *lines]))) as check:
+        assert len(check.faults) == MAX_FAULTS
+        assert check.fault_count == 200
+        assert not check.good
 
 
 def test_a_check_asks_the_profile_too(write: Write) -> None:
     profile = ServiceProfile(max_lengths={"client_transaction_id": 3}, ranges={"amount": (1, 5)})
-    check = check_file(write(f"{HEADER}\n{GOOD}\n"), profile=profile)
-    assert check.faults == (
-        "line 2, client_transaction_id: is longer than 3 characters",
-        "line 2, amount: is 1 to 5",
-    )
+    with check_file(write(f"{HEADER}\n{GOOD}\n"), profile=profile) as check:
+        assert check.faults == (
+            "line 2, client_transaction_id: is longer than 3 characters",
+            "line 2, amount: is 1 to 5",
+        )
 
 
 text = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)

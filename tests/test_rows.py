@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from payclient.errors import InvalidRequestError
@@ -404,6 +405,8 @@ requests = st.builds(
         ),
     ),
 )
+#: What the reader of CSV takes for a spreadsheet's doing: formulas, errors, shortened numbers, lost characters.
+MANGLED = re.compile(r"\s*[=+@#-]|.*\N{REPLACEMENT CHARACTER}|[0-9][.,][0-9]+E")
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
@@ -426,8 +429,9 @@ def test_a_request_written_as_json_is_read_back(tmp_path: Path, request: SaleReq
 @quick
 @given(request=requests, delimiter=st.sampled_from(",;"))
 def test_a_request_written_as_csv_is_read_back(tmp_path: Path, request: SaleRequest, delimiter: str) -> None:
-    """Without its order, with either delimiter."""
+    """Without its order, with either delimiter; a formula and its like are faults there, and tried elsewhere."""
     request = attrs.evolve(request, order=None)
+    assume(not any(MANGLED.match(text) for text in (request.client_transaction_id, request.reference or "")))
     values = {
         name: value for name, value in attrs.asdict(request).items() if name not in ("order", "by_nick_name")
     }

@@ -7,7 +7,6 @@ any law of answers, from sums over a grid of ages that are made once.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -91,38 +90,36 @@ class Crowd:
 
     def unanswered(self, age: float) -> float:
         """The chance that a sale of this age is not answered yet (S)."""
-        return 1 - _at(self.by, age / self.step)
+        return 1 - between(self.by, age / self.window)
 
     def undetected(self, since: float, age: float) -> float:
         """Seconds that an answer has lain there unseen on average, the last query at age `since` having seen none."""
-        first, last, step = since / self.step, age / self.step, self.step
-        known = _at(self.by, first)
-        lain = _at(self.waits, last) + max(last - POINTS, 0.0) * step * self.share
-        before = _at(self.waits, first) + max(first - POINTS, 0.0) * step * self.share
-        return (lain - before - known * (age - since)) / (1 - known)
+        known = between(self.by, since / self.window)
+        return (self._lain(age) - self._lain(since) - known * (age - since)) / (1 - known)
 
-    def worth_of(self, age: float) -> float:
-        """`worth` at an age; after the window it goes on as it ended."""
-        point = age / self.step
-        return _at(self.worth, point) + max(point - POINTS, 0.0) * (self.worth[-1] - self.worth[-2])
+    def _lain(self, age: float) -> float:
+        return between(self.waits, age / self.window) + max(age - self.window, 0.0) * self.share
 
-    def age_of(self, worth: float) -> float:
-        """The age by which `worth` has come to this."""
-        sums = self.worth
-        if worth >= sums[-1]:
-            return self.window + (worth - sums[-1]) / (sums[-1] - sums[-2]) * self.step
-        point = bisect_left(sums, worth)
-        if point == 0:
-            return 0.0
-        return (point - (sums[point] - worth) / (sums[point] - sums[point - 1])) * self.step
+    @cached_property
+    def ages(self) -> Sequence[float]:
+        """`worth` read backwards: the ages by which it has come to even parts of its end."""
+        sums, ages, point = self.worth, [0.0], 0
+        for number in range(1, POINTS + 1):
+            wanted = sums[-1] * number / POINTS
+            while point < POINTS - 1 and sums[point + 1] < wanted:
+                point += 1
+            ages.append((point + (wanted - sums[point]) / (sums[point + 1] - sums[point])) * self.step)
+        return ages
 
 
-def _at(sums: Sequence[float], point: float) -> float:
-    """Between two points, the straight line; at and after the last one, the last."""
+def between(values: Sequence[float], part: float) -> float:
+    """A table of POINTS and one values, read at a part of its length: the straight line between two of them."""
+    point = part * POINTS
     if point >= POINTS:
-        return sums[-1]
+        return values[POINTS]
     before = int(point)
-    return sums[before] + (sums[before + 1] - sums[before]) * (point - before)
+    value = values[before]
+    return value + (values[before + 1] - value) * (point - before)
 
 
 @lru_cache(maxsize=8)

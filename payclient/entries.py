@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ import attrs
 from payclient.clock import Clock
 from payclient.errors import LedgerError, TransitionError
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, Record
+from payclient.lifecycle import Event, Record, State
 from payclient.models import StatusReport
 
 __all__: list[str] = []
@@ -23,6 +24,9 @@ __all__: list[str] = []
 logger = logging.getLogger("payclient.following")
 
 NEVER = float("-inf")
+
+#: Seconds by which clocks may seem to drift apart before sales get an offset of their own.
+SAME_OFFSET = 0.001
 
 
 # Mutable, since it is what a query leaves for the next one.
@@ -33,6 +37,8 @@ class Case:
     #: When it was first followed here. Proof of absence counts from it: the permit was earlier, whatever the
     #: wall clock did since, and whoever's it was.
     begun: float
+    #: Seconds after its permit at which it is presumed to end, while its record does not know.
+    life: float
     #: Queries made since the last notification; None: it has been chased to its end.
     chase: int | None = None
     #: Queries in a row that brought nothing.
@@ -48,12 +54,13 @@ class Entry:
     """One open sale. Times are the monotonic clock's."""
 
     __slots__ = (
-        "asked_at", "case", "expires", "last_asked", "query", "queued", "record", "report", "slot", "spent", "waiters",
+        "asked_at", "case", "last_asked", "offset", "query", "queued", "record", "report", "slot", "spent", "waiters",
     )  # fmt: skip
 
-    def __init__(self, record: Record, expires: float) -> None:
+    def __init__(self, record: Record, offset: float) -> None:
         self.record = record
-        self.expires = expires
+        #: From the wall clock's time, which records have, to the monotonic clock's. One number for most.
+        self.offset = offset
         self.case: Case | None = None
         #: Where the agenda has it; an item of another slot is stale.
         self.slot: deque[Entry] | None = None
@@ -69,11 +76,18 @@ class Entry:
         self.report: StatusReport | None = None
         self.waiters: set[asyncio.Future[None]] | None = None
 
-    def age(self, now: float, window: float) -> float:
+    @property
+    def expires(self) -> float:
+        """When the customer can no longer approve; never early."""
+        expires_at = self.record.expires_at
+        if expires_at is None:
+            return self.offset + self.record.created_at + (0.0 if self.case is None else self.case.life)
+        return self.offset + expires_at
+
+    def age(self, now: float) -> float:
         """Seconds since its permit, at least 0."""
-        record = self.record
-        life = window if record.expires_at is None else record.expires_at - record.created_at
-        return max(now - self.expires + life, 0.0)
+        age = now - self.offset - self.record.created_at
+        return age if age > 0.0 else 0.0
 
 
 class Entries:
@@ -84,13 +98,16 @@ class Entries:
         ledger: Ledger,
         clock: Clock,
         *,
+        sale_window: float,
         longest_life: dict[str, float],
         follow: Callable[[Record], object],
         decided: Callable[[Record, Record], object],
     ) -> None:
         self._ledger = ledger
         self._clock = clock
+        self._window = sale_window
         self._longest_life = longest_life
+        self._offset = 0.0
         self._follow = follow
         self._decided = decided
         self._by_id: dict[str, Entry] = {}
@@ -119,21 +136,35 @@ class Entries:
         """Whether this entry is still the one of its sale."""
         return self._by_id.get(entry.record.client_transaction_id) is entry
 
-    def add(self, record: Record, now: float, wall: float, window: float) -> Entry:
+    def add(self, record: Record, now: float) -> Entry:
         """A new entry for an open sale, in the place of an older attempt's."""
-        expires_at = record.expires_at
-        if expires_at is None:
-            expires_at = record.created_at + window
-        # Never later than a whole life from now, however the wall clock jumped between two runs.
-        entry = Entry(record, now + min(expires_at - wall, self._longest_life[record.kind]))
-        self._by_id[record.client_transaction_id] = entry
+        entry = self._by_id[record.client_transaction_id] = Entry(record, self._offset_of(record, now))
+        if record.state is not State.PENDING:
+            entry.case = Case(now, self._window)
         return entry
+
+    def _offset_of(self, record: Record, now: float) -> float:
+        offset = now - self._clock.time()
+        expires_at = record.expires_at
+        # Never later than a whole life from now, however the wall clock jumped between two runs.
+        if expires_at is not None and offset + expires_at > (latest := now + self._longest_life[record.kind]):
+            offset = latest - expires_at
+        # The number that the others have will do, if it is hardly later: there may be 100,000 of it.
+        if not 0.0 <= self._offset - offset < SAME_OFFSET:
+            self._offset = offset
+        return self._offset
 
     def case(self, entry: Entry) -> Case:
         """What only few sales have, made where there is none yet."""
         if entry.case is None:
-            entry.case = Case(self._clock.monotonic())
+            entry.case = Case(self._clock.monotonic(), self._window)
         return entry.case
+
+    def slim(self, entry: Entry) -> None:
+        """Let go of what the ledger has and a pending sale's following does not need."""
+        record = entry.record
+        if record.digest and record.state is State.PENDING:
+            entry.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
 
     def touch(self) -> None:
         """Something changed that the feed shows."""
@@ -180,8 +211,7 @@ class Entries:
         """What the ledger holds of it from now on."""
         before, entry.record = entry.record, record
         if record.expires_at is not None and record.expires_at != before.expires_at:
-            remaining = min(record.expires_at - self._clock.time(), self._longest_life[record.kind])
-            entry.expires = self._clock.monotonic() + remaining
+            entry.offset = self._offset_of(record, self._clock.monotonic())
         if record.state is before.state:
             return
         self.touch()

@@ -64,18 +64,18 @@ class Following:
         queries_per_minute: float | None,
     ) -> None:
         self._clock = clock
-        self._window = sale_window
         self._arrivals = Arrivals()
         self._planning = Planning(
             schedule,
             asks=status is not None,
             sale_window=sale_window,
             absent_after=absent_after,
-            heard=lambda: self._arrivals.share,
+            arrivals=self._arrivals,
         )
         self._entries = Entries(
             ledger,
             clock,
+            sale_window=sale_window,
             # A form's link may be loaded as late as it is handed out, and then lives once more.
             longest_life={"sale": sale_window + total_timeout, "form": 2 * form_window + total_timeout},
             follow=self.follow,
@@ -128,10 +128,8 @@ class Following:
             # There is a next attempt, so this one created nothing; nobody here has heard of it.
             self._entries.wake(entry, spent=True)
         now = self._clock.monotonic()
-        entry = self._entries.add(record, now, self._clock.time(), self._window)
-        if record.state is not State.PENDING:
-            self._entries.case(entry)
-        elif record.notified_at is not None:
+        entry = self._entries.add(record, now)
+        if record.notified_at is not None and record.state is State.PENDING:
             # The notification came before our answer.
             self._hurry(entry)
             return entry
@@ -310,6 +308,7 @@ class Following:
                 entry.asked_at = now
                 if self._planning.last(entry, now):
                     entry.last_asked += 1
+                self._entries.slim(entry)
                 report = await self._querying.ask(entry)
         except Exception as error:  # a fault of ours or of a status source must not end the driver
             logger.error("%s: following failed: %s", entry.record.client_transaction_id, type(error).__name__)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from payclient.entries import Case, Entry
 from payclient.lifecycle import State
+from payclient.notifying import Arrivals
 from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
 
 __all__: list[str] = []
@@ -24,7 +24,7 @@ MOST_DOUBLINGS = 5
 
 
 class Planning:
-    """The times of one tracker's entries; `heard` says what share of answers is notified of late."""
+    """The times of one tracker's entries."""
 
     def __init__(
         self,
@@ -33,27 +33,26 @@ class Planning:
         asks: bool,
         sale_window: float,
         absent_after: float,
-        heard: Callable[[], float],
+        arrivals: Arrivals,
     ) -> None:
         self._schedule = schedule
         #: Whether there is anybody to ask.
         self._asks = asks
-        self._window = sale_window
         self._absent_after = absent_after
-        self._heard = heard
+        self._arrivals = arrivals
         self.scale = sale_window / NORMAL_WINDOW
         #: Seconds between two queries of one sale, at least.
         self.least = min(1.0, self.scale)
 
     def first(self, entry: Entry, now: float) -> float:
         """When a sale is first looked at. The spread hangs on its id, so that it is the same after a restart."""
-        spread = phase(entry.record.client_transaction_id)
-        if now >= entry.expires:
+        spread, expires = phase(entry.record.client_transaction_id), entry.expires
+        if now >= expires:
             return now + spread * self.scale
-        age = entry.age(now, self._window)
+        age = entry.age(now)
         # One that was followed before, by a process that is gone, may be due at any moment.
-        part = first_part(spread) if age < self.least else spread
-        return min(now + self._gap(entry, age, part), entry.expires)
+        when = now + self._gap(entry, age, first_part(spread) if age < self.least else spread)
+        return when if when < expires else expires
 
     def last(self, entry: Entry, now: float) -> bool:
         """Whether a query now is one of the last, from which the truth is expected."""
@@ -74,7 +73,7 @@ class Planning:
                 return now + CHASE[case.chase - 1] * scale
             case.chase = None
         if now < entry.expires:
-            gap = self._gap(entry, entry.age(now, self._window), 1.0)
+            gap = self._gap(entry, entry.age(now), 1.0)
             if case is not None:
                 gap *= 2 ** min(case.failures, MOST_DOUBLINGS)
             # Not beyond the expiry: it is noted as it comes.
@@ -101,9 +100,12 @@ class Planning:
         return max(now, due) if entry.asked_at < due else None
 
     def _gap(self, entry: Entry, age: float, part: float) -> float:
-        stretch = FORM_SLOWNESS if entry.record.kind == "form" else 1
+        heard = self._arrivals.share
         try:
-            gap = stretch * self._schedule.gap(age / stretch, part=part, heard=self._heard())
+            if entry.record.kind == "sale":
+                gap = self._schedule.gap(age, part=part, heard=heard)
+            else:
+                gap = FORM_SLOWNESS * self._schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard)
         except Exception as error:  # a user's own schedule must not end the driver
             logger.error("the schedule failed: %s", type(error).__name__)
             gap = 2.0 * self.scale

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import attrs
 
-from payclient.answering import Crowd, people
+from payclient.answering import POINTS, Crowd, between, people
 from payclient.errors import ConfigurationError
 
 __all__ = ["Attentive", "Fixed", "Forecast", "Schedule", "Steps"]
@@ -102,9 +102,10 @@ class Attentive:
     target_delay: float | None = None
     max_queries: float | None = None
     window: float = NORMAL_WINDOW
-    _crowd: Crowd = attrs.field(init=False, eq=False, repr=False)
-    #: `worth` for which one query is made.
+    #: `worth` for which one query is made, and the tables from ages to `worth` and back.
     _price: float = attrs.field(init=False, eq=False, repr=False)
+    _worth: Sequence[float] = attrs.field(init=False, eq=False, repr=False)
+    _ages: Sequence[float] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.target_delay is not None and self.max_queries is not None:
@@ -117,13 +118,21 @@ class Attentive:
         else:
             delay = self.window / NORMAL_WINDOW if self.target_delay is None else self.target_delay
             price = 2 * crowd.share * delay / crowd.effort
-        object.__setattr__(self, "_crowd", crowd)
-        object.__setattr__(self, "_price", price)
+        for name, value in (("_price", price), ("_worth", crowd.worth), ("_ages", crowd.ages)):
+            object.__setattr__(self, name, value)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """Until the price of a query has come together; dearer, the more answers notifications bring."""
-        price = self._price * part / max(1 - heard, LEAST_LOST) ** THINNING
-        return self._crowd.age_of(self._crowd.worth_of(age) + price) - age
+        price = self._price * part
+        if heard:
+            price /= max(1 - heard, LEAST_LOST) ** THINNING
+        worth = self._worth[-1]
+        due = price + between(self._worth, age / self.window) if age else price
+        if due < worth:
+            return between(self._ages, due / worth) - age
+        # After the window it goes on as it ended.
+        rate = (worth - self._worth[-2]) * POINTS / self.window
+        return price / rate if age >= self.window else self.window + (due - worth) / rate - age
 
 
 @attrs.frozen(kw_only=True)

@@ -152,7 +152,8 @@ class Tracker:
         running = self._sending.get(identifier)
         if running is None:
             known = self._following.get(identifier)
-            if known is not None and known.state is not State.SENDING:
+            # Without its digest, which is let go of in the long run, the ledger is asked.
+            if known is not None and known.state is not State.SENDING and known.digest:
                 return PendingSale(self._following, same_request(known, digest))
             task = asyncio.create_task(self._sender.send(request, http, digest))
             self._sending[identifier] = (digest, task)

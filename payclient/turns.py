@@ -81,10 +81,9 @@ class Pace:
 
 
 class Turns:
-    """Who is due and waits to be asked for. `scale` is the sale window over 300 s."""
+    """Who is due and waits to be asked for. `window` is the sale window in seconds."""
 
     def __init__(self, window: float) -> None:
-        self._window = window
         self._crowd = people(window)
         self._lines: dict[int, deque[Entry]] = {NOTIFIED: deque(), LAST: deque(), ROUTINE: deque()}
         self._turn = 0
@@ -126,7 +125,7 @@ class Turns:
 
     def need(self, entry: Entry, now: float) -> float:
         """Seconds that its answer has lain there unseen, on average, since it was last asked for."""
-        age = entry.age(now, self._window)
+        age = entry.age(now)
         return self._crowd.undetected(max(age - (now - entry.asked_at), 0.0), age)
 
     def clear(self) -> None:

@@ -255,6 +255,7 @@ class Following:
         work: Coroutine[None, None, StatusReport | None],
         tasks: set[asyncio.Task[StatusReport | None]],
     ) -> asyncio.Task[StatusReport | None]:
+        self._turns.drop(entry)
         task = asyncio.create_task(work)
         entry.query = task
         tasks.add(task)

@@ -35,7 +35,7 @@ LEAST_LOST = 0.03
 
 #: How much rarer queries get as notifications arrive. At a half a query would keep its price in seconds of delay; a
 #: little more turns a part of the delay that notifications save into fewer queries.
-THINNING = 0.6
+THINNING = 0.58
 
 
 class Schedule(Protocol):

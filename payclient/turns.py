@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
+from itertools import islice
 
 from payclient.answering import people
 from payclient.entries import Entry
@@ -12,11 +13,11 @@ __all__: list[str] = []
 #: The lines in which entries wait: notified ones, those past their expiry, and the routine.
 NOTIFIED, LAST, ROUTINE = 1, 2, 3
 
-#: Which line goes first in each turn. Notifications are seldom passed over, and no line ever starves.
+#: Which line goes first in each turn: notifications are seldom passed over, and no line ever starves.
 TURNS = (
-    (NOTIFIED, LAST, ROUTINE),
     (NOTIFIED, ROUTINE, LAST),
     (NOTIFIED, LAST, ROUTINE),
+    (NOTIFIED, ROUTINE, LAST),
     (LAST, ROUTINE, NOTIFIED),
     (NOTIFIED, ROUTINE, LAST),
     (NOTIFIED, LAST, ROUTINE),
@@ -85,7 +86,9 @@ class Turns:
 
     def __init__(self, window: float) -> None:
         self._crowd = people(window)
-        self._lines: dict[int, deque[Entry]] = {NOTIFIED: deque(), LAST: deque(), ROUTINE: deque()}
+        self._lines: dict[int, OrderedDict[Entry, None]] = {
+            line: OrderedDict() for line in (NOTIFIED, LAST, ROUTINE)
+        }
         self._turn = 0
 
     def __bool__(self) -> bool:
@@ -93,35 +96,29 @@ class Turns:
 
     def put(self, entry: Entry, line: int) -> None:
         """Let it wait; in the better line where it waits already."""
-        if entry.queued == 0 or line < entry.queued:
-            entry.queued = line
-            self._lines[line].append(entry)
+        if entry.queued and entry.queued <= line:
+            return
+        self.drop(entry)
+        entry.queued = line
+        self._lines[line][entry] = None
+
+    def drop(self, entry: Entry) -> None:
+        """It waits no more."""
+        if entry.queued:
+            del self._lines[entry.queued][entry]
+            entry.queued = 0
 
     def pop(self, now: float, *, rank: bool) -> Entry | None:
         """Whose turn it is; None if nobody waits. With `rank` the routine goes by need, else by waiting."""
         self._turn = (self._turn + 1) % len(TURNS)
         for number in TURNS[self._turn]:
             line = self._lines[number]
-            while line:
-                if rank and number == ROUTINE:
-                    self._bring_forward(line, now)
-                entry = line.popleft()
-                if entry.queued == number:
-                    entry.queued = 0
-                    return entry
+            if line:
+                compared = islice(line, COMPARED if rank and number == ROUTINE else 1)
+                entry = max(compared, key=lambda entry: self.need(entry, now))
+                self.drop(entry)
+                return entry
         return None
-
-    def _bring_forward(self, line: deque[Entry], now: float) -> None:
-        """Put first who needs it most."""
-        best, most = 0, -1.0
-        for place in range(min(len(line), COMPARED)):
-            entry = line[place]
-            if entry.queued == ROUTINE and (need := self.need(entry, now)) > most:
-                best, most = place, need
-        if best:
-            entry = line[best]
-            del line[best]
-            line.appendleft(entry)
 
     def need(self, entry: Entry, now: float) -> float:
         """Seconds that its answer has lain there unseen, on average, since it was last asked for."""

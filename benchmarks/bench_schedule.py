@@ -121,7 +121,13 @@ def notifications(count: int) -> None:
     learnt = 100  # sales after which the share of notifications is known
     crowd = Customers(Attentive(), draw, seed=1, notified=lambda number: 0.95)
     run(crowd.follow(every(3.0, count)))
-    row("queries, 95 % of notifications arriving, not told", crowd.mean_queries(learnt), 6.0, "the last included", unit=" ")
+    row(
+        "queries, 95 % of notifications arriving, not told",
+        crowd.mean_queries(learnt),
+        6.0,
+        "the last included",
+        unit=" ",
+    )
     row("mean delay meanwhile", crowd.mean_delay(learnt), 0.6, "answer to wait()", unit=" s")
 
     dead = count // 2
@@ -130,7 +136,9 @@ def notifications(count: int) -> None:
     polling = Customers(Attentive(), draw, seed=2)
     run(polling.follow(every(3.0, count)))
     back = dying.mean_delay(dead + 51) / polling.mean_delay(dead + 51)
-    print(f"      {dying.mean_delay(dead + 1, dead + 50):8.2f} s  mean delay of the 50 sales after their death")
+    print(
+        f"      {dying.mean_delay(dead + 1, dead + 50):8.2f} s  mean delay of the 50 sales after their death"
+    )
     row("mean delay later than 50 sales after notifications died", back, 1.1, "polling alone")
 
 
@@ -144,14 +152,18 @@ def rationed(count: int) -> None:
             delays = sorted(crowd.delays.values())
             lives = [life for number, life in crowd.lives.items() if number > count]
             pending = arrivals * sum(lives) / len(lives)
-            figures.append((crowd.mean_delay(count), delays[int(0.95 * len(delays))], crowd.mean_queries(), pending))
+            figures.append(
+                (crowd.mean_delay(count), delays[int(0.95 * len(delays))], crowd.mean_queries(), pending)
+            )
         (robin, robin95, robin_queries, _), (mine, mine95, queries, pending) = figures
         what = f"{pending:.0f} pending, {queries:.2f} queries a sale (round robin {robin_queries:.2f})"
         if queries > 1.1:
             row(f"mean delay at 30 queries a minute, {what}", mine / robin, 0.80, "round robin")
         else:
             print(f"      {mine / robin:8.2f}x  {what}: with one query for each there is nothing to choose")
-        print(f"      {mine:8.1f} s  mean, {mine95:.1f} s p95; round robin {robin:.1f} s, {robin95:.1f} s p95")
+        print(
+            f"      {mine:8.1f} s  mean, {mine95:.1f} s p95; round robin {robin:.1f} s, {robin95:.1f} s p95"
+        )
 
 
 if __name__ == "__main__":

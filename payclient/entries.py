@@ -111,6 +111,8 @@ class Entries:
         self._follow = follow
         self._decided = decided
         self._by_id: dict[str, Entry] = {}
+        #: The entry of an open sale, by its client transaction id.
+        self.get = self._by_id.get
         self._changed = asyncio.Event()
         #: Whether anybody has the event; making one costs as much as all the rest of a decision.
         self._watched = False
@@ -120,10 +122,6 @@ class Entries:
         """Set, and replaced, at the next change that the feed shows."""
         self._watched = True
         return self._changed
-
-    def get(self, client_transaction_id: str) -> Entry | None:
-        """The entry of an open sale."""
-        return self._by_id.get(client_transaction_id)
 
     def values(self) -> Iterator[Entry]:
         """Every entry there is at the call."""

@@ -133,7 +133,10 @@ class Following:
             # The notification came before our answer.
             self._hurry(entry)
             return entry
-        self._plan(entry, self._planning.first(entry, now))
+        when = self._planning.first(entry, now)
+        self._agenda.put(entry, when)
+        if when < self._timer_at:
+            self._arm()
         return entry
 
     def get(self, client_transaction_id: str) -> Record | None:

@@ -105,8 +105,11 @@ class Turns:
     def drop(self, entry: Entry) -> None:
         """It waits no more."""
         if entry.queued:
-            del self._lines[entry.queued][entry]
+            line = self._lines[entry.queued]
+            del line[entry]
             entry.queued = 0
+            if not line:
+                line.clear()  # a crowd's table is let go of
 
     def pop(self, now: float, *, rank: bool) -> Entry | None:
         """Whose turn it is; None if nobody waits. With `rank` the routine goes by need, else by waiting."""

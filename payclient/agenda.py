@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 
 class Agenda:
-    """Entries by time. `width` is a slot's length in seconds: an entry comes out that much late at most, never early."""
+    """Entries by time. `width` is a slot's length in seconds: an entry comes out so much late at most, never early."""
 
     def __init__(self, width: float) -> None:
         self._width = width

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import attrs
 
@@ -52,7 +52,7 @@ class Crowd:
     @cached_property
     def waits(self) -> Sequence[float]:
         """Up to each point: the sum of `by`, the seconds that an answer has lain there on average, nobody asking."""
-        halves = ((a + b) / 2 * self.step for a, b in zip(self.by, self.by[1:], strict=False))
+        halves = ((a + b) / 2 * self.step for a, b in pairwise(self.by))
         return list(accumulate(halves, initial=0.0))
 
     @cached_property
@@ -62,10 +62,7 @@ class Crowd:
         The hazard is the chance that somebody who has not answered yet answers in this very second. To ask in
         proportion to its square root makes the mean delay as small as a number of queries can.
         """
-        roots = (
-            math.sqrt(max(b - a, 0.0) / (1 - (a + b) / 2) * self.step)
-            for a, b in zip(self.by, self.by[1:], strict=False)
-        )
+        roots = (math.sqrt(max(b - a, 0.0) / (1 - (a + b) / 2) * self.step) for a, b in pairwise(self.by))
         return list(accumulate(roots, initial=0.0))
 
     @cached_property
@@ -79,10 +76,7 @@ class Crowd:
 
         It is the sum of the square root of (answers a second x part not answered yet): Cauchy and Schwarz's bound.
         """
-        return sum(
-            math.sqrt(max(b - a, 0.0) * (1 - (a + b) / 2) * self.step)
-            for a, b in zip(self.by, self.by[1:], strict=False)
-        )
+        return sum(math.sqrt(max(b - a, 0.0) * (1 - (a + b) / 2) * self.step) for a, b in pairwise(self.by))
 
     def least_queries(self, delay: float) -> float:
         """No schedule reaches this mean delay with fewer queries for each sale."""

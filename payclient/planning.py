@@ -1,4 +1,4 @@
-"""When an open sale is looked at next, and when its waits have nothing more to hope for. Reads no clock, asks nobody."""
+"""When an open sale is looked at next, and when its waits have nothing more to hope for. No clock, no I/O."""
 
 from __future__ import annotations
 

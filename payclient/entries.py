@@ -144,8 +144,10 @@ class Entries:
     def _offset_of(self, record: Record, now: float) -> float:
         offset = now - self._clock.time()
         expires_at = record.expires_at
+        if expires_at is None:
+            expires_at = record.created_at + self._window
         # Never later than a whole life from now, however the wall clock jumped between two runs.
-        if expires_at is not None and offset + expires_at > (latest := now + self._longest_life[record.kind]):
+        if offset + expires_at > (latest := now + self._longest_life[record.kind]):
             offset = latest - expires_at
         # The number that the others have will do, if it is hardly later: there may be 100,000 of it.
         if not 0.0 <= self._offset - offset < SAME_OFFSET:

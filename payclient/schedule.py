@@ -68,7 +68,7 @@ class Fixed:
         return self.seconds * part
 
 
-@attrs.frozen
+@attrs.frozen(init=False)
 class Steps:
     """Ask at a beat for each stretch of the sale's life: pairs of the age (seconds) up to which it holds, and the gap.
 
@@ -83,7 +83,7 @@ class Steps:
             raise ConfigurationError("schedule: steps are pairs of an age and a gap, by rising ages")
         for _, seconds in steps:
             _positive(seconds, "a gap")
-        self.__attrs_init__(steps)  # type: ignore[attr-defined]  # made by attrs
+        self.__attrs_init__(steps)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """The gap of the step that the age is in."""

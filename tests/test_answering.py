@@ -27,7 +27,7 @@ def test_the_prior_is_the_documented_one() -> None:
 
 @given(st.floats(0, 299), st.floats(0, 299))
 def test_undetected_seconds_are_the_integral(one: float, other: float) -> None:
-    """Of (age - x) f(x) over the ages since the last query, over S there; for the exponential law in closed form."""
+    """Of (age - x) f(x) over the ages since the last query, over S there; exponential, in closed form."""
     since, age = sorted((one, other))
     answered, silent, mean = EXPONENTIAL.unanswered, 0.1, 36.0
     begin, end = math.exp(-since / mean), math.exp(-age / mean)
@@ -52,4 +52,5 @@ def test_ages_read_worth_backwards(part: float) -> None:
     """The age by which a worth has come together has that worth."""
     crowd = people()
     age = between(crowd.ages, part)
-    assert between(crowd.worth, age / crowd.window) == pytest.approx(part * crowd.worth[-1], abs=crowd.worth[-1] / POINTS)
+    sums = crowd.worth
+    assert between(sums, age / crowd.window) == pytest.approx(part * sums[-1], abs=sums[-1] / POINTS)

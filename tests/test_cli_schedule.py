@@ -10,8 +10,8 @@ import pytest
 
 from payclient.cli.app import run
 from payclient.cli.schedule import observed
-from payclient.ledger import open_ledger
-from payclient.lifecycle import Created, Expired, FoundAccepted, FoundCancelled, Notified, Record
+from payclient.ledger import Ledger, open_ledger
+from payclient.lifecycle import Created, Event, Expired, FoundAccepted, FoundCancelled, Notified, Record
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -23,11 +23,10 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 def fill(url: str, count: int) -> None:
     """Sales whose customers need 12 s or so; a tenth is silent, and half of the answers are notified."""
 
-    async def one(book: object, number: int, dice: random.Random) -> None:
-        ledger = await open_ledger(url) if book is None else book
+    async def one(ledger: Ledger, number: int, dice: random.Random) -> None:
         record = Record(client_transaction_id=f"order-{number}", created_at=1e9, currency="USD", amount=100)
-        await ledger.permit(record)  # type: ignore[attr-defined]  # a ledger
-        events: list[object] = [Created(at=1e9, transaction_id=number + 1, expires_at=1e9 + 300)]
+        await ledger.permit(record)
+        events: list[Event] = [Created(at=1e9, transaction_id=number + 1, expires_at=1e9 + 300)]
         if number % 10 == 0:
             events += [Expired(at=1e9 + 300), FoundCancelled(at=1e9 + 302)]
         else:
@@ -37,7 +36,7 @@ def fill(url: str, count: int) -> None:
                 age += 5.0
             events.append(FoundAccepted(at=1e9 + age))
         for event in events:
-            record = await ledger.apply(record, event)  # type: ignore[attr-defined]  # as above
+            record = await ledger.apply(record, event)
 
     async def all_of_them() -> None:
         book, dice = await open_ledger(url), random.Random(1)  # noqa: S311 - it must repeat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import selectors
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -31,6 +32,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Where nothing is ready, it is at once as late as the next timer says."""
 
     now = 0.0
+
+    def __init__(self) -> None:
+        selector = selectors.SelectSelector()
+        select = selector.select
+        # No real second passes, also where the timer that was next has been cancelled.
+        selector.select = lambda timeout=None: select(None if timeout is None else 0)  # type: ignore[method-assign]
+        super().__init__(selector)
 
     def time(self) -> float:
         return self.now

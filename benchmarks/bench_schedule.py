@@ -144,7 +144,7 @@ def notifications(count: int) -> None:
 
 def rationed(count: int) -> None:
     """30 queries a minute. The nearer the sales come to one every two seconds, the more of them are pending."""
-    for arrivals in (0.3, 0.44, 0.5):
+    for arrivals in (0.3, 0.4, 0.5):
         figures = []
         for kind in (RoundRobin, Customers):
             crowd = kind(Attentive(), draw, seed=3, queries_per_minute=30.0)

@@ -338,8 +338,8 @@ def imports(rounds: int, directory: str) -> None:
 
 async def main(count: int, rounds: int, directory: str) -> None:
     pin(0)
-    await cpu(count, rounds)
     await memory(count)
+    await cpu(count, rounds)
     row(
         f"{count:,} expiring at once: longest stall",
         await stall(count, directory, sqlite=False),

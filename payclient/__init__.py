@@ -102,8 +102,11 @@ from payclient.profiles import (
     PAYPHONE,
 )
 from payclient.schedule import (
+    Attentive,
     Fixed,
+    Forecast,
     Schedule,
+    Steps,
 )
 from payclient.session import (
     Exchange,
@@ -125,6 +128,7 @@ __all__ = [
     "DOCUMENT",
     "PAYPHONE",
     "TRANSITIONS",
+    "Attentive",
     "BeforeSend",
     "BillTo",
     "Change",
@@ -140,6 +144,7 @@ __all__ = [
     "Evidence",
     "Exchange",
     "Fixed",
+    "Forecast",
     "FormLink",
     "FormLinks",
     "HttpRequest",
@@ -178,6 +183,7 @@ __all__ = [
     "StatusProfile",
     "StatusReport",
     "StatusSource",
+    "Steps",
     "StillPendingError",
     "SystemClock",
     "TaxSplit",

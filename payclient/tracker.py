@@ -31,7 +31,7 @@ from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
-from payclient.schedule import NORMAL_WINDOW, Fixed, Schedule
+from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
 from payclient.sending import Sender
 from payclient.session import PaySession, TokenSource
 
@@ -72,7 +72,7 @@ class Tracker:
             ledger,
             self._clock,
             status=None if source is None else self._confirming.status(source),
-            schedule=schedule if schedule is not None else Fixed(2.0 * profile.sale_window / NORMAL_WINDOW),
+            schedule=schedule if schedule is not None else Attentive(window=profile.sale_window),
             proves_absence=status is None
             and profile.status is not None
             and profile.status.by_client_transaction_id is not None,
@@ -152,7 +152,8 @@ class Tracker:
         running = self._sending.get(identifier)
         if running is None:
             known = self._following.get(identifier)
-            if known is not None and known.state is not State.SENDING:
+            # Without its digest, which is let go of in the long run, the ledger is asked.
+            if known is not None and known.state is not State.SENDING and known.digest:
                 return PendingSale(self._following, same_request(known, digest))
             task = asyncio.create_task(self._sender.send(request, http, digest))
             self._sending[identifier] = (digest, task)

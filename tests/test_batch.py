@@ -150,7 +150,7 @@ async def test_both_limits_hold(service: FakeService) -> None:
         most_pending = max(most_pending, sum(s["state"] == "Pendiente" for s in service.sales.values()))
         accept_all(service)()
 
-    async with tracking(service) as tracker:
+    async with tracking(service, schedule=payclient.Fixed(0.2)) as tracker:
         await run(service, tracker, rows(60), each_second=step, max_in_flight=3, max_pending=7)
     assert most_in_flight == 3
     assert most_pending == 7

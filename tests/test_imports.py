@@ -13,14 +13,16 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
-    "checks",
+    "checks answering",
     "models profile",
     "wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",
     "outcomes",
     "session",
-    "asking permits",
+    "asking permits entries",
+    "agenda turns waiting notifying",
+    "planning querying",
     "sending following forms confirming",
     "pending",
     "tracker",

@@ -1,24 +1,127 @@
 """When to query next."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient import schedule
-from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Fixed, Schedule, phase
+from payclient import ConfigurationError, schedule
+from payclient.answering import Crowd, lognormal, people
+from payclient.schedule import (
+    AFTERTHOUGHTS,
+    LAST_QUERIES,
+    NORMAL_WINDOW,
+    Attentive,
+    Fixed,
+    Schedule,
+    Steps,
+    first_part,
+    forecast,
+    phase,
+)
+
+USUAL = Crowd(lognormal(25.0, 0.8), 0.1, 300.0)
 
 
-@given(st.floats(0, 1e6), st.floats(0.01, 1e3))
-def test_fixed_is_the_same_at_every_age(age: float, seconds: float) -> None:
-    """A fixed beat is one."""
+@given(st.floats(0, 1e6), st.floats(0.01, 1e3), st.floats(0, 1))
+def test_fixed_is_the_same_at_every_age(age: float, seconds: float, heard: float) -> None:
+    """A fixed beat is one, whatever arrives; a part of it is that part."""
     beat: Schedule = Fixed(seconds)
-    assert beat.gap(age) == seconds
+    assert beat.gap(age, heard=heard) == seconds
+    assert beat.gap(age, part=0.5) == seconds / 2
 
 
 def test_fixed_is_two_seconds_unless_given() -> None:
     """A value that can be compared."""
     assert Fixed().gap(0) == 2.0
     assert Fixed() == Fixed(2.0)
+
+
+def test_steps_hold_up_to_their_ages() -> None:
+    """The last one for ever."""
+    steps: Schedule = Steps((60, 5), (300, 20))
+    assert [steps.gap(age) for age in (0, 59, 60, 299, 300, 1000)] == [5, 5, 20, 20, 20, 20]
+    assert steps.gap(0, part=0.5) == 2.5
+    assert steps == Steps((60, 5), (300, 20))
+
+
+@pytest.mark.parametrize("steps", [(), ((60, 5), (30, 2)), ((60, 0),), ((60, math.inf),)])
+def test_bad_steps_are_refused(steps: tuple[tuple[float, float], ...]) -> None:
+    """None, falling ages, a gap that is none."""
+    with pytest.raises(ConfigurationError):
+        Steps(*steps)
+
+
+def test_a_bad_knob_is_refused() -> None:
+    """Both at once, zero, infinity."""
+    for make in (
+        lambda: Attentive(target_delay=1.0, max_queries=8),
+        lambda: Attentive(target_delay=0.0),
+        lambda: Attentive(max_queries=math.inf),
+        lambda: Attentive(window=-1.0),
+        lambda: Fixed(0.0),
+    ):
+        with pytest.raises(ConfigurationError):
+            make()
+
+
+@given(st.floats(0.2, 2))
+def test_the_target_delay_is_reached(seconds: float) -> None:
+    """With the crowd that is presumed."""
+    delay = forecast(Attentive(target_delay=seconds), people()).delay
+    assert 0.95 * seconds <= delay <= 1.01 * seconds
+
+
+@given(st.integers(1, 200))
+def test_nobody_is_asked_for_more_often_than_max_queries(most: int) -> None:
+    """Who never answers gets as many before the expiry, one more or less by his phase."""
+    plan = Attentive(max_queries=most)
+    for spread in (0.0, 0.5, 0.999):
+        count, age = 0, plan.gap(0.0, part=first_part(spread))
+        while age < 300.0:
+            count += 1
+            age += plan.gap(age)
+        assert most - 1 <= count <= most
+
+
+def test_it_asks_most_often_when_people_answer() -> None:
+    """Rarer before and after, and the gap is never nothing."""
+    gaps = [Attentive().gap(age) for age in (0.0, 15.0, 60.0, 150.0, 290.0, 500.0)]
+    assert gaps[1] == min(gaps)
+    assert gaps[1:] == sorted(gaps[1:])
+
+
+@given(st.floats(0, 2000), st.floats(0, 1), st.floats(0, 1))
+def test_notifications_thin_it_and_never_stop_it(age: float, heard: float, more: float) -> None:
+    """The surer they arrive, the longer the gap; up to some seven times."""
+    plan, (low, high) = Attentive(), sorted((heard, more))
+    assert 0 < plan.gap(age, heard=low) <= plan.gap(age, heard=high) + 1e-6
+    assert plan.gap(20.0, heard=1.0) < 20 * plan.gap(20.0)
+
+
+@given(st.floats(1e-3, 1e4), st.floats(0, 600))
+def test_times_scale_with_the_window(window: float, age: float) -> None:
+    """A window of 3 s has the schedule of one of 300 s, a hundred times as fast."""
+    scale = window / NORMAL_WINDOW
+    assert Attentive(window=window).gap(age * scale) == pytest.approx(Attentive().gap(age) * scale, rel=1e-4)
+
+
+def test_the_forecast_of_a_fixed_beat_is_well_known() -> None:
+    """2 s: a mean delay of one second, for 30.9 queries."""
+    found = forecast(Fixed(2.0), USUAL)
+    assert found.delay == pytest.approx(1.0, abs=0.01)
+    assert found.queries == pytest.approx(30.9, abs=0.1)
+    assert found.least_queries == pytest.approx(0.72 * 30.9, abs=0.2)
+
+
+@pytest.mark.parametrize("median", [10.0, 25.0, 40.0])
+@pytest.mark.parametrize("sigma", [0.4, 0.8, 1.2])
+def test_it_is_never_worse_than_a_fixed_beat(median: float, sigma: float) -> None:
+    """At equal delay, for crowds that are not the one presumed."""
+    crowd = Crowd(lognormal(median, sigma), 0.1, 300.0)
+    mine = forecast(Attentive(), crowd)
+    assert mine.least_queries < mine.queries < forecast(Fixed(2 * mine.delay), crowd).queries
 
 
 @given(st.text(max_size=40))
@@ -46,6 +149,6 @@ def test_the_last_queries_outlast_late_news() -> None:
     assert NORMAL_WINDOW + sum(LAST_QUERIES) < AFTERTHOUGHTS[0]
 
 
-def test_the_module_exports_the_two() -> None:
-    """`Schedule` is what a user may write, `Fixed` the simplest of them."""
-    assert schedule.__all__ == ["Fixed", "Schedule"]
+def test_the_module_exports_what_users_need() -> None:
+    """`Schedule` is what a user may write, the others are ready made."""
+    assert schedule.__all__ == ["Attentive", "Fixed", "Forecast", "Schedule", "Steps"]

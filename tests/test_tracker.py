@@ -37,11 +37,16 @@ async def tracking(
     ledger: payclient.Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     status: payclient.StatusSource | None = None,
+    schedule: payclient.Schedule | None = None,
 ) -> AsyncIterator[payclient.Tracker]:
     async with (
         PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
         payclient.Tracker(
-            session, ledger if ledger is not None else MemoryLedger(), clock=service.clock, status=status
+            session,
+            ledger if ledger is not None else MemoryLedger(),
+            clock=service.clock,
+            status=status,
+            schedule=schedule,
         ) as tracker,
     ):
         yield tracker

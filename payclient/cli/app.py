@@ -14,7 +14,8 @@ __all__: list[str] = []
 
 #: Each is a module beside this one with a function of its name; a new command is a new line here.
 COMMANDS = (
-    "cancel", "charge", "confirm", "demo", "doctor", "ledger", "prepare", "reverse", "sale", "status", "simulate",
+    "cancel", "charge", "confirm", "demo", "doctor", "ledger", "prepare", "reverse", "sale", "schedule",
+    "status", "simulate",
 )  # fmt: skip
 
 

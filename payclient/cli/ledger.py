@@ -451,14 +451,15 @@ def _with(url: str | None, work: Callable[[Ledger], Awaitable[T]]) -> T:
     """Do one thing with the ledger of a URL, which must be there already."""
 
     async def run() -> T:
-        async with _opened(url) as book:
+        async with opened(url) as book:
             return await work(book)
 
     return asyncio.run(run())
 
 
 @asynccontextmanager
-async def _opened(url: str | None) -> AsyncIterator[Ledger]:
+async def opened(url: str | None) -> AsyncIterator[Ledger]:
+    """The ledger of a URL, which must be there already."""
     if not url:
         raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
     kind, _, path = url.partition(":")

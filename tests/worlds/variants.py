@@ -11,8 +11,9 @@ import attrs
 
 import payclient
 from payclient import State, wire
+from payclient.entries import Entry
 from payclient.errors import OutcomeUnknownError
-from payclient.following import Entry, Following
+from payclient.following import Following
 from payclient.lifecycle import Event, FoundAccepted, NotSent, Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
@@ -120,7 +121,7 @@ def _trust_the_notification() -> list[Patch]:
         entry = self._entries.get(notification.client_transaction_id)
         if receipt is payclient.Receipt.MATCHED and entry is not None:
             event = FoundAccepted(at=self._clock.time(), transaction_id=notification.transaction_id)
-            await self._apply(entry, event)
+            await self._entries.apply(entry, event)
         return receipt
 
     return [(Following, "notify", notify)]
@@ -141,9 +142,9 @@ def _busy_clears() -> list[Patch]:
     """Code 2061 in its lane says that the unknown sale is not there."""
 
     async def suspect(self: Following, lane: bytes) -> None:
-        for entry in tuple(self._entries.values()):
+        for entry in self._entries.values():
             if entry.record.state is State.UNKNOWN and entry.record.lane == lane:
-                await self._apply(entry, NotSent(at=self._clock.time()))
+                await self._entries.apply(entry, NotSent(at=self._clock.time()))
 
     return [(Following, "suspect", suspect)]
 
@@ -163,7 +164,7 @@ def _resend_at_five_minutes() -> list[Patch]:
 
     async def query(self: Following, entry: Entry) -> None:
         if entry.record.state is State.UNKNOWN and self._clock.monotonic() >= entry.expires:
-            await self._apply(entry, NotSent(at=self._clock.time()))
+            await self._entries.apply(entry, NotSent(at=self._clock.time()))
         await shipped(self, entry)
 
     return [(Following, "_query", query)]

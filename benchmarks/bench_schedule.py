@@ -1,0 +1,175 @@
+"""What the schedule of queries costs and brings, beside what is usual, over eight laws of how people answer.
+
+Run: python benchmarks/bench_schedule.py [--sales N]. Virtual time: the first table is worked out exactly, the second is
+the driver itself with a crowd.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+from _measure import row
+from _virtual import Crowd as Customers
+from _virtual import RoundRobin, run
+from payclient.answering import Crowd, lognormal
+from payclient.schedule import Attentive, Fixed, Forecast, Schedule, Steps, forecast
+
+WINDOW = 300.0
+
+
+def gamma_of_two(mean: float) -> Callable[[float], float]:
+    return lambda age: 1 - math.exp(-2 * age / mean) * (1 + 2 * age / mean)
+
+
+def mixture(age: float) -> float:
+    return 0.6 * lognormal(12, 0.8)(age) + 0.4 * lognormal(60, 0.8)(age)
+
+
+LAWS = {
+    "lognormal, median 25 s, sigma 0.5": Crowd(lognormal(25, 0.5), 0.10, WINDOW),
+    "lognormal, median 25 s, sigma 0.8": Crowd(lognormal(25, 0.8), 0.10, WINDOW),
+    "lognormal, median 25 s, sigma 1.0": Crowd(lognormal(25, 1.0), 0.10, WINDOW),
+    "median 15 s, sigma 0.6, 5 % silent": Crowd(lognormal(15, 0.6), 0.05, WINDOW),
+    "median 40 s, sigma 0.9, 25 % silent": Crowd(lognormal(40, 0.9), 0.25, WINDOW),
+    "gamma k=2, mean 30 s": Crowd(gamma_of_two(30), 0.10, WINDOW),
+    "60/40 mixture, medians 12 s, 60 s": Crowd(mixture, 0.10, WINDOW),
+    "exponential, mean 36 s": Crowd(lambda age: 1 - math.exp(-age / 36), 0.10, WINDOW),
+}
+USUAL = LAWS["lognormal, median 25 s, sigma 0.8"]
+
+
+class Exponential:
+    """1, 2, 4, ... seconds up to 30: how machines are asked. The gap after a query at age a is a + 1."""
+
+    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+        return part * min(age + 1.0, 30.0)
+
+
+class Waited:
+    """5 s of silence, then every 2 s."""
+
+    def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+        return 5.0 + 2.0 * part if age == 0 else 2.0 * part
+
+
+def at_delay(make: Callable[[float], Schedule], crowd: Crowd, delay: float) -> Forecast:
+    """The forecast of the one of these schedules that has this mean delay."""
+    low, high = 0.01, 100.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        if forecast(make(middle), crowd).delay > delay:
+            high = middle
+        else:
+            low = middle
+    return forecast(make(low), crowd)
+
+
+def attentive(delay: float) -> Schedule:
+    return Attentive(target_delay=delay)
+
+
+def tables() -> None:
+    others: dict[str, Schedule] = {
+        "fixed 2 s": Fixed(2.0),
+        "5 s + 2 s": Waited(),
+        "1, 2, 4 .. 30 s": Exponential(),
+        "max_queries=8": Attentive(max_queries=8),
+        "10 s, 20 s": Steps((60, 10), (300, 20)),
+    }
+    print(f"queries @ mean delay in seconds; {'the bound at our delay, and ours':>40}")
+    print(f"{'':36} {'bound':>6} {'ours':>11}  " + "  ".join(f"{name:>15}" for name in others))
+    worst, ours = 0.0, Attentive(target_delay=1.0)
+    for name, crowd in LAWS.items():
+        mine = forecast(ours, crowd)
+        cells = (forecast(other, crowd) for other in others.values())
+        print(
+            f"{name:36} {mine.least_queries:6.1f} {mine.queries:5.1f} @{mine.delay:4.2f}  "
+            + "  ".join(f"{cell.queries:7.1f} @{cell.delay:6.2f}" for cell in cells)
+        )
+        for other in (Fixed, Waited, Exponential):
+            shown = forecast(other(), crowd)
+            equal = at_delay(attentive, crowd, shown.delay)
+            worst = max(worst, equal.queries / shown.queries if other is not Waited else 0.0)
+        worst = max(worst, mine.queries / forecast(Fixed(2 * mine.delay), crowd).queries)
+    print()
+    one, fixed = at_delay(attentive, USUAL, 1.0), forecast(Fixed(2.0), USUAL)
+    against = f"fixed 2 s: {fixed.queries:.1f} queries at {fixed.delay:.2f} s"
+    row(f"queries at {one.delay:.2f} s mean delay", one.queries / fixed.queries, 0.83, against)
+    print(f"      {one.least_queries / fixed.queries:8.2f}x  is the bound (Cauchy-Schwarz)")
+    row("the worst of eight laws, at equal delay", worst, 1.0, "fixed, and exponential back-off")
+
+
+def draw(random: random.Random) -> float:
+    """Lognormal, median 25 s, sigma 0.8, 10 % silent."""
+    return math.inf if random.random() < 0.1 else 25 * math.exp(0.8 * random.gauss(0, 1))
+
+
+def every(seconds: float, count: int) -> Iterator[float]:
+    return (number * seconds for number in range(count))
+
+
+def poisson(rate: float, count: int, seed: int) -> Iterator[float]:
+    random_ = random.Random(seed)  # noqa: S311 - it must repeat
+    return itertools.accumulate(random_.expovariate(rate) for _ in range(count))
+
+
+def notifications(count: int) -> None:
+    learnt = 100  # sales after which the share of notifications is known
+    crowd = Customers(Attentive(), draw, seed=1, notified=lambda number: 0.95)
+    run(crowd.follow(every(3.0, count)))
+    row(
+        "queries, 95 % of notifications arriving, not told",
+        crowd.mean_queries(learnt),
+        6.0,
+        "the last included",
+        unit=" ",
+    )
+    row("mean delay meanwhile", crowd.mean_delay(learnt), 0.6, "answer to wait()", unit=" s")
+
+    dead = count // 2
+    dying = Customers(Attentive(), draw, seed=2, notified=lambda number: 0.95 if number <= dead else 0.0)
+    run(dying.follow(every(3.0, count)))
+    polling = Customers(Attentive(), draw, seed=2)
+    run(polling.follow(every(3.0, count)))
+    back = dying.mean_delay(dead + 51) / polling.mean_delay(dead + 51)
+    print(
+        f"      {dying.mean_delay(dead + 1, dead + 50):8.2f} s  mean delay of the 50 sales after their death"
+    )
+    row("mean delay later than 50 sales after notifications died", back, 1.1, "polling alone")
+
+
+def rationed(count: int) -> None:
+    """30 queries a minute. The nearer the sales come to one every two seconds, the more of them are pending."""
+    for arrivals in (0.3, 0.4, 0.5):
+        figures = []
+        for kind in (RoundRobin, Customers):
+            crowd = kind(Attentive(), draw, seed=3, queries_per_minute=30.0)
+            run(crowd.follow(poisson(arrivals, 2 * count, 4)))
+            delays = sorted(crowd.delays.values())
+            lives = [life for number, life in crowd.lives.items() if number > count]
+            pending = arrivals * sum(lives) / len(lives)
+            figures.append(
+                (crowd.mean_delay(count), delays[int(0.95 * len(delays))], crowd.mean_queries(), pending)
+            )
+        (robin, robin95, robin_queries, _), (mine, mine95, queries, pending) = figures
+        what = f"{pending:.0f} pending, {queries:.2f} queries a sale (round robin {robin_queries:.2f})"
+        if queries > 1.1:
+            row(f"mean delay at 30 queries a minute, {what}", mine / robin, 0.80, "round robin")
+        else:
+            print(f"      {mine / robin:8.2f}x  {what}: with one query for each there is nothing to choose")
+        print(
+            f"      {mine:8.1f} s  mean, {mine95:.1f} s p95; round robin {robin:.1f} s, {robin95:.1f} s p95"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sales", type=int, default=1500)
+    options = parser.parse_args()
+    tables()
+    notifications(options.sales)
+    rationed(options.sales)

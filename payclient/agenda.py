@@ -1,0 +1,54 @@
+"""When each entry is looked at next, in slots of a fraction of a second: to put one in costs a deque's append."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+
+from payclient.entries import Entry
+
+__all__: list[str] = []
+
+
+class Agenda:
+    """Entries by time. `width` is a slot's length in seconds: an entry comes out so much late at most, never early."""
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._slots: dict[int, deque[Entry]] = {}
+        self._order: list[int] = []
+
+    def put(self, entry: Entry, when: float) -> None:
+        """Look at it then; whatever was planned for it before counts no more."""
+        width = self._width
+        number = math.ceil(when / width)
+        if number * width < when:  # rounded
+            number += 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = deque()
+            heapq.heappush(self._order, number)
+        slot.append(entry)
+        entry.slot = slot
+
+    def first(self) -> float:
+        """When something is due next; infinity if nothing ever is."""
+        return self._order[0] * self._width if self._order else math.inf
+
+    def pop(self, now: float) -> Entry | None:
+        """An entry that is due, in the order of the slots; None if none is."""
+        while self._order and self._order[0] * self._width <= now:
+            slot = self._slots[self._order[0]]
+            while slot:
+                entry = slot.popleft()
+                if entry.slot is slot:
+                    entry.slot = None
+                    return entry
+            del self._slots[heapq.heappop(self._order)]
+        return None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._slots.clear()
+        self._order.clear()

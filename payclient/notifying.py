@@ -1,0 +1,94 @@
+"""What a notification is to us: a hint, noted and followed by one query. And how surely they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from payclient.clock import Clock
+from payclient.entries import NEVER, Entries, Entry
+from payclient.ledger import Ledger
+from payclient.lifecycle import Conflicted, Event, Evidence, Notified, Record, State
+from payclient.models import Notification
+from payclient.notifications import Receipt
+
+__all__: list[str] = []
+
+#: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
+FADING = 1 / 16
+
+
+class Arrivals:
+    """How surely notifications come: one number, which fades with each answer."""
+
+    def __init__(self) -> None:
+        #: Of late, the part of all answers of which a notification came.
+        self.share = 0.0
+
+    def decided(self, before: Record, after: Record) -> None:
+        """A sale was decided. One that a person answered counts: was it notified?"""
+        if before.state is State.PENDING and after.evidence is Evidence.QUERY and after.kind == "sale":
+            self.share += FADING * ((after.notified_at is not None) - self.share)
+
+    def late(self) -> None:
+        """A notification came after the query that found the answer; the sale was counted as not notified."""
+        self.share = min(self.share + FADING, 1.0)
+
+
+class Notifying:
+    """Takes notifications. `hurry` asks for an open sale at once, `look_again` for a decided one."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        entries: Entries,
+        arrivals: Arrivals,
+        *,
+        hurry: Callable[[Record], object],
+        look_again: Callable[[Record], object],
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._entries = entries
+        self._arrivals = arrivals
+        self._hurry = hurry
+        self._look_again = look_again
+        #: No more notes of notifications about unknown or conflicting ids before this.
+        self._noted_until = NEVER
+
+    async def notify(self, notification: Notification) -> Receipt:
+        """Take a hint: note it, and let one query be made at once; see `Tracker.notify`."""
+        identifier, transaction_id = notification.client_transaction_id, notification.transaction_id
+        entry = self._entries.get(identifier)
+        record = entry.record if entry is not None else await self._ledger.get(identifier)
+        if record is None:
+            return Receipt.UNMATCHED
+        known = record.transaction_id if record.transaction_id is not None else record.candidate_id
+        if record.notified_at is not None and known == transaction_id:
+            return Receipt.DUPLICATE
+        now, at = self._clock.monotonic(), self._clock.time()
+        if known not in (None, transaction_id) or record.state is State.REFUSED:
+            # Written once a second at most, since anybody can send these, and not over a candidate to be asked for.
+            if now >= self._noted_until and (
+                record.transaction_id is not None or record.candidate_id is None
+            ):
+                self._noted_until = now + 1.0
+                what = f"a notification names transaction {transaction_id}"
+                await self._note(entry, record, Conflicted(at=at, what=what))
+            return Receipt.CONFLICT
+        record = await self._note(entry, record, Notified(at=at, transaction_id=transaction_id))
+        if record.state is State.SENDING:
+            return Receipt.EARLY
+        if record.state.decided:
+            if record.evidence is Evidence.QUERY:
+                self._arrivals.late()
+            self._look_again(record)
+            return Receipt.LATE
+        self._hurry(record)
+        return Receipt.MATCHED
+
+    async def _note(self, entry: Entry | None, record: Record, event: Event) -> Record:
+        if entry is None:
+            return await self._ledger.apply(record, event)
+        self._entries.take(entry, await self._ledger.apply(entry.record, event))
+        return entry.record

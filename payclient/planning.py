@@ -1,0 +1,112 @@
+"""When an open sale is looked at next, and when its waits have nothing more to hope for. No clock, no I/O."""
+
+from __future__ import annotations
+
+import logging
+
+from payclient.entries import Case, Entry
+from payclient.lifecycle import State
+from payclient.notifying import Arrivals
+from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.following")
+
+#: Seconds from one query to the next after a notification, while the service still says pending.
+CHASE = (0.25, 0.75, 2.0, 5.0)
+
+#: A form lives longer than a push and its customer comes back by a redirect: it is asked for that much less often.
+FORM_SLOWNESS = 5
+
+#: Gaps double with each failure in a row, up to this power of two.
+MOST_DOUBLINGS = 5
+
+
+class Planning:
+    """The times of one tracker's entries."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        asks: bool,
+        sale_window: float,
+        absent_after: float,
+        arrivals: Arrivals,
+    ) -> None:
+        self._schedule = schedule
+        #: Whether there is anybody to ask.
+        self._asks = asks
+        self._absent_after = absent_after
+        self._arrivals = arrivals
+        self.scale = sale_window / NORMAL_WINDOW
+        #: Seconds between two queries of one sale, at least.
+        self.least = min(1.0, self.scale)
+
+    def first(self, entry: Entry, now: float) -> float:
+        """When a sale is first looked at. The spread hangs on its id, so that it is the same after a restart."""
+        spread, expires = phase(entry.record.client_transaction_id), entry.expires
+        if now >= expires:
+            return now + spread * self.scale
+        age = entry.age(now)
+        # One that was followed before, by a process that is gone, may be due at any moment.
+        when = now + self._gap(entry, age, first_part(spread) if age < self.least else spread)
+        return when if when < expires else expires
+
+    def last(self, entry: Entry, now: float) -> bool:
+        """Whether a query now is one of the last, from which the truth is expected."""
+        return now >= entry.expires + LAST_QUERIES[0] * self.scale
+
+    def after(self, entry: Entry, now: float) -> float | None:
+        """When it is looked at next, or None: no wait has anything more to hope for."""
+        scale = self.scale
+        if not self._asks:
+            if now < entry.expires:
+                return entry.expires
+            end = entry.expires + 10 * scale
+            return end if not entry.spent and now < end else None
+        case = entry.case
+        if case is not None and case.chase is not None:
+            if case.chase < len(CHASE):
+                case.chase += 1
+                return now + CHASE[case.chase - 1] * scale
+            case.chase = None
+        if now < entry.expires:
+            gap = self._gap(entry, entry.age(now), 1.0)
+            if case is not None:
+                gap *= 2 ** min(case.failures, MOST_DOUBLINGS)
+            # Not beyond the expiry: it is noted as it comes.
+            return min(now + max(gap, self.least), entry.expires)
+        if entry.last_asked < len(LAST_QUERIES):
+            begin = entry.expires if entry.last_asked == 0 else max(entry.asked_at, entry.expires)
+            return max(now, begin + LAST_QUERIES[entry.last_asked] * scale)
+        if entry.record.state is State.UNKNOWN and case is not None:
+            return self._proof(entry, case, now)
+        return None
+
+    def afterthought(self, entry: Entry, now: float) -> float | None:
+        """When it is asked for once more in the background, nobody waiting."""
+        if not self._asks:
+            return None
+        later = (entry.expires + age * self.scale for age in AFTERTHOUGHTS)
+        return next((when for when in later if when > now), None)
+
+    def _proof(self, entry: Entry, case: Case, now: float) -> float | None:
+        """An unknown sale may be proven absent, by two queries that are late enough."""
+        due = case.begun + self._absent_after
+        if case.absent_at is not None:
+            due = case.absent_at + self._absent_after / 10
+        return max(now, due) if entry.asked_at < due else None
+
+    def _gap(self, entry: Entry, age: float, part: float) -> float:
+        heard = self._arrivals.share
+        try:
+            if entry.record.kind == "sale":
+                gap = self._schedule.gap(age, part=part, heard=heard)
+            else:
+                gap = FORM_SLOWNESS * self._schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard)
+        except Exception as error:  # a user's own schedule must not end the driver
+            logger.error("the schedule failed: %s", type(error).__name__)
+            gap = 2.0 * self.scale
+        return gap if gap >= 0.0 else self.least  # NaN too

@@ -1,0 +1,134 @@
+"""May a status query be made now, and for whom: the service's limits, shared out among all that are due."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+
+from payclient.answering import people
+from payclient.entries import Entry
+
+__all__: list[str] = []
+
+#: The lines in which entries wait: notified ones, those past their expiry, and the routine.
+NOTIFIED, LAST, ROUTINE = 1, 2, 3
+
+#: Which line goes first in each turn: notifications are seldom passed over, and no line ever starves.
+TURNS = (
+    (NOTIFIED, ROUTINE, LAST),
+    (NOTIFIED, LAST, ROUTINE),
+    (NOTIFIED, ROUTINE, LAST),
+    (LAST, ROUTINE, NOTIFIED),
+    (NOTIFIED, ROUTINE, LAST),
+    (NOTIFIED, LAST, ROUTINE),
+    (NOTIFIED, ROUTINE, LAST),
+    (ROUTINE, LAST, NOTIFIED),
+)
+
+#: Of the routine, so many that have waited longest are compared.
+COMPARED = 250
+
+#: Seconds without queries after an answer 429 that does not say how long, and the longest that one may say.
+RATE_LIMITED = 5.0
+LONGEST_PAUSE = 600.0
+
+#: Seconds between queries after the first 429, where no limit is known.
+FIRST_SLOWNESS = 0.1
+
+
+class Pace:
+    """Whether a query may be made now: the rate that the profile allows, and what the service asks for itself."""
+
+    def __init__(self, queries_per_minute: float | None) -> None:
+        self._gap = 60.0 / queries_per_minute if queries_per_minute else 0.0
+        #: Seconds between queries, learnt from 429; it wears off.
+        self._slowness = 0.0
+        self._next = float("-inf")
+        self._paused_until = float("-inf")
+
+    @property
+    def binds(self) -> bool:
+        """Whether queries are rationed at all, so that it matters who comes first."""
+        return self._gap > 0.0 or self._slowness > 0.0
+
+    def ready_at(self) -> float:
+        """From when on the next query may be made."""
+        return max(self._next, self._paused_until)
+
+    def paused(self, now: float) -> bool:
+        """Whether the service wants to be left alone."""
+        return now < self._paused_until
+
+    def spend(self, now: float) -> None:
+        """A query is made now."""
+        # Counted from the due moment, so that a late timer does not slow the rate down; no burst comes of it.
+        gap = max(self._gap, self._slowness)
+        self._next = max(self._next + gap, now + gap * 0.9)
+
+    def pause(self, now: float, seconds: float) -> None:
+        """No queries for so long."""
+        self._paused_until = max(self._paused_until, now + min(seconds, LONGEST_PAUSE))
+
+    def rate_limited(self, now: float, retry_after: float | None) -> None:
+        """The service answered 429: be silent for a while, and slower afterwards."""
+        if not self.paused(now):  # the answers to what was on its way then say nothing new
+            self._slowness = max(2 * self._slowness, FIRST_SLOWNESS)
+        self.pause(now, RATE_LIMITED if retry_after is None else retry_after)
+
+    def answered(self) -> None:
+        """The service answered as it should."""
+        if self._slowness:
+            self._slowness = self._slowness * 0.95 if self._slowness > 0.01 else 0.0
+
+
+class Turns:
+    """Who is due and waits to be asked for. `window` is the sale window in seconds."""
+
+    def __init__(self, window: float) -> None:
+        self._crowd = people(window)
+        self._lines: dict[int, OrderedDict[Entry, None]] = {
+            line: OrderedDict() for line in (NOTIFIED, LAST, ROUTINE)
+        }
+        self._turn = 0
+
+    def __bool__(self) -> bool:
+        return any(self._lines.values())
+
+    def put(self, entry: Entry, line: int) -> None:
+        """Let it wait; in the better line where it waits already."""
+        if entry.queued and entry.queued <= line:
+            return
+        self.drop(entry)
+        entry.queued = line
+        self._lines[line][entry] = None
+
+    def drop(self, entry: Entry) -> None:
+        """It waits no more."""
+        if entry.queued:
+            line = self._lines[entry.queued]
+            del line[entry]
+            entry.queued = 0
+            if not line:
+                line.clear()  # a crowd's table is let go of
+
+    def pop(self, now: float, *, rank: bool) -> Entry | None:
+        """Whose turn it is; None if nobody waits. With `rank` the routine goes by need, else by waiting."""
+        self._turn = (self._turn + 1) % len(TURNS)
+        for number in TURNS[self._turn]:
+            line = self._lines[number]
+            if line:
+                compared = islice(line, COMPARED if rank and number == ROUTINE else 1)
+                entry = max(compared, key=lambda entry: self.need(entry, now))
+                self.drop(entry)
+                return entry
+        return None
+
+    def need(self, entry: Entry, now: float) -> float:
+        """Seconds that its answer has lain there unseen, on average, since it was last asked for."""
+        age = entry.age(now)
+        return self._crowd.undetected(max(age - (now - entry.asked_at), 0.0), age)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for line in self._lines.values():
+            line.clear()

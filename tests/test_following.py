@@ -1,0 +1,281 @@
+"""The driver, in virtual time: crowds, rates, notifications that die, and what may go wrong in the midst of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import attrs
+import pytest
+
+import payclient
+from crowd import virtual
+from fake_service import PROFILE, FakeService, sale
+from payclient.following import EXPIRIES_AT_ONCE
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import FoundAccepted
+from payclient.session import PaySession
+
+State = payclient.State
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    """Run it on a loop whose time jumps to the next timer."""
+
+    async def wrapped() -> None:
+        await main()
+
+    with asyncio.Runner(loop_factory=virtual.VirtualLoop) as runner:
+        runner.run(wrapped())
+
+
+def test_a_crowd_ends_as_the_service_decided() -> None:
+    """Lost answers, 5xx, 429, half of the notifications: each outcome is the truth, and no sale is charged twice."""
+    result = virtual.run(1000, seed=7)
+    assert result.different == ()
+    assert result.accepted > 600
+
+
+def test_notifications_that_die_are_survived() -> None:
+    """They thin the queries; when they stop, the delay is that of polling alone within 50 sales."""
+    alive, dead, later = 120, 50, 130
+    delays: list[float] = []
+    queries: list[int] = []
+
+    async def main() -> None:
+        service = virtual.Service(3, faults=False)
+        tracker = virtual.tracking(service)
+        async with tracker:
+            service.answered = lambda number, identifier: (
+                asyncio.ensure_future(
+                    tracker.notify(
+                        payclient.Notification(transaction_id=number, client_transaction_id=identifier)
+                    )
+                )
+                if number <= alive
+                else None
+            )
+
+            async def one(number: int) -> None:
+                await asyncio.sleep(4.0 * number)
+                pending = await tracker.sale(virtual.request(f"order-{number}"))
+                outcome = await pending.wait()
+                answered = service.truth[f"order-{number}"][0]
+                if outcome.paid is not None and pending.remaining > 0:
+                    delays[number] = asyncio.get_running_loop().time() - answered
+                queries[number] = sum(name == f"order-{number}" for _, name in service.queries)
+
+            count = alive + dead + later
+            delays.extend([-1.0] * count)
+            queries.extend([0] * count)
+            await asyncio.gather(*(one(number) for number in range(count)))
+
+    in_virtual_time(main)
+
+    def mean(values: list[float]) -> float:
+        heard = [value for value in values if value >= 0]
+        return sum(heard) / len(heard)
+
+    assert mean([float(count) for count in queries[50:alive]]) < 7
+    assert mean([float(count) for count in queries[-later:]]) > 20
+    assert 0.7 < mean(delays[-later:]) < 1.2
+
+
+@attrs.define
+class Busy:
+    """Sixty sales at 30 queries a minute."""
+
+    service: virtual.Service
+    tracker: payclient.Tracker
+    pendings: list[payclient.PendingSale]
+
+
+async def busy(check: Callable[[Busy], Awaitable[None]]) -> virtual.Service:
+    service = virtual.Service(5, faults=False)
+    tracker = virtual.tracking(service, profile=attrs.evolve(virtual.PROFILE, queries_per_minute=30.0))
+    async with tracker:
+        pendings = [await tracker.sale(virtual.request(f"order-{number}")) for number in range(60)]
+        await check(Busy(service, tracker, pendings))
+    return service
+
+
+def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
+    """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
+
+    async def check(busy: Busy) -> None:
+        await asyncio.sleep(20.0)
+        one = busy.pendings[40]
+        now = asyncio.get_running_loop().time()
+        busy.service.truth["order-40"] = (now, "Aceptado")
+        assert one.transaction_id is not None
+        await busy.tracker.notify(
+            payclient.Notification(transaction_id=one.transaction_id, client_transaction_id="order-40")
+        )
+        assert (await one.wait()).paid is True
+        assert asyncio.get_running_loop().time() - now < 4.5
+        outcomes = await asyncio.gather(*(pending.wait() for pending in busy.pendings))
+        assert None not in {outcome.paid for outcome in outcomes}
+
+    async def main() -> None:
+        service = await busy(check)
+        times = [when for when, _ in service.queries]
+        assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
+        assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
+
+    in_virtual_time(main)
+
+
+def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
+    """By the routine, a notification, and those who check, all together; the chase after a notification aside."""
+
+    async def main() -> None:
+        service = virtual.Service(1, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(0.01))
+        async with tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            service.truth["order-1"] = (1e9, "Aceptado")
+            for _ in range(100):
+                await asyncio.sleep(0.1)
+                await pending.check()
+        times = [when for when, _ in service.queries]
+        assert len(times) >= 9
+        assert min(b - a for a, b in pairwise(times)) >= 0.999
+
+    in_virtual_time(main)
+
+
+def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a user's own one raises or gives, the sale is followed to its end."""
+
+    class Odd:
+        answers = iter([float("nan"), -5.0, float("inf")])
+
+        def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+            return next(self.answers, None) or 1 / 0
+
+    async def main() -> None:
+        for odd in (Odd(), payclient.Fixed(1e12)):
+            tracker = virtual.tracking(virtual.Service(1, faults=False), schedule=odd)
+            async with tracker:
+                pending = await tracker.sale(virtual.request("order-1"))
+                assert (await pending.wait()).paid is not None
+
+    in_virtual_time(main)
+    Odd.answers = iter(())
+    in_virtual_time(main)
+    assert "the schedule failed: ZeroDivisionError" in caplog.text
+
+
+def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
+    """All are written, in any order, and never more at once than the loop can bear."""
+    writing, most = 0, 0
+
+    class Slow(MemoryLedger):
+        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+            nonlocal writing, most
+            writing, most = writing + 1, max(most, writing + 1)
+            await asyncio.sleep(0.01)
+            writing -= 1
+            return await super().apply(record, event)
+
+    async def main() -> None:
+        nonlocal most
+        service = virtual.Service(1, faults=False)
+        session = PaySession("https://pay.example", "token", transport=service)
+        async with payclient.Tracker(session, Slow(), clock=virtual.VirtualClock()) as tracker:
+            pendings = await asyncio.gather(
+                *(tracker.sale(virtual.request(f"order-{number}")) for number in range(700))
+            )
+            most = 0
+            outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+        assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
+        assert most == EXPIRIES_AT_ONCE
+
+    in_virtual_time(main)
+
+
+async def test_a_changed_sale_is_reread() -> None:
+    """Decided elsewhere: the driver takes the ledger's word at its next event, and whoever waits hears it."""
+    service, ledger = FakeService(), MemoryLedger()
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        wait = asyncio.create_task(pending.wait())
+        await asyncio.sleep(0)
+        entry = tracker._following._entries.get("order-17")
+        assert entry is not None
+        assert not await tracker._following._entries.reread(entry)
+        await ledger.apply(entry.record, FoundAccepted(at=service.clock.time(), transaction_id=1000))
+        assert await tracker._following._entries.reread(entry)
+        assert (await wait).paid is True
+        assert tracker.open_sales() == []
+
+
+async def test_what_a_ledger_cannot_take_at_the_expiry_is_tried_again() -> None:
+    """The sale is asked for all the same, and its end is written once the ledger is back."""
+
+    class Full(MemoryLedger):
+        full = False
+
+        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+            if self.full:
+                raise payclient.LedgerUnavailableError("disk full")
+            return await super().apply(record, event)
+
+    service, ledger = FakeService(), Full()
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        await service.clock.advance(290)
+        ledger.full = True
+        service.decide("Cancelado")
+        await service.clock.advance(30)
+        assert pending.outcome.paid is None
+        ledger.full = False
+        await service.clock.advance(60)
+        assert pending.outcome.paid is False
+
+
+async def test_the_same_request_again_long_after_is_the_same_sale() -> None:
+    """Its digest is let go of with the first query; the ledger still has it, and tells another content."""
+    service = FakeService()
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
+    ):
+        await tracker.sale(sale())
+        await service.clock.advance(60)
+        assert (await tracker.sale(sale())).transaction_id == 1000
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.sale(sale(tax=151))
+    assert service.posted == {"order-17": 1}
+
+
+def test_a_429_slows_all_queries() -> None:
+    """`Retry-After` silences the store; afterwards the queries come slower than they would."""
+
+    async def main() -> None:
+        service = virtual.Service(2, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(1.0))
+        async with tracker:
+            pendings = [await tracker.sale(virtual.request(f"order-{number}")) for number in range(40)]
+            for number in range(40):
+                service.truth[f"order-{number}"] = (1e9, "Aceptado")
+            await asyncio.sleep(10.0)
+            tracker._following._pace.rate_limited(asyncio.get_running_loop().time(), 20.0)
+            now = asyncio.get_running_loop().time()
+            await asyncio.sleep(19.9)
+            assert not [when for when, _ in service.queries if when > now + 0.1]
+            await pendings[0].check()
+            assert service.queries[-1][0] <= now + 0.1
+            await asyncio.sleep(2.1)
+            again = [when for when, _ in service.queries if when > now + 0.1]
+            assert again[0] - now == pytest.approx(20.0, abs=0.1)
+            assert again[5] - again[0] > 0.3
+
+    in_virtual_time(main)

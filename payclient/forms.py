@@ -165,9 +165,11 @@ class Forms:
         """The live form of a key, or a new one, prepared once however many ask."""
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
-        form = self._live.get(key)
-        if form is not None and form.is_live(self._clock.time() + margin):
-            return form
+        while (form := self._live.get(key)) is not None and form.is_live(self._clock.time() + margin):
+            record = await self._permits.ledger.get(form.client_transaction_id)
+            if record is None or record.state is not State.CANCELLED:
+                return form
+            self.forget(form.client_transaction_id)  # declined, or closed: its links are of no more use
         task = self._preparing.get(key)
         if task is None:
             task = prepare(f"{derive_id('form', key)[:14]}{secrets.token_hex(6)}")

@@ -280,7 +280,7 @@ class Tracker:
     ) -> PaymentForm:
         """The form of a key that lives at least `margin` seconds more, prepared anew only where there is none.
 
-        However many ask at once, one is prepared. `make_request(client_transaction_id)` builds the request of each
+        However many ask at once, one is prepared; one that the service calls cancelled is not handed out. `make_request(client_transaction_id)` builds the request of each
         generation, with the id that it is given. An old form may still be payable for up to ten minutes after a late
         load, so look for payments of every generation. Links are not stored: each process has forms of its own.
         """
@@ -292,6 +292,13 @@ class Tracker:
             return asyncio.create_task(self.prepare(request))
 
         return await self._forms.live(key, prepare, margin)
+
+    def forget_form(self, client_transaction_id: str) -> None:
+        """Let `live_form` hand this form out no more: its customer closed it by the X and comes back for another.
+
+        Only where the profile has no `[returned]`, since `returned` does it too. It is followed on all the same.
+        """
+        self._forms.forget(client_transaction_id)
 
     def _follow(self, record: Record) -> None:
         """Follow a sale; a form only where its status can be asked for by our own id."""

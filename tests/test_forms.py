@@ -91,6 +91,25 @@ async def test_live_form_prepares_once_however_many_ask(service: FormService) ->
     assert all(len(identifier) <= 50 and "cart" not in identifier for identifier in service.prepared)
 
 
+async def test_live_form_hands_out_none_that_is_cancelled(service: FormService) -> None:
+    """Declined, says the service, or closed, says the shop: whoever comes back gets another, one however many ask."""
+    async with tracking(service) as tracker:
+        first = await tracker.live_form("cart-9", request)
+        service.sales[5000] = {
+            "transactionId": 5000,
+            "clientTransactionId": first.client_transaction_id,
+            "amount": 500,
+            "currency": "USD",
+            "state": "Cancelado",
+        }
+        await service.clock.advance(30)
+        forms = await asyncio.gather(*(tracker.live_form("cart-9", request) for _ in range(5)))
+        assert {form.payment_id for form in forms} == {"P2"}
+        tracker.forget_form(forms[0].client_transaction_id)
+        assert (await tracker.live_form("cart-9", request)).payment_id == "P3"
+        assert await tracker.find(forms[0].client_transaction_id) is not None
+
+
 async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FormService) -> None:
     """Every waiter gets the error; nothing dead is kept."""
     service.answers = [refusal(800)]

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from payclient.notifications import notification_url
-from payclient.simulator import ManualClock, Sale, Settings, Simulator
+from payclient.simulator import PAYPHONE, ManualClock, Sale, Settings, Simulator
 from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, serving
 
 SETTINGS = Settings(
@@ -27,8 +27,8 @@ SETTINGS = Settings(
 class HeldSimulator(Simulator):
     """A simulator that can keep the answer to a Sale back after it has created it."""
 
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(token="secret", clock=clock, settings=SETTINGS)
+    def __init__(self, clock: ManualClock, settings: Settings = SETTINGS) -> None:
+        super().__init__(token="secret", clock=clock, settings=settings)
         self.released = asyncio.Event()
         self.released.set()
         self.held = asyncio.Event()
@@ -200,8 +200,39 @@ async def forms(customer: Customer, service: HeldSimulator) -> None:
     assert other != link
     back = await service.cancel_form(payment_id(other)) or ""
     assert "You closed the form" in await customer.get(back)
-    # Nobody paid it and nobody says so: it is not called unpaid.
+    # Nobody paid it and nobody says so: it is not called unpaid. Who comes again gets another.
     assert (await customer.status(urlsplit(back).path.rpartition("/")[2]))["paid"] is None
+    assert await customer.form("cart-2") != other
+
+
+@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
+async def test_forms_that_must_be_confirmed(kind: str, tmp_path: Path) -> None:
+    """Where an unconfirmed payment is given back: paid, declined, closed and forged returns of the preset's service."""
+    clock = ManualClock()
+    async with HeldSimulator(clock, PAYPHONE) as service:
+        preset = {"PAYCLIENT_PROFILE": "payphone"}
+        with serving(kind, service.url, tmp_path, environ=preset) as shop:
+            async with customer_of(shop) as customer:
+                link = await customer.form("cart-1")
+                own = await service.pay(payment_id(link))
+                for query in ("id=x", "id=1&clientTransactionId=another", "msg=" + "x" * 5000):
+                    page = await customer.get(f"{urlsplit(own).path}?{query}")
+                    assert "Confirming your payment" in page
+                assert "Paid. Thank you!" in await customer.get(own)
+                await clock.advance(301)
+                assert "Paid. Thank you!" in await customer.get(own)  # once more
+                assert (service.counts.collected, service.counts.reversed_unconfirmed) == (1150, 0)
+                for end in ("declined", "closed"):
+                    link = await customer.form("cart-2")
+                    if end == "declined":
+                        back = await service.pay(payment_id(link), declined=True)
+                        assert "Not paid" in await customer.get(back)
+                    else:
+                        back = await service.cancel_form(payment_id(link)) or ""
+                        assert "You closed the form" in await customer.get(back)
+                    assert await customer.decided(urlsplit(back).path.rpartition("/")[2]) is False
+                    assert await customer.form("cart-2") != link
+    assert service.counts.forms_paid == 1
 
 
 async def forged(customer: Customer, service: HeldSimulator) -> None:

@@ -64,10 +64,11 @@ async def form(request: web.Request) -> web.Response:
 
 
 async def back(request: web.Request) -> web.Response:
-    return shown(await shop.back_of(tracker_of(request), request.match_info["id"]))
+    return shown(await shop.back_of(tracker_of(request), request.match_info["id"], request.query_string))
 
 
 async def cancelled(request: web.Request) -> web.Response:
+    await shop.close(tracker_of(request), request.match_info["id"], request.query_string)
     return html(shop.cancelled_html())
 
 

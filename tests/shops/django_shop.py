@@ -79,10 +79,11 @@ async def form(request: HttpRequest, cart: str) -> HttpResponse:
 
 
 async def back(request: HttpRequest, identifier: str) -> HttpResponse:
-    return shown(await shop.back_of(tracker_of(request), identifier))
+    return shown(await shop.back_of(tracker_of(request), identifier, request.META["QUERY_STRING"]))
 
 
 async def cancelled(request: HttpRequest, identifier: str) -> HttpResponse:
+    await shop.close(tracker_of(request), identifier, request.META["QUERY_STRING"])
     return html(shop.cancelled_html())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from html import escape
 from urllib.parse import parse_qs
 
@@ -11,7 +11,7 @@ import payclient
 from payclient.web import notification_url
 
 __all__ = [
-    "HEADERS", "SECRET", "back_of", "cancelled_html", "heard", "home_html", "notify_base", "opening", "outcome_html",
+    "HEADERS", "SECRET", "back_of", "cancelled_html", "close", "heard", "home_html", "notify_base", "opening", "outcome_html",
     "phone_in", "prepare_request", "refused_html", "sale_request",
 ]  # fmt: skip
 
@@ -63,15 +63,25 @@ def prepare_request(client_transaction_id: str) -> payclient.PrepareRequest:
     )
 
 
-async def back_of(tracker: payclient.Tracker, identifier: str) -> payclient.PendingSale | None:
+async def back_of(tracker: payclient.Tracker, identifier: str, query: str) -> payclient.PendingSale | None:
     """Who returns from a form says nothing that can be believed: ask the service once.
 
-    Where the profile has `[returned]` and `[confirm]`, `tracker.returned(query)` stands here.
+    Where the profile has `[returned]` and `[confirm]`, that is to confirm it, or the money is given back.
     """
     sale = await tracker.find(identifier)
+    if sale is not None and tracker.profile.returned is not None:
+        with suppress(payclient.InvalidNotificationError):  # rubbish
+            await tracker.returned(query, client_transaction_id=identifier)
+        return await tracker.find(identifier)
     if sale is not None:
         await sale.check()
     return sale
+
+
+async def close(tracker: payclient.Tracker, identifier: str, query: str) -> None:
+    """Who closed the form by its X gets a new one next time."""
+    await back_of(tracker, identifier, query)
+    tracker.forget_form(identifier)
 
 
 def heard(notification: payclient.Notification, receipt: payclient.Receipt) -> None:

@@ -65,10 +65,11 @@ async def form(request: Request) -> Response:
 
 
 async def back(request: Request) -> Response:
-    return shown(await shop.back_of(tracker_of(request), request.path_params["id"]))
+    return shown(await shop.back_of(tracker_of(request), request.path_params["id"], request.url.query))
 
 
 async def cancelled(request: Request) -> Response:
+    await shop.close(tracker_of(request), request.path_params["id"], request.url.query)
     return html(shop.cancelled_html())
 
 

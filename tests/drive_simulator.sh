@@ -1,5 +1,5 @@
 #!/bin/sh
-# A merchant in another language: drives a sale to each of its outcomes by the control API, with curl alone.
+# A merchant in another language: drives sales and forms to each of their outcomes by the control API, with curl alone.
 # Usage: drive_simulator.sh READY_FILE, as `payclient simulate --scenario by-hand --port 0 --ready-file F` writes it.
 set -eu
 
@@ -13,6 +13,13 @@ sale() {  # client transaction id, phone, amount, component
         \"phoneNumber\": \"$2\", \"countryCode\": \"593\", \"amount\": $3, \"amountWithoutTax\": $4,
         \"currency\": \"USD\", \"clientTransactionId\": \"$1\", \"storeId\": \"S1\"}"
 }
+form() {  # client transaction id
+    curl -sS -X POST "$url/api/button/Prepare" -H "Authorization: Bearer $token" -H 'Content-Type: application/json' -d "{
+        \"amount\": 990, \"amountWithoutTax\": 990, \"currency\": \"USD\", \"clientTransactionId\": \"$1\", \"storeId\": \"S1\",
+        \"responseUrl\": \"https://shop.example/back\", \"cancellationUrl\": \"https://shop.example/closed\"}" | field paymentId
+}
+of_client() { curl -sS "$url/api/Sale/client/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
+count() { curl -sS "$url/_simulator/counts" | field "$1"; }
 control() { curl -sS -X POST "$url/_simulator/$1" -H 'Content-Type: application/json' -d "${2-{\}}"; }
 state() { curl -sS "$url/api/Sale/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
 say() { echo "$1: $2"; }
@@ -28,7 +35,7 @@ say cancelled "$(state "$id")"
 
 id=$(sale order-3 0984111203 1150 1150 | field transactionId)
 control clock '{"advance": 300}' > /dev/null
-say expired "$(state "$id") $(curl -sS "$url/_simulator/counts" | field expired)"
+say expired "$(state "$id") $(count expired)"
 
 sale order-4 0984111204 1150 1150 > /dev/null
 say busy "$(sale order-5 0984111204 1150 1150 | grep -o '"errorCode":2061')"
@@ -40,6 +47,14 @@ say invalid "$(sale order-7 0984111207 1150 1149 | grep -o '"errorCode":800')"
 
 control faults '{"kind": "reset", "when": "after"}' > /dev/null
 say lost "$(sale order-8 0984111208 1150 1150 2> /dev/null || echo "curl exit $?") \
-$(curl -sS "$url/api/Sale/client/order-8" -H "Authorization: Bearer $token" | field transactionStatus)"
+$(of_client order-8)"
 
-say created "$(curl -sS "$url/_simulator/counts" | field created)"
+say created "$(count created)"
+
+control "forms/$(form cart-1)/pay" '{"method": "wallet"}' > /dev/null
+say form "paid $(of_client cart-1) $(count forms_paid)"
+
+control "forms/$(form cart-2)/decline" > /dev/null
+say declined "declined $(of_client cart-2) $(count forms_declined)"
+
+say closed "$(control "forms/$(form cart-3)/cancel" | field location) $(count forms_cancelled)"

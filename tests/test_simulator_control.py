@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import importlib
 import json
 import os
 import shutil
@@ -49,6 +50,16 @@ def needs(program: str) -> str:
             pytest.fail(f"{program} is not installed")
         pytest.skip(f"{program} is not installed")
     return found
+
+
+def needed(module: str) -> Any:
+    """A module; skips without it, unless PAYCLIENT_TESTS_MUST_RUN is set: then it fails."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
+            pytest.fail(f"{module} is not installed")
+        pytest.skip(f"{module} is not installed")
 
 
 @pytest.fixture
@@ -179,6 +190,29 @@ async def test_a_forged_notification_arrives() -> None:
         forged = [entry for entry in service.log if entry.kind == "notification"]
         assert [(entry.transaction_id, entry.status) for entry in forged] == [(1001, 404), (5, 404)]
         assert len([entry for entry in merchant.log if entry.text == "followed a redirect"]) == 2
+
+
+async def test_a_form_is_paid_declined_and_closed(service: Simulator) -> None:
+    """By either link; 404 for no form, 409 for one that is decided, and the address to which a browser is sent."""
+    ids = []
+    for _ in range(3):
+        assert (await ask(service, "POST", "samples/form"))[0] == 201
+        ids.append(list(service.forms)[-1])
+    paid, declined, closed = ids
+    status, told = await ask(service, "POST", f"forms/{paid}/pay", json={"method": "wallet"})
+    assert (status, told) == (
+        200,
+        {"location": f"{service.url}/?id=1001&clientTransactionId=sample-1"},
+    )
+    assert (await ask(service, "POST", f"forms/{declined}/decline"))[0] == 200
+    assert (await ask(service, "POST", f"forms/{closed}/cancel")) == (200, {"location": f"{service.url}/"})
+    made = [(form.how, form.method) for form in service.forms.values()]
+    assert made == [("paid", "wallet"), ("declined", "card"), ("cancelled", "card")]
+    for verb in ("pay", "decline", "cancel"):
+        assert (await ask(service, "POST", f"forms/none/{verb}"))[0] == 404
+        assert (await ask(service, "POST", f"forms/{paid}/{verb}"))[0] == 409
+        assert (await ask(service, "POST", f"forms/{paid}/{verb}", json={"method": ["card"]}))[0] == 400
+    assert paid not in repr(service.log)
 
 
 async def test_faults_are_scripted_drawn_counted_and_cleared(service: Simulator) -> None:
@@ -321,7 +355,8 @@ def test_the_file_names_every_route_and_no_other() -> None:
     for route in application.router.routes():
         path = "" if route.resource is None else route.resource.canonical
         if path.startswith("/_simulator") and route.method not in ("HEAD", "*") and "{name}" not in path:
-            for verb in ("approve", "reject") if "{verb}" in path else ("",):
+            verbs = ("pay", "decline", "cancel") if "/forms/" in path else ("approve", "reject")
+            for verb in verbs if "{verb}" in path else ("",):
                 for kind in ("sale", "form") if "{kind}" in path else ("",):
                     served.add((route.method, path.replace("{verb}", verb).replace("{kind}", kind)))
     told = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
@@ -352,7 +387,7 @@ def test_the_server_is_what_the_file_says(fuzzed: SimulatorThread, method: str, 
     """Whatever is sent, the status and the body are among those that the file names (schemathesis)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tool's own imports
-        schemathesis = pytest.importorskip("schemathesis")
+        schemathesis = needed("schemathesis")
         from schemathesis.specs.openapi.checks import positive_data_acceptance
     narrowed = copy.deepcopy(DOCUMENT)
     # Nobody waits, nothing is restarted for an hour, and some of the ids exist.
@@ -433,6 +468,9 @@ def test_curl_drives_a_sale_to_each_outcome(ready: Path) -> None:
         "invalid": '"errorCode":800',
         "lost": "curl exit 56 Pendiente",
         "created": "5",
+        "form": "paid Aceptado 1",
+        "declined": "declined Cancelado 1",
+        "closed": "https://shop.example/closed 1",
     }
 
 
@@ -491,6 +529,10 @@ def test_a_thread_is_controlled_from_code_without_a_loop() -> None:
         assert service.faults_done == {"error": 1}
         assert service.created_per_client_id == {"order-1": 1, "order-2": 1, "order-3": 1}
         assert service.log[-1].fault == "error"
+        first, second = (asyncio.run(_prepare(service, number)) for number in (1, 2))
+        assert service.pay(first, declined=True).startswith("https://shop.example/back?id=")
+        assert service.cancel_form(second, "wallet") is None
+        assert [form.how for form in service.forms.values()] == ["declined", "cancelled"]
     with pytest.raises(RuntimeError, match="not open"):
         service.approve("order-1")
 
@@ -511,6 +553,22 @@ async def _sell(service: SimulatorThread, number: int) -> int:
         ) as response,
     ):
         return response.status
+
+
+async def _prepare(service: SimulatorThread, number: int) -> str:
+    body = {
+        "amount": 5,
+        "tip": 5,
+        "currency": "USD",
+        "clientTransactionId": f"cart-{number}",
+        "storeId": "S1",
+        "responseUrl": "https://shop.example/back",
+    }
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": "Bearer any"}) as session,
+        session.post(f"{service.url}/api/button/Prepare", json=body) as response,
+    ):
+        return str((await response.json(content_type=None))["paymentId"])
 
 
 async def _sell_three(service: SimulatorThread) -> None:

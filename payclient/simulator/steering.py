@@ -11,6 +11,7 @@ from aiohttp import web
 
 from .clock import Clock
 from .faults import KINDS, Fault, FaultPlan
+from .forms import METHODS, Method
 from .journal import Journal
 from .scenarios import SCENARIOS
 from .traffic import ASIDE_PATH
@@ -34,11 +35,13 @@ class Steered(Protocol):
     async def advance(self, seconds: float) -> None: ...
     async def ignore(self, sale: int | str) -> None: ...
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None: ...
+    async def pay(self, payment_id: str, method: Method, *, declined: bool) -> str: ...
+    async def cancel_form(self, payment_id: str, method: Method) -> str | None: ...
     def use_scenario(self, name: str) -> None: ...
 
 
 class Steering:
-    """Faults, clock, restart, scenarios and log. `restart` is called with the seconds to stay down."""
+    """Faults, clock, restart, scenarios, forms and log. `restart` is called with the seconds to stay down."""
 
     def __init__(self, service: Steered, journal: Journal, restart: Callable[[float], None]) -> None:
         self._service = service
@@ -57,6 +60,7 @@ class Steering:
         router.add_get("/_simulator/log", _checked(self._get_log))
         router.add_post("/_simulator/sales/{transaction_id}/ignore", _checked(self._post_ignore))
         router.add_post("/_simulator/sales/{transaction_id}/forge", _checked(self._post_forge))
+        router.add_post("/_simulator/forms/{payment_id}/{verb:pay|decline|cancel}", _checked(self._post_form))
         router.add_get("/_simulator/openapi.json", self._get_openapi)
         router.add_route("*", ASIDE_PATH, self._aside)
 
@@ -146,6 +150,17 @@ class Steering:
         await self._service.forge(number, pretended)
         return json_response({"transaction_id": number if pretended is None else pretended}, 202)
 
+    async def _post_form(self, request: web.Request) -> web.Response:
+        method, service = (await _body(request)).get("method", "card"), self._service
+        if method not in METHODS:
+            raise _UnreadableError(f"method must be {' or '.join(METHODS)}")
+        payment_id, verb = request.match_info["payment_id"], request.match_info["verb"]
+        if verb == "cancel":
+            location = await service.cancel_form(payment_id, method)
+        else:
+            location = await service.pay(payment_id, method, declined=verb == "decline")
+        return json_response({"location": location})
+
     async def _get_openapi(self, _: web.Request) -> web.Response:
         return web.Response(
             body=files(__package__).joinpath("control.openapi.json").read_bytes(),
@@ -171,7 +186,8 @@ def _checked(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) ->
         except LookupError as error:
             return json_response({"message": str(error)}, 404)
         except ValueError as error:
-            clash = "transaction_id" in request.match_info and not isinstance(error, _UnreadableError)
+            named = request.match_info.keys() & {"transaction_id", "payment_id"}
+            clash = named and not isinstance(error, _UnreadableError)
             return json_response({"message": str(error)}, 409 if clash else 400)
 
     return answer

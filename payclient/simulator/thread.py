@@ -11,6 +11,7 @@ from attrs import evolve
 
 from .clock import JumpClock
 from .faults import Fault
+from .forms import Form, Method
 from .journal import Entry
 from .server import Simulator
 from .service import Counts, Sale
@@ -80,6 +81,11 @@ class SimulatorThread:
         return self._call(lambda service: {one: evolve(sale) for one, sale in service.sales.items()})
 
     @property
+    def forms(self) -> Mapping[str, Form]:
+        """A copy of every prepared payment, by its payment id, oldest first."""
+        return self._call(lambda service: {one: evolve(form) for one, form in service.forms.items()})
+
+    @property
     def log(self) -> tuple[Entry, ...]:
         """What happened, oldest first; the last thousand entries."""
         return self._call(lambda service: service.log)
@@ -99,6 +105,14 @@ class SimulatorThread:
     def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
         """Send a notification though nobody answered, by default with the sale's own id."""
         self._call(lambda service: service.start_forged(sale, pretended_id))
+
+    def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
+        """A customer opens the link and pays; returned and raised is what `Simulator.pay` does."""
+        return self._run_there(lambda service: service.pay(payment_id, method, declined=declined))
+
+    def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
+        """A customer opens the link and closes it by its X; otherwise like `pay`."""
+        return self._run_there(lambda service: service.cancel_form(payment_id, method))
 
     def notification(self, sale: int | str) -> str:
         """The query of a sale's notification (§6), to be sent by hand where no socket listens."""

@@ -172,7 +172,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(project: Path, installed: Path, *options: str) -> str:
+def run(project: Path, installed: Path, *options: str, code: int = 0) -> str:
     """What pytest says in the project; it loads only the plugins that are named, of all that are installed here."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
@@ -182,7 +182,7 @@ def run(project: Path, installed: Path, *options: str) -> str:
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -202,6 +202,9 @@ def test_the_readmes_example_runs_from_a_wheel_in_an_empty_project(installed: Pa
     (tmp_path / "test_client.py").write_text(CLIENT, encoding="utf-8")
     assert "4 passed" in run(tmp_path, installed, "-p", "asyncio", "-p", "anyio")
     assert "2 passed" in run(tmp_path, installed, "-p", "anyio", "test_anyio.py", "test_client.py")
+    auto = run(tmp_path, installed, "-p", "asyncio", "-p", "anyio", "-o", "asyncio_mode=auto", code=1)
+    assert "1 failed, 3 passed" in auto
+    assert 'set asyncio_mode = "strict"' in auto
 
 
 def test_the_wheel_has_the_page_and_the_openapi_file(installed: Path) -> None:

@@ -203,7 +203,7 @@ def test_the_readmes_example_runs_from_a_wheel_in_an_empty_project(installed: Pa
     assert "4 passed" in run(tmp_path, installed, "-p", "asyncio", "-p", "anyio")
     assert "2 passed" in run(tmp_path, installed, "-p", "anyio", "test_anyio.py", "test_client.py")
     auto = run(tmp_path, installed, "-p", "asyncio", "-p", "anyio", "-o", "asyncio_mode=auto", code=1)
-    assert "1 failed, 3 passed" in auto
+    assert "3 passed, " in auto
     assert 'set asyncio_mode = "strict"' in auto
 
 

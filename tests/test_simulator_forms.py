@@ -325,6 +325,7 @@ async def test_a_form_does_not_open_without_a_referrer(
     page = await load(getattr(payment, link), headers)
     assert page.status == 200
     assert "No autorizado" in page.text
+    assert service.log[-1].text.endswith(", denied: no referrer came")  # its status may well be 200
     assert "Not authorized" in page.text
     assert not page.is_form
     assert "order-1" not in page.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import aiohttp
 import pytest
@@ -143,6 +143,58 @@ async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service:
         await form.close()
         await page.locator("#forms").get_by_text("paid").wait_for()
         assert service.counts.forms_paid == 1
+
+
+#: Of each text the contrast with what is behind it, where that is one colour: the least, and of which text.
+CONTRAST = """() => {
+    const parts = (color) => (color.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+    const light = (color) => {
+        const [r, g, b] = parts(color).map((x) => x / 255)
+            .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const behind = (element) => {
+        for (let one = element; one; one = one.parentElement) {
+            const style = getComputedStyle(one), alpha = parts(style.backgroundColor)[3];
+            if (style.backgroundImage !== "none") return null;
+            if (alpha === undefined) return style.backgroundColor;
+            if (alpha !== 0) return null;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const found = [...document.body.querySelectorAll("*")].filter((one) => one.checkVisibility() && !one.disabled
+        && [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()));
+    const seen = found.map((one) => [one, behind(one)]).filter(([, back]) => back).map(([one, back]) => {
+        const [low, high] = [light(back), light(getComputedStyle(one).color)].sort((a, b) => a - b);
+        return [(high + 0.05) / (low + 0.05), one.textContent.trim().slice(0, 40)];
+    });
+    return [seen.length, ...seen.sort((a, b) => a[0] - b[0])[0]];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_text_can_be_read(
+    browser: Browser, service: Simulator, scheme: Literal["light", "dark"]
+) -> None:
+    """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
+    await sell(service, 1)
+    await sell(service, 2)
+    service.fail_next(Fault("html", operation="status"))
+    await service.approve("order-1")
+    async with page_of(browser, service) as page:
+        await page.emulate_media(color_scheme=scheme)
+        await page.get_by_role("button", name="Prepare a sample form").click()
+        link = page.get_by_role("link", name="Open by card")
+        await link.wait_for()
+        address = f"{service.url}{await link.get_attribute('href')}"
+        for url, referrer in ((None, None), (address, f"{service.url}/"), (address, None)):
+            if url is not None:
+                await page.goto(url, referer=referrer)
+            dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+            texts, least, text = await page.evaluate(CONTRAST)
+            assert dark is (scheme == "dark")
+            assert texts > 5
+            assert least >= 4.5, (url, text)
 
 
 async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, service: Simulator) -> None:

@@ -63,24 +63,29 @@ _TEXTS: Final[dict[Language, dict[str, str]]] = {
 }
 
 _STYLE: Final = """
+:root{color-scheme:light dark;--page:#f2f4f7;--card:#fff;--text:#1c2430;--soft:#596275;--line:#7b8494;--main:#1d5fbf;\
+--on-main:#fff;--note:#fff3cd;--on-note:#5c4400;--bad:#a8071a}
+@media(prefers-color-scheme:dark){:root{--page:#10151d;--card:#1a212c;--text:#eef1f6;--soft:#a9b3c3;--line:#5d6a80;\
+--main:#8ab4f8;--on-main:#10151d;--note:#4a3a10;--on-note:#ffe9a8;--bad:#ff8a8a}}
 *{box-sizing:border-box}
-body{margin:0;padding:1rem;background:#f2f4f7;color:#1c2430;font:1rem/1.5 system-ui,sans-serif}
-main{position:relative;max-width:26rem;margin:0 auto;padding:1.5rem;background:#fff;border-radius:.75rem}
+body{margin:0;padding:1rem;background:var(--page);color:var(--text);font:1rem/1.5 system-ui,sans-serif}
+main{position:relative;max-width:26rem;margin:0 auto;padding:1.5rem;background:var(--card);border-radius:.75rem}
+@media(min-width:40rem){main{margin-top:min(8vh,5rem)}}
 h1{margin:0 3rem 1rem 0;font-size:1.25rem}
 p{margin:0 0 1rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:.25rem 1rem;margin:0 0 1.5rem}
-dt{color:#596275}
+dt{color:var(--soft)}
 dd{margin:0;text-align:right;overflow-wrap:anywhere}
 label{display:block;margin:0 0 1rem}
-input{display:block;width:100%;min-height:3rem;padding:0 .75rem;border:1px solid #7b8494;border-radius:.5rem;\
-font:inherit}
-button{display:block;width:100%;min-height:3rem;margin:0 0 .75rem;border:1px solid #1d5fbf;border-radius:.5rem;\
-background:#fff;color:#1d5fbf;font:inherit;cursor:pointer}
-button.pay{background:#1d5fbf;color:#fff;font-weight:600}
-button.x{position:absolute;top:1rem;right:1rem;width:3rem;margin:0;border:0;color:#1c2430;font-size:1.25rem}
+input{display:block;width:100%;min-height:3rem;padding:0 .75rem;border:1px solid var(--line);border-radius:.5rem;\
+background:var(--card);color:inherit;font:inherit}
+button{display:block;width:100%;min-height:3rem;margin:0 0 .75rem;border:1px solid var(--main);border-radius:.5rem;\
+background:var(--card);color:var(--main);font:inherit;cursor:pointer}
+button.pay{background:var(--main);color:var(--on-main);font-weight:600}
+button.x{position:absolute;top:1rem;right:1rem;width:3rem;margin:0;border:0;color:var(--text);font-size:1.25rem}
 .amount{font-size:2rem;font-weight:600;line-height:1.2}
-.simulated{padding:.5rem .75rem;border-radius:.5rem;background:#fff3cd;color:#5c4400;font-size:.875rem}
-.missing{color:#a8071a}
+.simulated{padding:.5rem .75rem;border-radius:.5rem;background:var(--note);color:var(--on-note);font-size:.875rem}
+.missing{color:var(--bad)}
 """
 
 

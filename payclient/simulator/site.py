@@ -10,7 +10,10 @@ from .pages import ASKED, denied_page, form_page, missing, notice_page
 from .settings import Settings
 from .web_values import any_case
 
-__all__ = ["Site"]
+__all__ = ["WHY", "Site"]
+
+#: Where an answer of this side says what was wrong.
+WHY = web.ResponseKey("why", str)
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -48,7 +51,8 @@ class Site:
         if host is None or (domains is not None and host not in domains):
             if host is None or form is None or not self._settings.domain_problem_redirects:
                 return self._denied(host)
-            return _redirect(with_query(form.response_url, {"msg": f"El dominio {host} no está autorizado"}))
+            address = with_query(form.response_url, {"msg": f"El dominio {host} no está autorizado"})
+            return _because(_redirect(address), "denied: another domain")
         if form is None:
             return _html(notice_page("unknown"), 404)
         if form.how is None:
@@ -61,7 +65,7 @@ class Site:
         # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
         form = self._forms.forms.get(request.query.get("paymentId", ""))
         if form is None or method not in form.deadlines:
-            return self._denied(None)  # only who was let in has buttons to press
+            return _html(denied_page(None), self._settings.denied_status)  # who was not let in has no buttons
         if (closed := self._closed(form, method)) is not None:
             return closed
         try:
@@ -92,7 +96,14 @@ class Site:
         return None
 
     def _denied(self, host: str | None) -> web.Response:
-        return _html(denied_page(host), self._settings.denied_status)
+        why = "denied: no referrer came" if host is None else "denied: another domain"
+        return _because(_html(denied_page(host), self._settings.denied_status), why)
+
+
+def _because(response: web.Response, why: str) -> web.Response:
+    """With what the log is to say beside a status that may well be 200."""
+    response[WHY] = why
+    return response
 
 
 def _html(text: str, status: int = 200) -> web.Response:

@@ -15,6 +15,7 @@ from .faults import Fault, FaultPlan
 from .journal import Journal
 from .rules import Fault as FieldFault
 from .rules import Refusal, validation_refusal
+from .site import WHY
 from .web_values import json_response
 
 __all__ = ["ASIDE_PATH", "Traffic", "is_of"]
@@ -69,7 +70,8 @@ class Traffic:
                 return await self._carry(request, handler)
             response = await handler(request)
             if self._is_customers(request):  # without its query: who has that has the payment
-                self._journal.write("page", f"{request.method} {request.path}", status=response.status)
+                why = f", {response[WHY]}" if WHY in response else ""
+                self._journal.write("page", f"{request.method} {request.path}{why}", status=response.status)
             return response
 
         return carry

@@ -11,8 +11,8 @@ import payclient
 from payclient.web import notification_url
 
 __all__ = [
-    "HEADERS", "SECRET", "back_of", "cancelled_html", "close", "heard", "home_html", "notify_base", "opening", "outcome_html",
-    "phone_in", "prepare_request", "refused_html", "sale_request",
+    "HEADERS", "SECRET", "back_of", "cancelled_html", "close", "heard", "home_html", "notify_base", "opening",
+    "outcome_html", "phone_in", "prepare_request", "refused_html", "sale_request",
 ]  # fmt: skip
 
 SECRET = os.environ.get("SHOP_SECRET", "")

@@ -281,8 +281,9 @@ class Tracker:
         """The form of a key that lives at least `margin` seconds more, prepared anew only where there is none.
 
         However many ask at once, one is prepared; one that the service calls cancelled is not handed out.
-        `make_request(client_transaction_id)` builds the request of each generation, with the id that it is given. An old form may still be payable for up to ten minutes after a late
-        load, so look for payments of every generation. Links are not stored: each process has forms of its own.
+        `make_request(client_transaction_id)` builds the request of each generation, with the id that it is given.
+        An old form may still be payable for up to ten minutes after a late load, so look for payments of every
+        generation. Links are not stored: each process has forms of its own.
         """
 
         def prepare(client_transaction_id: str) -> asyncio.Task[PaymentForm]:

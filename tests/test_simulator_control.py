@@ -314,6 +314,13 @@ async def test_the_log_is_read_on_from_a_number_and_waits(service: Simulator) ->
     assert "0900000001" not in json.dumps(first)
 
 
+async def test_the_log_stays_small_whatever_is_sent(service: Simulator) -> None:
+    """An id of a megabyte is cut there, and nowhere else."""
+    await sell(service, clientTransactionId="x" * 900_000)
+    assert len(json.dumps((await ask(service, "GET", "log"))[1])) < 1000
+    assert [len(sale.client_transaction_id) for sale in service.sales.values()] == [900_000]
+
+
 async def test_closing_ends_who_waits_for_the_log() -> None:
     """A reader does not hold the service open."""
     async with Simulator() as service:

@@ -464,7 +464,9 @@ async def test_the_page_shows_what_is_paid(language: str, words: list[str]) -> N
             assert 'name="viewport" content="width=device-width, initial-scale=1"' in page.text
             assert page.headers["Cache-Control"] == "no-store"
             assert page.headers["Referrer-Policy"] == "no-referrer"
-            assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+            policy = page.headers["Content-Security-Policy"]
+            assert policy.startswith("default-src 'none'; style-src 'sha256-")
+            assert "unsafe" not in policy
 
 
 async def test_what_comes_from_outside_is_escaped(service: Simulator) -> None:

@@ -144,7 +144,16 @@ def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "again", ["javascript:alert(1)", "//evil.example/", "https:evil", "/a\\b", "/a\nb", "https://[x"]
+    "again",
+    [
+        "javascript:alert(1)",
+        "//evil.example/",
+        " //evil.example/",
+        "https:evil",
+        "/a\\b",
+        "/a\nb",
+        "https://[x",
+    ],
 )
 def test_a_way_back_is_a_path_or_an_http_address(again: str) -> None:
     """Nothing else becomes a link of the page."""

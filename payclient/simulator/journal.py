@@ -11,6 +11,7 @@ from .clock import Clock
 __all__ = ["Entry", "Journal"]
 
 _KEPT = 1000
+_LONGEST = 200  # characters of somebody else's id, so that the log stays small whatever is sent
 
 
 @frozen(kw_only=True)
@@ -65,7 +66,7 @@ class Journal:
                 at=self._clock.time(),
                 kind=kind,
                 text=text,
-                client_transaction_id=client_transaction_id,
+                client_transaction_id=client_transaction_id and client_transaction_id[:_LONGEST],
                 transaction_id=transaction_id,
                 status=status,
                 fault=fault,

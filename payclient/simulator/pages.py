@@ -1,12 +1,14 @@
 """The HTML that a customer sees. What comes from outside is escaped, and nothing is loaded from elsewhere."""
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Final
 
 from .forms import Form, Language, Method
 
-__all__ = ["ASKED", "denied_page", "form_page", "missing", "notice_page"]
+__all__ = ["ASKED", "STYLE_HASH", "denied_page", "form_page", "missing", "notice_page"]
 
 #: The data for which a form asks if it was not given (§2.3): the attribute of `Form` by the input's name.
 ASKED: Final[dict[str, str]] = {"phoneNumber": "phone_number", "email": "email", "documentId": "document_id"}
@@ -87,6 +89,8 @@ button.x{position:absolute;top:1rem;right:1rem;width:3rem;margin:0;border:0;colo
 .simulated{padding:.5rem .75rem;border-radius:.5rem;background:var(--note);color:var(--on-note);font-size:.875rem}
 .missing{color:var(--bad)}
 """
+#: As a Content-Security-Policy names it: no other style is obeyed.
+STYLE_HASH: Final = f"sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}"
 
 
 def form_page(form: Form, method: Method, *, typed: Mapping[str, str] | None = None) -> str:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from .addresses import host_of, with_query
 from .forms import METHODS, Form, Forms, Method
-from .pages import ASKED, denied_page, form_page, missing, notice_page
+from .pages import ASKED, STYLE_HASH, denied_page, form_page, missing, notice_page
 from .settings import Settings
 from .web_values import any_case
 
@@ -18,7 +18,7 @@ WHY = web.ResponseKey("why", str)
 _HEADERS = {
     "Cache-Control": "no-store",
     # No `form-action`: browsers would apply it to the redirect that follows a payment.
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "Content-Security-Policy": f"default-src 'none'; style-src '{STYLE_HASH}'; base-uri 'none'; "
     "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",  # the page's own address is a secret
     "X-Content-Type-Options": "nosniff",

@@ -118,7 +118,7 @@ def check_address(address: str, name: str) -> str:
     """An address of the shop's own for a page: http, https or a path; else `ConfigurationError`."""
     try:
         parts = urlsplit(address)
-        safe = address.isprintable() and "\\" not in address and not address.startswith("//")
+        safe = address.isprintable() and not {" ", "\\"} & set(address) and not address.startswith("//")
     except ValueError:
         safe = False
     if not safe or parts.scheme not in ("", "http", "https") or (parts.scheme and not parts.netloc):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import pytest
+import required
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -28,17 +26,8 @@ ARGUMENTS = (
 
 def chromium() -> str:
     """Where Chromium is; skips the test where it or its driver is missing."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    missing = None if found else "Chromium is not installed"
-    try:
-        import playwright.async_api  # noqa: F401 - only whether it is there
-    except ImportError:
-        missing = "playwright is not installed"
-    if missing:
-        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found or ""
+    required.module("playwright.async_api")
+    return required.program("chromium", "chromium-browser", "google-chrome")
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import payclient
+import required
 from payclient import State, Tracker
 from payclient.pytest_plugin import PayService
 from payclient.simulator import Fault
@@ -142,21 +143,10 @@ def test_under_starlettes_client(pay_service):
 """
 
 
-def missing(*modules: str) -> None:
-    """Skip without them, unless PAYCLIENT_TESTS_MUST_RUN is set: then fail."""
-    for module in modules:
-        try:
-            __import__(module)
-        except ImportError:
-            if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
-                pytest.fail(f"{module} is not installed")
-            pytest.skip(f"{module} is not installed")
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the sources and unpacked as pip would."""
-    missing("hatchling")
+    required.module("hatchling")
     out = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
@@ -188,7 +178,8 @@ def run(project: Path, installed: Path, *options: str, code: int = 0) -> str:
 
 def test_the_readmes_example_runs_from_a_wheel_in_an_empty_project(installed: Path, tmp_path: Path) -> None:
     """As it stands in the README, beside tests of anyio and of Starlette's client; those without pytest-asyncio too."""
-    missing("pytest_asyncio", "anyio", "starlette", "httpx")
+    for name in ("pytest_asyncio", "anyio", "starlette", "httpx"):
+        required.module(name)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = [
         block

@@ -2,10 +2,8 @@
 
 import asyncio
 import copy
-import importlib
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -21,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import payclient.simulator
+import required
 from payclient.cli import main
 from payclient.simulator import (
     SCENARIOS,
@@ -40,26 +39,6 @@ DOCUMENT: dict[str, Any] = json.loads(
 )
 
 Answer = tuple[int, Any]
-
-
-def needs(program: str) -> str:
-    """Where a program is; skips without it, unless PAYCLIENT_TESTS_MUST_RUN is set: then it fails."""
-    found = shutil.which(program)
-    if found is None:
-        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
-            pytest.fail(f"{program} is not installed")
-        pytest.skip(f"{program} is not installed")
-    return found
-
-
-def needed(module: str) -> Any:
-    """A module; skips without it, unless PAYCLIENT_TESTS_MUST_RUN is set: then it fails."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        if os.environ.get("PAYCLIENT_TESTS_MUST_RUN"):
-            pytest.fail(f"{module} is not installed")
-        pytest.skip(f"{module} is not installed")
 
 
 @pytest.fixture
@@ -394,7 +373,7 @@ def test_the_server_is_what_the_file_says(fuzzed: SimulatorThread, method: str, 
     """Whatever is sent, the status and the body are among those that the file names (schemathesis)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tool's own imports
-        schemathesis = needed("schemathesis")
+        schemathesis = required.module("schemathesis")
         from schemathesis.specs.openapi.checks import positive_data_acceptance
     narrowed = copy.deepcopy(DOCUMENT)
     # Nobody waits, nothing is restarted for an hour, and some of the ids exist.
@@ -456,9 +435,9 @@ def test_curl_drives_a_sale_to_each_outcome(ready: Path) -> None:
     assert sorted(told) == ["pid", "token", "url"]
     assert told["token"] == "secret"
     assert stat.S_IMODE(ready.stat().st_mode) == 0o600
-    needs("curl")
+    required.program("curl")
     done = subprocess.run(
-        [needs("sh"), str(ROOT / "tests" / "drive_simulator.sh"), str(ready)],
+        [required.program("sh"), str(ROOT / "tests" / "drive_simulator.sh"), str(ready)],
         capture_output=True,
         text=True,
         timeout=30,

@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from payclient.simulator import Form, ManualClock, Settings, Simulator
+from test_simulator import JSON
 
 BEARER = {"Authorization": "Bearer token-1"}
 SHOP = {"Referer": "https://shop.example/"}
@@ -274,11 +275,6 @@ async def test_a_transactions_id_is_refused_where_the_service_has_a_code_for_it(
         assert answered.json["errorCode"] == 23
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
 _FIELDS = st.sampled_from(
     [*body_of(), "ResponseUrl", "reference", "lang", "order", "tip", "optionalParameter"]
 )
@@ -286,8 +282,8 @@ _ADDRESSES = st.text().map(lambda text: "https://shop.example/" + text) | st.tex
 
 
 @given(
-    changes=st.lists(st.dictionaries(_FIELDS, _JSON | _ADDRESSES), max_size=5),
-    others=st.lists(_JSON, max_size=3),
+    changes=st.lists(st.dictionaries(_FIELDS, JSON | _ADDRESSES), max_size=5),
+    others=st.lists(JSON, max_size=3),
 )
 @hypothesis_settings(max_examples=60, deadline=None)
 async def test_no_json_crashes_prepare_or_its_form(

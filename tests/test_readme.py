@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import re
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ async def test_every_python_example_runs(
         status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
         state_words={"Pendiente": "Pending", "Aceptado": "Approved", "Cancelado": "Canceled"},
     )
+    # The customers answer at once, sooner than it is likely: ask as soon.
+    quick = partial(payclient.open_tracker, schedule=payclient.Fixed(0.05))
+    monkeypatch.setattr(payclient, "open_tracker", quick)
     answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
     shipped: list[str] = []
     async with (

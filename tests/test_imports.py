@@ -20,7 +20,7 @@ ROWS = [
     "access clock deadlines transport ledger",
     "outcomes",
     "session",
-    "asking permits entries",
+    "asking permits entries cases recalling",
     "agenda turns waiting notifying",
     "planning querying",
     "sending following forms confirming",

@@ -117,12 +117,7 @@ from payclient.tracker import (
     as_decided,
     open_tracker,
 )
-from payclient.wire import (
-    BeforeSend,
-    HttpRequest,
-    HttpResponse,
-    Transport,
-)
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__ = [
     "DOCUMENT",

@@ -13,9 +13,9 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
-    "checks answering",
+    "bodies checks links answering",
     "models profile",
-    "wire lifecycle schedule notifications profiles",
+    "encoding wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",
     "outcomes",

@@ -1017,6 +1017,16 @@ async def test_the_newest_of_many_returns_are_recovered(service: FormService) ->
         await until(service, lambda: 5001 in service.confirmed, 3)
 
 
+async def test_a_form_declined_and_then_paid_is_paid(service: FormService) -> None:
+    """The second card is another transaction of the same form: a correction, and not somebody else's."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form())
+        declined = await tracker.returned(service.pay("form-1", 5001, transactionStatus="Canceled"))
+        assert declined.paid is False
+        outcome = await tracker.returned(service.pay("form-1", 5002))
+        assert (outcome.paid, outcome.transaction_id) == (True, 5002)
+
+
 async def test_a_form_is_not_withdrawn(service: FormService) -> None:
     """Only a push is; the service might say `true`, and the form be paid all the same."""
     async with tracking(service, profile=PROFILE) as tracker:

@@ -90,14 +90,8 @@ from payclient.outcomes import (
 from payclient.pending import (
     PendingSale,
 )
-from payclient.profile import (
-    DOCUMENT,
-    ConfirmProfile,
-    ReturnProfile,
-    ServiceProfile,
-    StatusProfile,
-    UndoProfile,
-)
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profile_tables import ConfirmProfile, ReturnProfile, StatusProfile, UndoProfile
 from payclient.profiles import (
     PAYPHONE,
 )
@@ -117,12 +111,7 @@ from payclient.tracker import (
     as_decided,
     open_tracker,
 )
-from payclient.wire import (
-    BeforeSend,
-    HttpRequest,
-    HttpResponse,
-    Transport,
-)
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__ = [
     "DOCUMENT",

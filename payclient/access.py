@@ -6,8 +6,8 @@ import re
 from urllib.parse import urlsplit
 
 from payclient.errors import ConfigurationError
+from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
-from payclient.wire import is_loopback
 
 __all__: list[str] = []
 

@@ -8,13 +8,13 @@ the form is decided or the profile's window is over; from then on the status que
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Sequence
 
 import attrs
 
 from payclient.asking import StatusSource, TransactionRef, conflict_of
+from payclient.cases import MOST_IDS, MOST_REFUSALS, Case, Question, end
 from payclient.clock import Clock
 from payclient.errors import (
     LedgerError,
@@ -31,13 +31,13 @@ from payclient.lifecycle import (
     Event,
     FoundAccepted,
     FoundCancelled,
-    Notified,
     Record,
     Returned,
     State,
 )
 from payclient.models import StatusReport
 from payclient.notifications import Return
+from payclient.recalling import given_up, heard_ids
 from payclient.session import PaySession
 
 __all__: list[str] = []
@@ -47,58 +47,6 @@ logger = logging.getLogger("payclient.confirming")
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 NORMAL_WINDOW = 300.0
-
-#: Answers "no such transaction" after which an id is left alone until it is heard of again.
-MOST_REFUSALS = 3
-
-#: Ids of one form that are asked in turn, one a second: one of them is its own, the others are forged.
-MOST_IDS = 16
-
-
-class Question:
-    """What is asked of one form: to confirm an id, or (None) whether it was paid at all. Times are monotonic."""
-
-    __slots__ = ("asked", "begun", "due", "open", "refusals", "transaction_id", "tries")
-
-    def __init__(self, transaction_id: int | None) -> None:
-        self.transaction_id = transaction_id
-        self.open = False
-        self.begun = self.due = 0.0
-        self.tries = self.refusals = 0
-        #: Done when it was asked once more, or is asked no more.
-        self.asked: asyncio.Future[None] | None = None
-
-    def close(self) -> None:
-        """It is asked no more."""
-        self.open = False
-        self.answered()
-
-    def answered(self) -> None:
-        """Let go of whoever waits for one try."""
-        if self.asked is not None and not self.asked.done():
-            self.asked.set_result(None)
-        self.asked = None
-
-
-class Case:
-    """One form that came back, or was found paid."""
-
-    __slots__ = ("found", "questions", "record", "report", "task", "tried_at", "wake")
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.questions: dict[int | None, Question] = {}
-        #: Transaction id -> when the status first said accepted, by the monotonic clock.
-        self.found: dict[int | None, float] = {}
-        self.tried_at = float("-inf")
-        self.task: asyncio.Task[None] | None = None
-        #: Ends the task's sleep: there is something new to ask.
-        self.wake: asyncio.Future[None] | None = None
-        self.report: StatusReport | None = None
-
-    def open(self) -> list[Question]:
-        """What is still to be asked."""
-        return [question for question in self.questions.values() if question.open]
 
 
 class Confirming:
@@ -118,6 +66,7 @@ class Confirming:
         self._asks = profile.status is not None and profile.status.by_client_transaction_id is not None
         self._cases: dict[str, Case] = {}
         self._said: set[str] = set()
+        self._closed = False
 
     # --- What is heard of
 
@@ -133,37 +82,58 @@ class Confirming:
         ):
             return record, None
         case = self._case(record)
-        if back.transaction_id not in case.questions:
-            if len(case.open()) >= MOST_IDS:
-                return case.record, case.report
-            event = Returned(at=self._clock.time(), transaction_id=back.transaction_id)
+        if not case.takes(back.transaction_id):
+            return case.record, case.report
+        if back.transaction_id not in case.questions and back.transaction_id not in case.coming:
             # Before anything is asked, so that it is asked again after a crash.
-            case.record = await self._ledger.apply(case.record, event)
-            self._changed(case.record)
-        question = self._begin(case, back.transaction_id)
-        if question.asked is None:
-            question.asked = asyncio.get_running_loop().create_future()
-        await asyncio.shield(question.asked)
+            await self._write(case, back.transaction_id)
+        await self._first_answer(self._begin(case, back.transaction_id))
         return case.record, case.report
+
+    async def _write(self, case: Case, transaction_id: int | None) -> None:
+        """Record a return."""
+        case.coming.add(transaction_id)
+        try:
+            record = await self._ledger.apply(
+                case.record, Returned(at=self._clock.time(), transaction_id=transaction_id)
+            )
+        except LedgerError:
+            self._begin(case, transaction_id)  # who has paid has paid: this much can be done without it
+            raise
+        finally:
+            case.coming.discard(transaction_id)
+        self._changed(self._case(record).record)
+
+    async def _first_answer(self, question: Question) -> None:
+        """Until it was asked once more; at most the total time-out, however many others stand in line."""
+        if not question.open:
+            return
+        if question.asked is None or question.asked.done():
+            question.asked = asyncio.get_running_loop().create_future()
+        until = self._clock.monotonic() + self._session.timeouts.total
+        timer = self._clock.call_at(until, end, question.asked)
+        try:
+            await asyncio.shield(question.asked)
+        finally:
+            timer.cancel()
 
     def notified(self, record: Record, transaction_id: int) -> None:
         """A notification named a form's transaction, and was recorded: confirm it, without waiting."""
         if self._confirms and record.state not in (State.ACCEPTED, State.REFUSED):
             case = self._case(record)
-            if transaction_id in case.questions or len(case.open()) < MOST_IDS:
+            if case.takes(transaction_id):
                 self._begin(case, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:
-        """On entry: go on with every form that came back and is not decided."""
-        for record in records if self._confirms else ():
-            if record.kind != "form" or record.notified_at is None or record.state.decided:
-                continue
-            for change in await self._ledger.history(record.client_transaction_id):
-                if change.attempt == record.attempt and change.event in (
-                    Returned.__name__,
-                    Notified.__name__,
-                ):
-                    self._begin(self._case(record), json.loads(change.detail or "{}").get("transaction_id"))
+        """On entry: go on with every form that came back and is not decided, or was paid after it was given up."""
+        if not self._confirms:
+            return
+        # Who gave a form up may still load and pay it until its links are dead.
+        since = self._clock.time() - 2 * self._session.profile.form_window - self._window
+        for record in [*records, *await given_up(self._ledger, since)]:
+            if record.kind == "form" and record.notified_at is not None:
+                for transaction_id in (await heard_ids(self._ledger, record))[:MOST_IDS]:
+                    self._begin(self._case(record), transaction_id)
 
     def status(self, ask: StatusSource) -> StatusSource:
         """A source that calls no form accepted which may still be reversed: it is pending until it is confirmed."""
@@ -185,9 +155,13 @@ class Confirming:
             if record is None or record.state is State.ACCEPTED:
                 return report
             case = self._case(record)
+        if conflict_of(case.record, report):
+            return report  # it is not ours to confirm, and decides nothing
         now = self._clock.monotonic()
-        # Not from when a browser named it: anybody can name an id before it is paid.
-        if now - case.found.setdefault(report.transaction_id, now) > self._window:
+        # Not from when a browser named it: anybody can name an id before it is paid. The window, and as much for a
+        # service that reverses late.
+        if now - case.found.setdefault(report.transaction_id, now) > 2 * self._window:
+            self._drop(case)
             return report  # it would have been reversed by now, and was not
         if report.transaction_id is not None:
             self._begin(case, report.transaction_id)
@@ -197,32 +171,32 @@ class Confirming:
 
     def _case(self, record: Record) -> Case:
         case = self._cases.setdefault(record.client_transaction_id, Case(record))
-        if record.version > case.record.version:
+        if (record.attempt, record.version) > (case.record.attempt, case.record.version):
             case.record = record
         return case
 
+    def _drop(self, case: Case) -> None:
+        """Forget a form of which nothing is asked: the ledger knows what came of it."""
+        if case.task is None and not case.coming:
+            self._cases.pop(case.record.client_transaction_id, None)
+
     def _begin(self, case: Case, transaction_id: int | None) -> Question:
         """Ask this, now or as soon as it is its turn."""
-        question = case.questions.get(transaction_id)
-        if question is None:
-            if len(case.questions) >= 2 * MOST_IDS:
-                case.questions = {question.transaction_id: question for question in case.open()}
-            question = case.questions[transaction_id] = Question(transaction_id)
+        question = case.question(transaction_id)
+        if self._closed:
+            return question  # it stands in the ledger
         if not question.open:
-            question.open = True
-            question.begun = question.due = self._clock.monotonic()
-            question.tries = question.refusals = 0
+            question.begin(self._clock.monotonic())
         if case.task is None:
             case.task = asyncio.create_task(self._work(case))
-        elif case.wake is not None and not case.wake.done():
-            case.wake.set_result(None)
+        elif case.wake is not None:
+            end(case.wake)
         return question
 
     async def _work(self, case: Case) -> None:
         """Ask what is open of one form, one at a time, until nothing is."""
         try:
-            while questions := case.open():
-                question = min(questions, key=lambda question: question.due)
+            while question := case.next(self._clock.monotonic()):
                 when = max(question.due, case.tried_at + min(1.0, self._scale))
                 if when > self._clock.monotonic():
                     await self._rest(case, when)
@@ -233,12 +207,12 @@ class Confirming:
             case.task = None
             for question in case.questions.values():
                 question.close()
-            if case.record.state.decided:
-                self._cases.pop(case.record.client_transaction_id, None)
+            if case.record.state.decided or not case.found:
+                self._drop(case)
 
     async def _rest(self, case: Case, when: float) -> None:
         case.wake = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_at(when, _end, case.wake)
+        timer = self._clock.call_at(when, end, case.wake)
         try:
             await case.wake
         finally:
@@ -251,7 +225,7 @@ class Confirming:
         identifier = case.record.client_transaction_id
         question.tries += 1
         try:
-            case.record = await self._ledger.get(identifier) or case.record
+            await self._read(case)
             if case.record.state in (State.ACCEPTED, State.REFUSED):
                 settled = True
             elif question.transaction_id is None:
@@ -259,7 +233,9 @@ class Confirming:
             else:
                 settled = await self._confirm(case, question.transaction_id)
         except RateLimitedError as limited:
-            pause = max(pause, limited.retry_after or 5.0)
+            wished = 5.0 if limited.retry_after is None else limited.retry_after
+            # Never so long that the payment is reversed meanwhile.
+            pause = max(pause, min(wished, self._window / 10))
         except UnauthorizedError:
             self._say("401", "confirmations are refused (401): is the token still good?")
         except RefusedError as refused:
@@ -284,11 +260,21 @@ class Confirming:
         elif settled:
             question.close()
         elif now - question.begun > self._window:
-            logger.error("%s: not confirmed in time; its status will tell", identifier)
+            if question.transaction_id is not None:
+                logger.error("%s: not confirmed in time; its status will tell", identifier)
             question.close()
         else:
             question.due = now + pause
             question.answered()
+
+    async def _read(self, case: Case) -> None:
+        """See what others wrote. A ledger that cannot say stops no confirmation."""
+        try:
+            record = await self._ledger.get(case.record.client_transaction_id)
+        except LedgerError as error:
+            logger.error("%s: the ledger failed: %s", case.record.client_transaction_id, type(error).__name__)
+        else:
+            case.record = record or case.record
 
     async def _confirm(self, case: Case, transaction_id: int) -> bool:
         """Whether the service's answer settles this id."""
@@ -343,6 +329,7 @@ class Confirming:
 
     async def aclose(self) -> None:
         """Stop: what is open stands in the ledger, and is asked at the next entry."""
+        self._closed = True
         tasks = [case.task for case in self._cases.values() if case.task is not None]
         for task in tasks:
             task.cancel()
@@ -356,8 +343,3 @@ def _not_confirmed(record: Record, transaction_id: int, report: StatusReport) ->
     if report.client_transaction_id is None or report.amount is None:
         return f"confirming transaction {transaction_id} does not say what it confirms"
     return conflict_of(record, report)
-
-
-def _end(rest: asyncio.Future[None]) -> None:
-    if not rest.done():
-        rest.set_result(None)

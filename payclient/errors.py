@@ -230,7 +230,7 @@ class NotReversibleError(RefusedError):
 
 
 class UsageError(PayError, RuntimeError):
-    """Held wrong: used when closed, after a fork, or from another event loop."""
+    """Held wrong: used when closed, after a fork, from another event loop, or for what it cannot do."""
 
 
 class TransitionError(PayError):

@@ -379,7 +379,9 @@ def advance(record: Record, event: Event) -> Record:
             changes["expires_at"] = expires_at
         case FoundPending() | FoundAccepted() | FoundCancelled():
             if record.transaction_id is None:
-                changes["transaction_id"] = event.transaction_id
+                # A form whose card was declined may yet be paid by another, which is another transaction.
+                if record.kind == "sale" or not isinstance(event, FoundCancelled):
+                    changes["transaction_id"] = event.transaction_id
             elif event.transaction_id not in (None, record.transaction_id):
                 raise TransitionError(
                     f"a report of transaction {event.transaction_id} is not this one's",

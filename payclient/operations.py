@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import orjson
 
+from payclient.bodies import is_id, parse_json, parse_object
 from payclient.checks import text_fault
 from payclient.errors import (
     ConfigurationError,
@@ -24,16 +25,7 @@ from payclient.errors import (
 )
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
-from payclient.wire import (
-    HttpRequest,
-    HttpResponse,
-    decode_report,
-    is_id,
-    parse_json,
-    parse_object,
-    read_refusal,
-    retry_after,
-)
+from payclient.wire import HttpRequest, HttpResponse, decode_report, read_refusal, retry_after
 
 __all__: list[str] = []
 

@@ -8,94 +8,24 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
 
 from payclient.errors import ConfigurationError
+from payclient.profile_tables import NAME, TABLES, check_tables, is_seconds, to_mapping, to_set
 
-__all__ = ["DOCUMENT", "ConfirmProfile", "ReturnProfile", "ServiceProfile", "StatusProfile", "UndoProfile"]
+# By their own names too: they belong to a profile's face.
+from payclient.profile_tables import ConfirmProfile as ConfirmProfile
+from payclient.profile_tables import ReturnProfile as ReturnProfile
+from payclient.profile_tables import StatusProfile as StatusProfile
+from payclient.profile_tables import UndoProfile as UndoProfile
 
-#: The three states of a Sale (§3).
-STATE_WORDS = ("Pendiente", "Aceptado", "Cancelado")
+__all__ = ["DOCUMENT", "ServiceProfile"]
 
-#: Seconds; more than any time of a payment, and few enough to count with.
-LONGEST = 1e9
-
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_PATH = re.compile(r"/[A-Za-z0-9_./{}-]*")
 _LANGUAGE = re.compile(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}")
-
-
-# What is of the wrong kind passes the converters unchanged: `_check` names it.
-
-
-def _mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(dict(value)) if isinstance(value, Mapping) else value
-
-
-def _set(value: Iterable[Any]) -> frozenset[Any]:
-    if isinstance(value, (list, tuple, set, frozenset)):
-        with suppress(TypeError):  # entries that do not hash
-            return frozenset(value)
-    return value  # type: ignore[return-value]  # see above
-
-
-@attrs.frozen(kw_only=True)
-class StatusProfile:
-    """How a transaction's status is asked for; the document shows no endpoint (§4.2)."""
-
-    #: Path with `{transaction_id}`; answers an object.
-    by_transaction_id: str | None = None
-    #: Path with `{client_transaction_id}`; answers an object, or an array of them.
-    by_client_transaction_id: str | None = None
-    #: The field of the answer that holds the state.
-    state_field: str
-    #: The service's state words -> `Pendiente`, `Aceptado`, `Cancelado` (§3).
-    states: Mapping[str, str] = attrs.field(
-        converter=_mapping, factory=lambda: {word: word for word in STATE_WORDS}
-    )
-
-
-@attrs.frozen(kw_only=True)
-class ConfirmProfile:
-    """How a paid form is confirmed, where the service reverses it otherwise; the document shows no such endpoint."""
-
-    #: Answers the object of a status query.
-    path: str
-    #: The fields of its body.
-    transaction_id_field: str
-    client_transaction_id_field: str
-    #: Seconds from the payment until it is reversed unless it was confirmed.
-    window: float
-
-
-@attrs.frozen(kw_only=True)
-class UndoProfile:
-    """How a push request is withdrawn, or a payment reversed; the document shows neither. `true` is the success."""
-
-    #: A path, and the field of its body that holds the id.
-    by_transaction_id: str | None = None
-    transaction_id_field: str | None = None
-    by_client_transaction_id: str | None = None
-    client_transaction_id_field: str | None = None
-    #: Codes, general or in `errors`, that say "not any more": it is decided, or too late.
-    too_late_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_set)
-
-
-@attrs.frozen(kw_only=True)
-class ReturnProfile:
-    """What a form's redirect brings to `response_url` (§6: its parameters are not shown). Any letter case."""
-
-    #: 0, or left out: nothing was paid.
-    transaction_id: str
-    client_transaction_id: str
-    #: In the place of the ids where the form could not be used.
-    message: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -118,13 +48,13 @@ class ServiceProfile:
     #: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
     response_url_field: str = "responseUrl"
     #: Error codes that mean "this client transaction id is already there".
-    duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_set)
+    duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Error codes of a status query that mean "no such transaction".
-    not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_set)
+    not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Status queries allowed in a minute, over all transactions; None: no limit known.
     queries_per_minute: float | None = None
     #: HTTP statuses known to create nothing whatever their body.
-    refusing_statuses: frozenset[int] = attrs.field(default=frozenset(), converter=_set)
+    refusing_statuses: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Seconds until a push request expires (§8).
     sale_window: float = 300.0
     #: Seconds that a form link lives (§8).
@@ -132,11 +62,11 @@ class ServiceProfile:
     #: Seconds after the permit from which "not found" may prove absence; twice the sale window unless given.
     absent_after: float = attrs.field()
     #: Hosts that a form link may name; None: not checked.
-    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=attrs.converters.optional(_set))
+    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=attrs.converters.optional(to_set))
     #: Longest text by our field name, in characters (§2.2: length limits are not shown).
-    max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=_mapping)
+    max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=to_mapping)
     #: Smallest and largest number by our field name.
-    ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_mapping)
+    ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=to_mapping)
     status: StatusProfile | None = None
     confirm: ConfirmProfile | None = None
     cancel: UndoProfile | None = None
@@ -145,7 +75,7 @@ class ServiceProfile:
 
     @absent_after.default
     def _twice_the_sale_window(self) -> float:
-        return 2 * self.sale_window if _seconds(self.sale_window) else 600.0
+        return 2 * self.sale_window if is_seconds(self.sale_window) else 600.0
 
     def __attrs_post_init__(self) -> None:
         _check(self)
@@ -170,7 +100,7 @@ class ServiceProfile:
         known = {field.name for field in attrs.fields(cls)}
         unknown = [name for name in settings if name not in known]
         tables: dict[str, Any] = {}
-        for table, kind in _TABLES.items():
+        for table, kind in TABLES.items():
             values = settings.pop(table, None)
             if values is None:
                 continue
@@ -182,27 +112,18 @@ class ServiceProfile:
         if unknown:
             raise ConfigurationError(f"unknown profile setting {', '.join(sorted(unknown))}")
         for table, values in tables.items():
-            for field in attrs.fields(_TABLES[table]):
+            for field in attrs.fields(TABLES[table]):
                 if field.default is attrs.NOTHING and field.name not in values:
                     raise ConfigurationError(
                         f"profile setting {table}.{field.name}: is required beside [{table}]"
                     )
-            settings[table] = _TABLES[table](**values)
+            settings[table] = TABLES[table](**values)
         ranges = settings.get("ranges")
         if isinstance(ranges, Mapping):  # TOML has no tuples
             settings["ranges"] = {
                 name: tuple(pair) if isinstance(pair, list) else pair for name, pair in ranges.items()
             }
         return cls(**settings)
-
-
-_TABLES: dict[str, type] = {
-    "status": StatusProfile,
-    "confirm": ConfirmProfile,
-    "cancel": UndoProfile,
-    "reverse": UndoProfile,
-    "returned": ReturnProfile,
-}
 
 
 def _check(profile: ServiceProfile) -> None:
@@ -228,7 +149,7 @@ def _check(profile: ServiceProfile) -> None:
         value = getattr(profile, setting)
         optional = setting != "response_url_field"
         need(
-            (value is None and optional) or (isinstance(value, str) and _NAME.fullmatch(value)),
+            (value is None and optional) or (isinstance(value, str) and NAME.fullmatch(value)),
             setting,
             "is the name of a field",
         )
@@ -238,9 +159,9 @@ def _check(profile: ServiceProfile) -> None:
         "is true or false",
     )
     for setting in ("sale_window", "form_window", "absent_after"):
-        need(_seconds(getattr(profile, setting)), setting, "is a positive number of seconds")
+        need(is_seconds(getattr(profile, setting)), setting, "is a positive number of seconds")
     rate = profile.queries_per_minute
-    need(rate is None or _seconds(rate), "queries_per_minute", "is a positive number")
+    need(rate is None or is_seconds(rate), "queries_per_minute", "is a positive number")
     for setting in ("duplicate_codes", "not_found_codes", "refusing_statuses"):
         codes = getattr(profile, setting)
         good = isinstance(codes, frozenset) and all(type(code) is int for code in codes)
@@ -280,91 +201,7 @@ def _check(profile: ServiceProfile) -> None:
         "link_hosts",
         "is a list of host names",
     )
-    for table, kind in _TABLES.items():
-        value = getattr(profile, table)
-        need(value is None or isinstance(value, kind), table, f"is a {kind.__name__}")
-    _check_operations(profile, need)
-    status = profile.status
-    if status is None:
-        return
-    for key in ("transaction_id", "client_transaction_id"):
-        path = getattr(status, f"by_{key}")
-        need(
-            path is None
-            or (isinstance(path, str) and _PATH.fullmatch(path) and path.replace(f"{{{key}}}", "x").count("{") == 0
-                and f"{{{key}}}" in path),
-            f"status.by_{key}",
-            f"is a path with {{{key}}}",
-        )  # fmt: skip
-    need(
-        status.by_transaction_id or status.by_client_transaction_id,
-        "status",
-        "needs by_transaction_id or by_client_transaction_id",
-    )
-    need(
-        isinstance(status.state_field, str) and status.state_field,
-        "status.state_field",
-        "is the name of a field",
-    )
-    need(
-        isinstance(status.states, Mapping)
-        and status.states
-        and all(isinstance(word, str) and state in STATE_WORDS for word, state in status.states.items()),
-        "status.states",
-        f"maps the service's words to {', '.join(STATE_WORDS)}",
-    )
-
-
-def _check_operations(profile: ServiceProfile, need: Callable[[object, str, str], None]) -> None:
-    """What stands in [confirm], [cancel], [reverse] and [returned]."""
-
-    def is_name(value: object) -> bool:
-        return isinstance(value, str) and _NAME.fullmatch(value) is not None
-
-    def is_path(value: object) -> bool:
-        return isinstance(value, str) and _PATH.fullmatch(value) is not None and "{" not in value
-
-    if (confirm := profile.confirm) is not None:
-        need(is_path(confirm.path), "confirm.path", "is a path")
-        for name in ("transaction_id_field", "client_transaction_id_field"):
-            need(is_name(getattr(confirm, name)), f"confirm.{name}", "is the name of a field")
-        need(_seconds(confirm.window), "confirm.window", "is a positive number of seconds")
-        need(profile.status is not None, "confirm", "needs [status], whose words its answer has")
-    for table in ("cancel", "reverse"):
-        undo: UndoProfile | None = getattr(profile, table)
-        if undo is None:
-            continue
-        for name in ("transaction_id", "client_transaction_id"):
-            path, field = getattr(undo, f"by_{name}"), getattr(undo, f"{name}_field")
-            need(path is None or is_path(path), f"{table}.by_{name}", "is a path")
-            need(
-                is_name(field) or (field is None and path is None),
-                f"{table}.{name}_field",
-                "is the name of a field",
-            )
-        need(
-            undo.by_transaction_id or undo.by_client_transaction_id,
-            table,
-            "needs by_transaction_id or by_client_transaction_id",
-        )
-        codes = undo.too_late_codes
-        need(
-            isinstance(codes, frozenset) and all(type(code) is int for code in codes),
-            f"{table}.too_late_codes",
-            "is a list of integers",
-        )
-    if (returned := profile.returned) is not None:
-        for name in ("transaction_id", "client_transaction_id", "message"):
-            value = getattr(returned, name)
-            need(
-                is_name(value) or (value is None and name == "message"),
-                f"returned.{name}",
-                "is the name of a parameter",
-            )
-
-
-def _seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LONGEST
+    check_tables({name: getattr(profile, name) for name in TABLES}, need)
 
 
 #: Only what the document shows.

@@ -10,14 +10,8 @@ from __future__ import annotations
 import os
 
 from payclient.errors import ConfigurationError
-from payclient.profile import (
-    DOCUMENT,
-    ConfirmProfile,
-    ReturnProfile,
-    ServiceProfile,
-    StatusProfile,
-    UndoProfile,
-)
+from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profile_tables import ConfirmProfile, ReturnProfile, StatusProfile, UndoProfile
 
 __all__ = ["PAYPHONE"]
 

@@ -19,6 +19,7 @@ import attrs
 
 from payclient.access import Authorization, authorization, check_base_url
 from payclient.deadlines import Deadlines, Timeouts
+from payclient.encoding import Encoder
 from payclient.errors import (
     ConfigurationError,
     NotSentError,
@@ -41,7 +42,6 @@ from payclient.profiles import find_profile
 from payclient.transport import AiohttpTransport
 from payclient.wire import (
     BeforeSend,
-    Encoder,
     HttpRequest,
     HttpResponse,
     Transport,

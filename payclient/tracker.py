@@ -20,6 +20,7 @@ from payclient.errors import (
     OutcomeUnknownError,
     TrackerClosedError,
     TransitionError,
+    UsageError,
 )
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
@@ -221,13 +222,18 @@ class Tracker:
         """Withdraw a push request that nobody answers, and say what is true then: the customer may have been quicker.
 
         Where the service's answer is lost, the outcome is what the status query says, perhaps still undecided. Raises
-        `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn.
+        `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn, `UsageError` for a form.
         """
         if not self._open:
             raise TrackerClosedError(
                 "the tracker is not open", client_transaction_id=pending.client_transaction_id
             )
         record = await self._ledger.get(pending.client_transaction_id)
+        if record is not None and record.kind == "form":
+            raise UsageError(
+                "a form is not withdrawn: hand out its links no more",
+                client_transaction_id=record.client_transaction_id,
+            )
         if record is None or record.state.decided or record.state is State.SENDING:
             return pending.outcome if record is None else Outcome.of(record)
         cancel = self._session.profile.cancel

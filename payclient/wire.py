@@ -1,4 +1,4 @@
-"""Models <-> bytes, and answers -> results or errors: total, pure functions of status, headers and body.
+"""The seam to the network, and answers -> results or errors: total, pure functions of status, headers and body.
 
 Answers are judged by their body's shape, since the document shows no HTTP statuses (§4.4).
 """
@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import datetime
 import email.utils
-import ipaddress
-import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
-from typing import Any, NoReturn
-from urllib.parse import urlsplit
+from typing import Any
 
 import attrs
-import cattrs.fns
-import orjson
-from cattrs.gen import make_dict_unstructure_fn, override
-from cattrs.preconf.orjson import OrjsonConverter, make_converter
 
+from payclient.bodies import is_id, parse_json, parse_object, read_details, read_message, repeats
 from payclient.checks import text_fault
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
-    ErrorDetail,
-    InvalidRequestError,
     NotCreatedError,
     OutcomeUnknownError,
     RateLimitedError,
@@ -34,33 +25,17 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import (
-    BillTo,
-    FormLinks,
-    LineItem,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    SaleResult,
-    StatusReport,
-)
+from payclient.links import is_safe_link
+from payclient.models import FormLinks, PrepareResult, SaleResult, StatusReport
 from payclient.profile import ServiceProfile
-from payclient.spelling import to_service
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
-
-#: §2.5: an integer; a 64-bit one, since no service counts further.
-MAX_ID = 2**63 - 1
 
 #: Transactions under one client transaction id, beyond which an answer is none.
 MAX_REPORTS = 1000
 
 #: The fields of an answer that decide what it is.
 _DECIDING = ("transactionId", "errorCode")
-
-#: An error's texts are kept to this many characters each, and this many entries.
-MAX_MESSAGE, MAX_ENTRIES = 500, 50
 
 
 # These two are made for every call, so they are not frozen: that would cost as much as encoding a small Sale.
@@ -94,120 +69,6 @@ BeforeSend = Callable[[], Awaitable[None]]
 Transport = Callable[[HttpRequest, BeforeSend | None], Awaitable[HttpResponse]]
 
 
-# --- Models -> bytes
-
-
-class Encoder:
-    """Encodes requests with the names of one profile."""
-
-    def __init__(self, profile: ServiceProfile) -> None:
-        self._profile = profile
-        self._sale, self._prepare = _unstructurers(
-            profile.nick_name_flag, profile.language_field, profile.response_url_field
-        )
-        self._checks = bool(profile.max_lengths or profile.ranges)
-        known = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
-        for setting, names in (("max_lengths", profile.max_lengths), ("ranges", profile.ranges)):
-            for name in names:
-                if name not in known:
-                    raise ConfigurationError(f"profile setting {setting}: no request has a field {name}")
-
-    def sale(self, request: SaleRequest) -> bytes:
-        """The body of a Sale (§2.2). `InvalidRequestError`, `ConfigurationError`: what the profile knows."""
-        if request.by_nick_name:
-            if self._profile.nick_name_flag is None:
-                raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
-            if request.phone_number is None and not self._profile.phone_optional_with_nick_name:
-                _refuse(request, "phone_number", "is required")
-        if self._checks:
-            self._check(request)
-        return orjson.dumps(self._sale(request))
-
-    def prepare(self, request: PrepareRequest) -> bytes:
-        """The body of a Button/Prepare (§2.3)."""
-        if request.language is not None and self._profile.language_field is None:
-            raise ConfigurationError("a form's language needs language_field in the profile")
-        if self._checks:
-            self._check(request)
-        return orjson.dumps(self._prepare(request))
-
-    def _check(self, request: SaleRequest | PrepareRequest) -> None:
-        # Raised here, where no local variable holds a value: error trackers show them.
-        if faults := self._faults(request):
-            raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
-
-    def _faults(self, request: SaleRequest | PrepareRequest) -> list[ErrorDetail]:
-        faults = []
-        for name, longest in self._profile.max_lengths.items():
-            value = getattr(request, name, None)
-            if isinstance(value, str) and len(value) > longest:
-                faults.append(_fault(name, f"is longer than {longest} characters"))
-        for name, (smallest, largest) in self._profile.ranges.items():
-            value = getattr(request, name, None)
-            if type(value) is int and not smallest <= value <= largest:
-                faults.append(_fault(name, f"is {smallest} to {largest}"))
-        return faults
-
-
-def _fault(name: str, description: str) -> ErrorDetail:
-    return ErrorDetail("Amount" if name == "amount" else to_service(name), 0, (description,))
-
-
-def _refuse(request: SaleRequest, name: str, description: str) -> NoReturn:
-    raise InvalidRequestError(
-        errors=[_fault(name, description)], client_transaction_id=request.client_transaction_id
-    )
-
-
-@lru_cache(maxsize=16)
-def _unstructurers(
-    nick_name_flag: str | None, language_field: str | None, response_url_field: str
-) -> tuple[Callable[[SaleRequest], dict[str, Any]], Callable[[PrepareRequest], dict[str, Any]]]:
-    """The functions that cattrs writes for a profile's names; the models checked every value already."""
-    converter = make_converter(detailed_validation=False)
-    special = {
-        ("SaleRequest", "by_nick_name"): override(rename=nick_name_flag)
-        if nick_name_flag
-        else override(omit=True),
-        ("PrepareRequest", "language"): override(rename=language_field)
-        if language_field
-        else override(omit=True),
-        ("PrepareRequest", "response_url"): override(rename=response_url_field),
-    }
-    # Inner classes first: the outer functions call the inner ones directly.
-    _register(converter, BillTo, special, {})
-    _register(converter, LineItem, special, {})
-    bill_to, item = converter.get_unstructure_hook(BillTo), converter.get_unstructure_hook(LineItem)
-    _register(
-        converter,
-        Order,
-        special,
-        {"bill_to": bill_to, "line_items": lambda items: [item(one) for one in items]},
-    )
-    order = converter.get_unstructure_hook(Order)
-    _register(converter, SaleRequest, special, {"order": order})
-    _register(converter, PrepareRequest, special, {"order": order})
-    return converter.get_unstructure_hook(SaleRequest), converter.get_unstructure_hook(PrepareRequest)
-
-
-def _register(
-    converter: OrjsonConverter,
-    model: type,
-    special: Mapping[tuple[str, str], Any],
-    inner: Mapping[str, Callable[[Any], Any]],
-) -> None:
-    overrides = {}
-    for field in attrs.fields(model):
-        rule = special.get((model.__name__, field.name), override(rename=to_service(field.name)))
-        hook = inner.get(field.name, cattrs.fns.identity)
-        overrides[field.name] = attrs.evolve(rule, unstruct_hook=hook)
-    hook = make_dict_unstructure_fn(model, converter, _cattrs_omit_if_default=True, **overrides)
-    converter.register_unstructure_hook(model, hook)
-
-
-# --- Bytes -> models
-
-
 def decode_sale(
     response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
 ) -> SaleResult:
@@ -216,12 +77,12 @@ def decode_sale(
     data = parse_object(response.body)
     identifier = data.get("transactionId") if data is not None else None
     if data is not None and identifier is not None and data.get("errorCode") is None:
-        if 200 <= status <= 299 and is_id(identifier) and not _repeats(response.body, *_DECIDING):
+        if 200 <= status <= 299 and is_id(identifier) and not repeats(response.body, *_DECIDING):
             return SaleResult(transaction_id=identifier, raw=data)
     elif (
         identifier is None
         and (refusal := read_refusal(response, data, profile, client_transaction_id))
-        and not (data is not None and _repeats(response.body, *_DECIDING))
+        and not (data is not None and repeats(response.body, *_DECIDING))
     ):
         del data  # error trackers show the local variables of a frame that raises, here and below
         raise refusal
@@ -269,30 +130,6 @@ def decode_prepare(
     )
 
 
-def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
-    """Whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts where given."""
-    if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
-        return False
-    try:
-        parts = urlsplit(link)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        return False
-    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusReport | None:
     """Read the answer to a status query, by the profile; None is "no such transaction".
 
@@ -302,7 +139,7 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
     if profile.status is None:
         raise ConfigurationError("a status query needs [status] in the profile")
     data = parse_json(response.body)
-    if data is not None and _repeats(response.body, *_DECIDING, profile.status.state_field):
+    if data is not None and repeats(response.body, *_DECIDING, profile.status.state_field):
         data = None
     if 200 <= response.status <= 299:
         if (
@@ -341,7 +178,7 @@ def decode_report(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
         or not 200 <= response.status <= 299
         or data.get("errorCode") is not None
         or profile.status.state_field not in data
-        or _repeats(response.body, *_DECIDING, profile.status.state_field)
+        or repeats(response.body, *_DECIDING, profile.status.state_field)
     ):
         return None
     return _read_report(data, profile)
@@ -386,7 +223,7 @@ def read_refusal(
     code = data.get("errorCode") if data is not None else None
     if type(code) is not int:
         code = None
-    message, details = _read_message(data), _read_details(data)
+    message, details = read_message(data), read_details(data)
     busy = any(detail.error_code == 2061 for detail in details)
     kind: type[RefusedError]
     if code is not None and (200 <= status <= 299 or 400 <= status <= 499):
@@ -427,83 +264,6 @@ def read_refusal(
         http_status=status,
         client_transaction_id=client_transaction_id,
     )
-
-
-def _read_message(data: dict[str, Any] | None) -> str:
-    message = (data or {}).get("message")
-    return _clean(message) if isinstance(message, str) else ""
-
-
-def _read_details(data: dict[str, Any] | None) -> tuple[ErrorDetail, ...]:
-    """`errors` as far as it can be read; descriptions are absent but for field validation (§7)."""
-    entries = (data or {}).get("errors")
-    if not isinstance(entries, list):
-        return ()
-    details = []
-    for entry in entries[:MAX_ENTRIES]:
-        if not isinstance(entry, dict):
-            continue
-        message, code, descriptions = (
-            entry.get(name) for name in ("message", "errorCode", "errorDescriptions")
-        )
-        details.append(
-            ErrorDetail(
-                _clean(message) if isinstance(message, str) else "",
-                code if type(code) is int else 0,
-                tuple(_clean(text) for text in descriptions[:MAX_ENTRIES] if isinstance(text, str))
-                if isinstance(descriptions, list)
-                else (),
-            )
-        )
-    return tuple(details)
-
-
-def _clean(text: str) -> str:
-    """A text of the service, bounded, and without what could forge a line or block a record."""
-    text = text[:MAX_MESSAGE]
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    )
-
-
-def parse_json(body: bytes) -> Any:
-    """The JSON value of a body, or None where there is none (a BOM is tolerated)."""
-    try:
-        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError:
-        return None
-
-
-def parse_object(body: bytes) -> dict[str, Any] | None:
-    """The JSON object of a body, or None."""
-    data = parse_json(body)
-    return data if isinstance(data, dict) else None
-
-
-def is_id(value: object) -> bool:
-    """Strict: an integer from 1 to 2**63 - 1; `"12"`, `12.0` and `true` are no ids."""
-    return type(value) is int and 1 <= value <= MAX_ID
-
-
-def _repeats(body: bytes, *names: str) -> bool:
-    """Whether an object of the body names one of these fields more than once, and so says two things."""
-    if b"\\" not in body and all(body.count(name.encode()) <= 1 for name in names):
-        return False
-    repeated = False
-
-    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal repeated
-        keys = [key for key, _ in pairs]
-        repeated = repeated or any(keys.count(name) > 1 for name in names)
-        return {}
-
-    try:
-        json.loads(body.removeprefix(b"\xef\xbb\xbf"), object_pairs_hook=keep, parse_int=float)
-    except (ValueError, RecursionError):
-        return True
-    return repeated
 
 
 def retry_after(response: HttpResponse) -> float | None:

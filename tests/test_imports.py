@@ -13,14 +13,14 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
-    "checks answering",
+    "bodies checks links answering profile_tables",
     "models profile",
-    "wire lifecycle schedule notifications profiles",
+    "encoding wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",
     "outcomes",
     "session",
-    "asking permits entries",
+    "asking permits entries cases recalling",
     "agenda turns waiting notifying",
     "planning querying",
     "sending following forms confirming",

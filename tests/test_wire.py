@@ -14,6 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from payclient.bodies import MAX_ENTRIES, MAX_ID, MAX_MESSAGE, is_id
+from payclient.encoding import Encoder
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
@@ -26,6 +28,7 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
+from payclient.links import is_loopback, is_safe_link
 from payclient.models import (
     BillTo,
     LineItem,
@@ -38,21 +41,7 @@ from payclient.models import (
 )
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.spelling import from_service
-from payclient.wire import (
-    MAX_ENTRIES,
-    MAX_ID,
-    MAX_MESSAGE,
-    Encoder,
-    HttpRequest,
-    HttpResponse,
-    decode_prepare,
-    decode_sale,
-    decode_status,
-    is_id,
-    is_loopback,
-    is_safe_link,
-    retry_after,
-)
+from payclient.wire import HttpRequest, HttpResponse, decode_prepare, decode_sale, decode_status, retry_after
 
 SAMPLES = Path(__file__).parent / "samples"
 

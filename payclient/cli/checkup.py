@@ -20,9 +20,9 @@ from payclient.access import check_base_url, token_fault
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
+from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
 from payclient.web.referrer import check_page
-from payclient.wire import is_loopback
 
 __all__: list[str] = []
 

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from payclient.cli import terminal
 from payclient.cli.settings import NO_AMOUNTS, AmountOptions, BaseUrl, LedgerUrl, Profile, Service, service_of
+from payclient.encoding import Encoder
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
 from payclient.models import PrepareRequest
-from payclient.wire import Encoder
 
 __all__: list[str] = []
 

@@ -23,8 +23,8 @@ from payclient.cli.settings import (
     Wait,
     service_of,
 )
+from payclient.encoding import Encoder
 from payclient.models import SaleRequest
-from payclient.wire import Encoder
 
 __all__: list[str] = []
 

@@ -16,11 +16,11 @@ from cyclopts import Parameter, Token
 
 from payclient.access import check_base_url, token_fault
 from payclient.errors import ConfigurationError
+from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.profiles import find_profile
 from payclient.session import TokenSource
 from payclient.tracker import Tracker, open_tracker
-from payclient.wire import is_loopback
 
 __all__: list[str] = []
 

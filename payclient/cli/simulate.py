@@ -16,10 +16,10 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
+from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.simulator.scenarios import scenario as named
-from payclient.wire import is_loopback
 
 __all__: list[str] = []
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
+from payclient.encoding import Encoder
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
@@ -22,7 +23,6 @@ from payclient.rows.index import Index, Place
 from payclient.rows.jsonl_rows import JsonlRows
 from payclient.rows.row import Row
 from payclient.sending import lane_text
-from payclient.wire import Encoder
 
 __all__ = ["CheckedRows", "FileCheck", "check_file"]
 

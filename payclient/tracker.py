@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from payclient.access import environment_digest
 from payclient.asking import StatusSource, session_status
 from payclient.clock import Clock, SystemClock, sleep
 from payclient.confirming import Confirming
@@ -111,6 +112,7 @@ class Tracker:
             logger.warning(
                 "no status source: the profile names no status query, so that `paid` can never become True"
             )
+        await self._check_environment()
         self._open = True
         await self._recover()
         return self
@@ -343,6 +345,16 @@ class Tracker:
                 if not self._open:
                     return
                 await changed.wait()
+
+    async def _check_environment(self) -> None:
+        """Another service knows nothing of what is in the ledger: its "not found" would prove what is not so."""
+        mine = environment_digest(self._session.base_url, self._ledger.digest_key)
+        if await self._ledger.environment(mine) != mine:
+            raise ConfigurationError(
+                "this ledger was used with another service than base_url names; nothing was sent. Give each "
+                "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
+                "by `payclient ledger moved`"
+            )
 
     async def _recover(self) -> None:
         """What a crash left: SENDING is unknown from now on; what is open is followed on."""

@@ -78,8 +78,5 @@ def environment_digest(base_url: str, key: bytes) -> bytes:
     """
     parts = urlsplit(check_base_url(base_url))
     host = parts.hostname or ""
-    if is_loopback(host):
-        where = "loopback"
-    else:
-        where = f"{parts.scheme}://{host}:{parts.port or 443}{parts.path}"
+    where = "loopback" if is_loopback(host) else f"{host}:{parts.port or 443}{parts.path}"
     return blake2b(b"environment\0" + where.encode(), digest_size=16, key=key).digest()

@@ -592,12 +592,10 @@ async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
 
 async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
     """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
-    charges: payclient.batch.Charges | None = None
 
     async def busy(
         service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
     ) -> payclient.HttpResponse:
-        assert charges is not None
         charges.stop("interrupted")
         return await refuses(22, 2061)(service, request, before_send)
 

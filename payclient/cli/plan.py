@@ -149,6 +149,8 @@ class Plan:
         expected = self.expected
         if not self.to_send:
             return "nothing"
+        if self.checked.bad_rows and self.left_out is None:
+            return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
         queries = f"{_rounded(expected.queries)} status queries"
         if self.profile.status is None:
             queries = "no status queries: the profile names none"

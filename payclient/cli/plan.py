@@ -25,7 +25,7 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows.check import MAX_FAULTS, FileCheck
 from payclient.rows.faults import Fault
-from payclient.schedule import NORMAL_WINDOW, Fixed
+from payclient.schedule import Attentive
 
 __all__: list[str] = []
 
@@ -171,7 +171,7 @@ def plan_of(
     rows = checked.good_rows - (0 if known is None else known.settled)
     expected = estimate(
         profile,
-        Fixed(2.0 * profile.sale_window / NORMAL_WINDOW),  # as the tracker asks unless told otherwise
+        Attentive(window=profile.sale_window),  # as the tracker asks unless told otherwise
         rows=rows,
         longest_lane=min(checked.longest_lane, rows),
         max_in_flight=limits.max_in_flight,

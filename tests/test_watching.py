@@ -400,7 +400,7 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> None:
     """Events `stopping` and `waiting` with until when; the page says that it was interrupted."""
-    with simulated(tmp_path, "--answers", "ignore=1", window=1.5) as silent:
+    with simulated(tmp_path, "--answers", "ignore=1", window=3) as silent:
         file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
         arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
         with start(arguments) as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from payclient.errors import ConfigurationError
@@ -68,3 +69,14 @@ def check_base_url(base_url: object) -> str:
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise ConfigurationError("base_url: is not https (http is for loopback only)")
     return base_url.rstrip("/")
+
+
+def environment_digest(base_url: str, key: bytes) -> bytes:
+    """What a ledger remembers of the service that it is used with: a digest keyed by its own key.
+
+    Every service on loopback is one: a simulator has another port each time.
+    """
+    parts = urlsplit(check_base_url(base_url))
+    host = parts.hostname or ""
+    where = "loopback" if is_loopback(host) else f"{host}:{parts.port or 443}{parts.path}"
+    return blake2b(b"environment\0" + where.encode(), digest_size=16, key=key).digest()

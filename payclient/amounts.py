@@ -84,4 +84,5 @@ def sum_fault(amount: int | None, components: Iterable[int | None]) -> str | Non
     total = sum(parts)
     if amount is None or amount == total:
         return None
-    return f"is {abs(amount - total)} cents {'more' if amount > total else 'less'} than the sum of its parts"
+    off = abs(amount - total)
+    return f"is {off} cent{'' if off == 1 else 's'} {'more' if amount > total else 'less'} than the sum of its parts"

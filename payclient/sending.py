@@ -45,10 +45,15 @@ class Sender:
         """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
         return self._permits.keyed(lane_text(request).encode())
 
-    async def send(self, request: SaleRequest, http: HttpRequest, digest: bytes) -> Record:
-        """Send it unless it was sent before, and give the record as it is then. Raising: nothing was created."""
+    async def send(
+        self, request: SaleRequest, http: HttpRequest, digest: bytes, *, new: bool = False
+    ) -> Record:
+        """Send it unless it was sent before, and give the record as it is then. Raising: nothing was created.
+
+        `new`: the ledger was asked already, and had none; the permit refuses where it has one now.
+        """
         identifier = request.client_transaction_id
-        known = await self._ledger.get(identifier)
+        known = None if new else await self._ledger.get(identifier)
         if known is not None and known.state is not State.REFUSED:
             return same_request(known, digest)
         attempt = self._permits.attempt(

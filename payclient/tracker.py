@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from payclient.access import environment_digest
 from payclient.asking import StatusSource, session_status
 from payclient.clock import Clock, SystemClock, sleep
 from payclient.confirming import Confirming
@@ -84,7 +85,7 @@ class Tracker:
             queries_per_minute=profile.queries_per_minute,
         )
         self._asks = status is not None or profile.status is not None
-        self._sending: dict[str, tuple[bytes, asyncio.Task[Record]]] = {}
+        self._sending: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
         self._open = False
 
     @property
@@ -112,6 +113,7 @@ class Tracker:
             logger.warning(
                 "no status source: the profile names no status query, so that `paid` can never become True"
             )
+        await self._check_environment()
         self._open = True
         await self._recover()
         return self
@@ -151,6 +153,7 @@ class Tracker:
         http, digest = self._sender.encode(request)
         identifier = request.client_transaction_id
         running = self._sending.get(identifier)
+        task: asyncio.Future[Record]
         if running is None:
             known = self._following.get(identifier)
             # Without its digest, which is let go of in the long run, the ledger is asked.
@@ -169,7 +172,34 @@ class Tracker:
             raise
         return PendingSale(self._following, record)
 
-    def _sent(self, identifier: str, task: asyncio.Task[Record]) -> None:
+    async def _sale_of_row(self, request: SaleRequest, *, new: bool) -> PendingSale:
+        """`sale` for a batch, whose own task sends: it is not cancelled meanwhile, and has looked the id up.
+
+        `new`: the ledger had no such id a moment ago. Whether it has one now, the permit says.
+        """
+        identifier = request.client_transaction_id
+        if not self._open or identifier in self._sending or self._following.get(identifier) is not None:
+            return await self.sale(request)
+        http, digest = self._sender.encode(request)
+        sent: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        self._sending[identifier] = (digest, sent)
+        sent.add_done_callback(lambda sent: self._sent(identifier, sent))
+        try:
+            record = await self._sender.send(request, http, digest, new=new)
+        except asyncio.CancelledError:
+            sent.cancel()
+            raise
+        except Exception as error:
+            if not sent.done():
+                sent.set_exception(error)
+            if isinstance(error, CustomerBusyError):
+                await self._following.suspect(self._sender.lane(request))
+            raise
+        if not sent.done():  # the tracker was closed, and did not wait any longer
+            sent.set_result(record)
+        return PendingSale(self._following, record)
+
+    def _sent(self, identifier: str, task: asyncio.Future[Record]) -> None:
         # Also where the caller has gone: what may exist is followed.
         del self._sending[identifier]
         self._following.touch()
@@ -349,6 +379,16 @@ class Tracker:
                 if not self._open:
                     return
                 await changed.wait()
+
+    async def _check_environment(self) -> None:
+        """Another service knows nothing of what is in the ledger: its "not found" would prove what is not so."""
+        mine = environment_digest(self._session.base_url, self._ledger.digest_key)
+        if await self._ledger.environment(mine) != mine:
+            raise ConfigurationError(
+                "this ledger was used with another service than base_url names; nothing was sent. Give each "
+                "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
+                "by `payclient ledger moved`"
+            )
 
     async def _recover(self) -> None:
         """What a crash left: SENDING is unknown from now on; what is open is followed on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import attrs
 import pytest
@@ -21,11 +21,14 @@ from fake_service import (
     refuses,
     sale,
 )
-from payclient.batch.charges import BUSY_FOR, CHUNK, UNKNOWN_IN_A_ROW
-from payclient.batch.estimate import Estimate, estimate, expected_queries
+from payclient.answering import people
+from payclient.batch.estimate import Estimate, estimate
+from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
 from payclient.batch.pace import Pace
+from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.ledger.memory import MemoryLedger
+from payclient.schedule import forecast
 from payclient.session import PaySession
 from test_tracker import tracking
 
@@ -499,7 +502,7 @@ def test_an_estimate_says_what_binds() -> None:
         options: dict[str, object] = {
             "rows": 10_000, "longest_lane": 1, "max_in_flight": 50, "max_pending": 1000, "rate": None
         }  # fmt: skip
-        return estimate(profile, payclient.Fixed(2.0), **(options | changes))  # type: ignore[arg-type]  # a test's options
+        return estimate(profile, payclient.Attentive(), **(options | changes))  # type: ignore[arg-type]  # a test's options
 
     assert of(rate=1.0).seconds == pytest.approx(10_000, rel=0.05)
     assert of(rate=1.0).bound_by == "the rate of sends"
@@ -510,8 +513,105 @@ def test_an_estimate_says_what_binds() -> None:
     assert slow.bound_by == "queries_per_minute"
     assert slow.seconds == pytest.approx(40_000, rel=0.05)
     assert slow.queries <= slow.seconds / 2 + 1
-    # The figure of the fixed beat that is known from elsewhere: 30.9 queries a sale.
-    assert expected_queries(payclient.Fixed(2.0), 300.0) == pytest.approx(30.9, rel=0.05)
-    assert of().queries == pytest.approx(10_000 * 30.9, rel=0.05)
+    # As the tracker asks, and as its schedule is forecast elsewhere.
+    usual = forecast(payclient.Attentive(), people()).queries
+    assert of().queries == pytest.approx(10_000 * usual)
+    assert usual < forecast(payclient.Fixed(2.0), people()).queries
     assert of(payclient.ServiceProfile()).queries == 0
     assert of(rows=0) == Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")
+
+
+class Counting(MemoryLedger):
+    """Counts how often it is asked for one record, and may be slow to tell of many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single_reads = 0
+        self.forgets = False
+
+    async def get(self, client_transaction_id: str) -> payclient.Record | None:
+        self.single_reads += 1
+        return await super().get(client_transaction_id)
+
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, payclient.Record]:
+        return {} if self.forgets else await super().get_many(client_transaction_ids)
+
+
+async def test_a_new_row_is_looked_up_once(service: FakeService) -> None:
+    """Together with others, when it is read; not again before it is sent."""
+    ledger = Counting()
+    async with tracking(service, ledger) as tracker:
+        results = await run(service, tracker, rows(40), each_second=accept_all(service))
+    assert all(result.paid for result in results.values())
+    assert ledger.single_reads == 0
+
+
+async def test_a_row_that_was_refused_meanwhile_is_looked_up_again(service: FakeService) -> None:
+    """Tried again after a 429, it is the second attempt."""
+    ledger = Counting()
+    service.scripts = [refuses(29, status=429)]
+    async with tracking(service, ledger) as tracker:
+        results = await run(service, tracker, rows(1), each_second=accept_all(service))
+        record = await ledger.get("row-0")
+    assert results["row-0"].paid is True
+    assert record is not None
+    assert record.attempt == 2
+
+
+@pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
+async def test_the_permit_is_the_judge_of_what_the_look_up_missed(service: FakeService, state: str) -> None:
+    """Somebody sent the row between its look-up and its turn: theirs is followed, and nothing is sent."""
+    ledger = Counting()
+    async with tracking(service, ledger) as tracker:
+        await run(service, tracker, rows(3), wait=0)
+    for identifier in service.sales:
+        service.decide(state, identifier)
+    ledger.forgets = True
+    async with tracking(service, ledger) as tracker:
+        other = sale("row-1", phone="0999999999")
+        results = await run(service, tracker, [*rows(1), other], each_second=accept_all(service))
+    assert results["row-0"].paid is True
+    assert isinstance(results["row-1"].error, payclient.DifferentRequestError)
+    assert set(service.posted.values()) == {1}
+
+
+async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
+    """Whoever asks for a sale that a batch is sending gets the same sale, or the same error."""
+    service.scripts = [slow, refuses(22)]
+    async with tracking(service) as tracker:
+        batch = asyncio.create_task(
+            run(service, tracker, rows(2), each_second=accept_all(service), max_in_flight=1)
+        )
+        await asyncio.sleep(0)
+        while not tracker._sending:  # noqa: ASYNC110 - what the batch does tells nobody
+            await asyncio.sleep(0)
+        pending = await tracker.sale(rows(1)[0])
+        results = await batch
+    assert pending.transaction_id == 1000
+    assert results["row-0"].paid is True
+    assert isinstance(results["row-1"].error, payclient.RefusedError)
+    assert service.posted["row-0"] == 1
+
+
+async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
+    """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
+
+    async def busy(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        charges.stop("interrupted")
+        return await refuses(22, 2061)(service, request, before_send)
+
+    service.scripts = [busy]
+    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
+        results = [result async for result in charges]
+    assert isinstance(results[0].error, payclient.CustomerBusyError)
+
+
+async def slow(
+    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+) -> payclient.HttpResponse:
+    """The service takes a while."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return await service.take(request, before_send)

@@ -292,6 +292,17 @@ def test_a_token_that_is_not_taken_stops_the_sending(
     assert "401" in capfd.readouterr().err
 
 
+def test_a_token_that_is_not_taken_is_no_refusal_of_the_row(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it was the last row: exit 4, and the next run sends it."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "another-token")
+    file = write_csv(tmp_path / "charges.csv", rows_of("last", 1))
+    assert main(charge_arguments(willing, file)) == 4
+    monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
+    assert main(charge_arguments(willing, file)) == 0
+
+
 def test_another_content_under_a_known_id_is_not_sent_and_not_called_unpaid(
     willing: Service, tmp_path: Path
 ) -> None:

@@ -106,9 +106,13 @@ def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureF
     out, err = capfd.readouterr()
     assert "2 good, 8 bad" in " ".join(out.split())
     assert "USD 1,253.65" in out
+    assert "to send nothing: a row is bad; --skip-bad FILE would send the other 2" in " ".join(out.split())
     assert "line 11, moneda: is three capital letters" in err
     assert main(["charge", str(sample), "--dry-run", *SPANISH, "--skip-bad", "bad.csv"]) == 0
-    assert "which are left out and go to bad.csv" in " ".join(capfd.readouterr().out.split())
+    out, err = capfd.readouterr()
+    assert "which are left out and go to bad.csv" in " ".join(out.split())
+    assert "to send 2 charges" in " ".join(out.split())
+    assert "has 2 good charges, and 8 rows that would be left out; nothing was sent" in err
 
 
 def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +141,7 @@ def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest
         (["--map", "tax=a", "--map", "tax=b"], "--map tax: is given twice"),
         (["--set", "currency=USD"], "currency is a column, and --set gives it as well"),
         (["--delimiter", "ab"], "delimiter is one character"),
-        (["--delimiter", "tab"], "names no known column"),
+        (["--delimiter", "tab"], "told by --map, such as --map phone_number=telefono"),
         (["--encoding", "klingon"], "encoding is one such as"),
         (["--amounts", "units"], "--amounts"),
         (["--decimal-mark", ","], "a decimal mark is for decimal amounts"),

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+from payclient.access import environment_digest
 from payclient.cli import ledger as command
 from payclient.cli import main, terminal
 from payclient.ledger import Ledger, open_ledger
@@ -294,6 +295,35 @@ def test_resolve_only_what_the_table_allows(
     assert f"order-{state} is {state}: only what is unknown or expired is decided by hand" in said
     assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
     assert book.get(f"order-{state}") == before
+
+
+def test_moved(book: Book, person: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """A service at a new address keeps its ledger, once a person has said that it is the same."""
+    old, new = "https://pay.example", "https://new.pay.example"
+
+    def belongs_to(address: str) -> bool:
+        async def ask(ledger: Ledger) -> bool:
+            mine = environment_digest(address, ledger.digest_key)
+            return await ledger.environment(mine) == mine
+
+        return book.use(ask)
+
+    assert belongs_to(old)
+    person.append("n")
+    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", new]) == 2
+    assert "could be charged twice" in " ".join(capfd.readouterr().err.split())
+    assert belongs_to(old)
+    person.append("y")
+    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", new]) == 0
+    assert belongs_to(new)
+    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", "http://pay.example", "--yes"]) == 2
+    assert belongs_to(new)
+
+
+def test_moved_needs_a_terminal_or_yes(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """A script says --yes."""
+    assert main(["ledger", "moved", "--ledger", book.url, "--base-url", "https://pay.example"]) == 2
+    assert "give --yes" in capfd.readouterr().err
 
 
 def test_resolve_asks(book: Book, person: list[str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -467,3 +467,11 @@ def test_postgres_agrees(postgres: PostgresServer, steps: list[tuple[str, int, E
     url = postgres.url(asyncio.run(postgres.emptied()))
     memory, shared = (asyncio.run(carried_out(each, steps)) for each in ("memory:", url))
     assert shared == memory
+
+
+async def test_the_service_it_is_used_with(ledger: Ledger) -> None:
+    """The first that uses a ledger says which service it is for, until a person says that it has moved."""
+    assert await ledger.environment(b"a" * 16) == b"a" * 16
+    assert await ledger.environment(b"b" * 16) == b"a" * 16
+    assert await ledger.environment(b"b" * 16, moved=True) == b"b" * 16
+    assert await ledger.environment(b"a" * 16) == b"b" * 16

@@ -114,7 +114,7 @@ def test_amounts_that_say_too_little(
 @BOTH
 def test_a_wrong_sum_says_by_how_much(model: type, base: dict[str, Any]) -> None:
     """§7.6: reported on the field Amount, with the difference."""
-    assert faults_of(model, **base, amount=16) == {"Amount": ("is 1 cents more than the sum of its parts",)}
+    assert faults_of(model, **base, amount=16) == {"Amount": ("is 1 cent more than the sum of its parts",)}
     assert faults_of(model, **base, amount=10) == {"Amount": ("is 5 cents less than the sum of its parts",)}
 
 

@@ -172,7 +172,7 @@ def test_a_phone_that_a_spreadsheet_shortened_is_a_fault(write: Write, cell: str
         ({"time_zone": "5.0"}, "time_zone: is no whole number"),
         ({"time_zone": ""}, None),
         ({"time_zone": "-5"}, None),
-        ({"amount": "1151"}, "amount: is 1 cents more than the sum of its parts"),
+        ({"amount": "1151"}, "amount: is 1 cent more than the sum of its parts"),
         ({"amount_with_tax": "-5"}, "amount_with_tax: is 0 to"),
         ({"amount_with_tax": "9" * 25}, "amount_with_tax: is no whole number"),
         ({"currency": "usd"}, "currency: is three capital letters"),

@@ -92,7 +92,7 @@ def test_each_row_of_the_sample_gets_its_verdict() -> None:
     assert faults == {
         3: ("telefono", "is a number as a spreadsheet shortens it", "a number with an exponent"),
         4: ("telefono", "has 9 digits", "9 digits"),
-        6: ("total", "is 1 cents less than the sum of its parts", "a number with a comma"),
+        6: ("total", "is 1 cent less than the sum of its parts", "a number with a comma"),
         7: ("clave", "is the same as in line 8", None),
         8: ("clave", "is the same as in line 7", None),
         9: ("referencia", "is a formula", "a formula"),

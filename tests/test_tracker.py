@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, lost_answer, lost_request, no_connection, refuses, sale
 from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import DecidedRefused, NotSent
 from payclient.session import PaySession
 
@@ -571,3 +573,22 @@ async def test_two_accepted_transactions_raise_an_alarm(
         service.sales[2000] = service.sales[1000] | {"transactionId": 2000}
         assert (await outcome_of(service, pending)).paid is True
     assert "accepted more than once: also 2000" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_ledger_of_another_service(service: FakeService, tmp_path: Path, kind: str) -> None:
+    """A test system would not find what the real one charged, and prove it absent: the ledger is refused."""
+    ledger = MemoryLedger() if kind == "memory" else await SqliteLedger.open(str(tmp_path / "charges.db"))
+
+    def tracker(base_url: str) -> payclient.Tracker:
+        session = PaySession(base_url, "token", profile=PROFILE, transport=service)
+        return payclient.Tracker(session, ledger, clock=service.clock)
+
+    service.scripts = [lost_request]
+    async with tracker("https://pay.example") as first:
+        assert (await first.sale(sale())).state is State.UNKNOWN
+    with pytest.raises(payclient.ConfigurationError, match="used with another service"):
+        await tracker("https://sandbox.pay.example").__aenter__()
+    async with tracker("https://PAY.example:443/") as again:
+        assert [each.client_transaction_id for each in again.open_sales()] == ["order-17"]
+    await ledger.aclose()

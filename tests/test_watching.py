@@ -264,7 +264,7 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
         line(13, "refused", error_code=22, message="El cliente no existe"), line(14, "", message="never sent"),
     )  # fmt: skip
     page = read_page(text)
-    assert "8 of 15 customers paid: USD 80.28." in page.text
+    assert "8 of 15 charges were paid: USD 80.28." in page.text
     assert "4 rows need a person." in page.text
     assert "Half of them answered within 10 s, nine of ten within 10 s. 3 did not answer in time" in page.text
     for word in ("row-11", "EUR 10.11", "row-12", "row-13", "El cliente no existe", "22", NEVER_SENT):
@@ -309,7 +309,7 @@ def test_a_page_lists_so_many_and_counts_all(tmp_path: Path) -> None:
 
 def test_no_rows_make_a_page(tmp_path: Path) -> None:
     page = read_page(page_of(tmp_path / "r.html", code=130, total=3))
-    assert "0 of 3 customers paid." in page.text
+    assert "0 of 3 charges were paid." in page.text
     assert "Interrupted" in page.text
 
 
@@ -400,7 +400,7 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> None:
     """Events `stopping` and `waiting` with until when; the page says that it was interrupted."""
-    with simulated(tmp_path, "--answers", "ignore=1", window=1.5) as silent:
+    with simulated(tmp_path, "--answers", "ignore=1", window=3) as silent:
         file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
         arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
         with start(arguments) as process:

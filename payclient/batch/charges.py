@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Hashable, Iterable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
 from payclient.batch.estimate import sends_per_second
-from payclient.batch.lanes import Lane, Lanes, Row, Turns
+from payclient.batch.feeding import begin_lanes, next_row, rows_of
+from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
 from payclient.batch.pace import Pace
 from payclient.batch.results import ChargeResult
+from payclient.batch.tries import Tries
 from payclient.clock import Timer
-from payclient.errors import (
-    CustomerBusyError,
-    NotSentError,
-    RateLimitedError,
-    StillPendingError,
-    UnauthorizedError,
-)
+from payclient.errors import NotSentError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.pending import PendingSale
@@ -34,22 +30,6 @@ logger = logging.getLogger("payclient.batch")
 
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
-
-#: Requests that the ledger is asked for at once.
-CHUNK = 200
-
-#: Tries of one row after HTTP 429.
-RATE_LIMITED_TRIES = 5
-
-#: Seconds between tries of a customer who is busy with a sale that is not ours (2061), and how long at most.
-BUSY_DELAYS = (10.0, 20.0, 40.0, 60.0)
-BUSY_FOR = 360.0
-
-#: Seconds beyond the sale window from which a customer with an unknown sale is free.
-UNKNOWN_GRACE = 60.0
-
-#: Unknown outcomes in a row that stop the sending: something is wrong out there.
-UNKNOWN_IN_A_ROW = 5
 
 
 class Charges(AsyncIterator[ChargeResult]):
@@ -76,11 +56,17 @@ class Charges(AsyncIterator[ChargeResult]):
             raise ValueError("retry takes 'refused'")
         self._tracker = tracker
         self._clock = tracker.clock
-        self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._requests = requests
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
+        scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
+        self._tries = Tries(
+            self._clock, self._pace, scale=scale, renews_token=tracker.renews_token, stop=self.stop
+        )
+        # In the total time-out of the request an unknown sale's end has been put off already.
+        late = max(UNKNOWN_GRACE * scale - tracker.total_timeout, 0.0)
+        self._hold = Hold(self._clock, wait=wait, late=late)
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
@@ -101,10 +87,6 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Those of the tasks that send right now: they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
-        self._unknown_in_a_row = 0
-        #: How often a fresh token was asked for, and whether the service has taken anything since.
-        self._renewals = 0
-        self._proven = True
         self._failure: Exception | None = None
         self._left = False
         #: Why nothing more is sent; None while the batch sends.
@@ -189,30 +171,22 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _feed_lanes(self, source: Lanes) -> None:
         """All lanes are known: each gives its rows one by one, the longest begin."""
-        lanes = source.lanes()
-        while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
-            requests = []
-            for lane in chunk:
-                request = source.next_of(lane.key)
-                assert request is not None  # noqa: S101 - a lane has a row at least
-                requests.append(request)
-            known = await self._tracker.find_many([each.client_transaction_id for each in requests])
-            for lane, request in zip(chunk, requests, strict=True):
+        async with aclosing(begin_lanes(self._tracker, source)) as begun:
+            async for lane, row in begun:
                 await self._room.acquire()
                 self._lanes[lane.key] = lane
                 self._open_rows += lane.ahead
                 lane.ahead -= 1
-                self._queue(lane, Row(request, known.get(request.client_transaction_id)))
+                self._queue(lane, row)
 
     async def _feed_rows(self, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]) -> None:
-        async for chunk in _chunks(requests):
-            known = await self._tracker.find_many([request.client_transaction_id for request in chunk])
-            for request in chunk:
+        async with aclosing(rows_of(self._tracker, requests)) as rows:
+            async for row in rows:
                 await self._room.acquire()
-                key = self._tracker.lane(request)
+                key = self._tracker.lane(row.request)
                 lane = self._lanes.setdefault(key, Lane(key))
                 self._open_rows += 1
-                self._queue(lane, Row(request, known.get(request.client_transaction_id)))
+                self._queue(lane, row)
 
     def _queue(self, lane: Lane, row: Row) -> None:
         lane.rows.append(row)
@@ -236,10 +210,7 @@ class Charges(AsyncIterator[ChargeResult]):
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
         await self._room.acquire()
         try:
-            request = self._requests.next_of(lane.key)
-            assert request is not None  # noqa: S101 - counted
-            identifier = request.client_transaction_id
-            known = await self._tracker.find_many([identifier])
+            row = await next_row(self._tracker, self._requests, lane.key)
         except Exception as error:
             self._open_rows -= lane.ahead
             lane.ahead = 0
@@ -248,7 +219,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._end_if_done()
         else:
             lane.ahead -= 1
-            lane.rows.append(Row(request, known.get(identifier)))
+            lane.rows.append(row)
 
     # --- Whose turn it is
 
@@ -309,7 +280,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._pump()
         self.pending += 1
         try:
-            over = self._wait == 0 or self._left or await self._until_free(sent)
+            over = self._wait == 0 or self._left or await self._hold.until_over(sent)
         finally:
             self.pending -= 1
             self._prompts -= 1
@@ -332,71 +303,20 @@ class Charges(AsyncIterator[ChargeResult]):
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a row is charged by a task
         self._sends.add(task)
-        renewals = self._renewals
+        token = self._tries.token
         try:
-            pending = await self._tracker.sale(row.request)
+            # Tried again, the row has an attempt in the ledger that `known` does not tell of.
+            pending = await self._tracker._sale_of_row(row.request, new=known is None and row.tries == 0)
         except Exception as error:
-            again = self._again(row, error, renewals)
-            return ChargeResult(request_key=key, error=error) if again is None else again
+            again = self._tries.again(row, error, token)
+            if again is None or self.stopped is not None:
+                return ChargeResult(request_key=key, error=error)
+            return again
         finally:
             self._sends.discard(task)
-        if sends:
-            self._proven = self._proven or renewals == self._renewals
-            # What a crash left unknown says nothing of how the service is now.
-            self._count_unknown(pending)
+        if sends:  # what a crash left says nothing of how the service is now
+            self._tries.sent(pending, token)
         return pending
-
-    def _again(self, row: Row, error: Exception, renewals: int) -> float | None:
-        """In how many seconds a row is tried again that created nothing; None: it is over."""
-        row.tries += 1
-        if isinstance(error, CustomerBusyError):
-            # Their sale of another making will end.
-            now = self._clock.monotonic()
-            row.busy_since = now if row.busy_since is None else row.busy_since
-            wait = BUSY_DELAYS[min(row.tries, len(BUSY_DELAYS)) - 1] * self._scale
-            return wait if now + wait - row.busy_since <= BUSY_FOR * self._scale else None
-        if isinstance(error, RateLimitedError):
-            self._pace.slow(error.retry_after)
-            return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
-        if isinstance(error, UnauthorizedError):
-            if self._tracker.renews_token and error.http_status == 401:
-                if renewals < self._renewals and self.stopped is None:
-                    return 0.0  # it went with the token before
-                if self._proven:
-                    self._renewals, self._proven = self._renewals + 1, False
-                    return 0.0
-            self.stop("the service does not take the token (401 or 403)")
-        return None
-
-    def _count_unknown(self, pending: PendingSale) -> None:
-        if pending.state is not State.UNKNOWN:
-            self._unknown_in_a_row = 0
-            self._pace.taken()
-            return
-        self._unknown_in_a_row += 1
-        if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
-            self.stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
-
-    async def _until_free(self, pending: PendingSale) -> bool:
-        """Wait until the customer can be charged again; True if there is nothing more to wait for."""
-        while (left := self._held(pending)) > 0:
-            try:
-                await pending.wait(timeout=left if self._wait is None else min(left, self._wait))
-            except StillPendingError:
-                if self._wait is not None and self._wait <= left:
-                    return True
-                continue
-            return True
-        return False
-
-    def _held(self, pending: PendingSale) -> float:
-        """Seconds until the customer can no longer approve, and a while more where nobody knows since when."""
-        if pending.expires_at is None:
-            return 0.0
-        late = 0.0
-        if pending.state is State.UNKNOWN:
-            late = max(UNKNOWN_GRACE * self._scale - self._tracker.total_timeout, 0.0)
-        return pending.expires_at + late - self._clock.time()
 
     async def _finish(self, pending: PendingSale) -> None:
         await pending.wait()
@@ -408,17 +328,3 @@ class Charges(AsyncIterator[ChargeResult]):
         self._room.release()
         self._open_rows -= 1
         self._end_if_done()
-
-
-async def _chunks(
-    requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest],
-) -> AsyncIterator[tuple[SaleRequest, ...]]:
-    """What is at hand, so that the ledger is asked for many rows at once."""
-    if isinstance(requests, AsyncIterable):
-        async for request in requests:
-            yield (request,)
-        return
-    iterator = iter(requests)
-    while chunk := tuple(itertools.islice(iterator, CHUNK)):
-        yield chunk
-        await asyncio.sleep(0)

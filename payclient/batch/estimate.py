@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import attrs
 
+from payclient.answering import people
 from payclient.profile import ServiceProfile
-from payclient.schedule import NORMAL_WINDOW, Schedule
+from payclient.schedule import Schedule, forecast
 
-__all__ = ["Estimate", "estimate", "expected_queries", "sends_per_second"]
-
-#: How people answer: the median in seconds and the spread of its logarithm, and the part that never does.
-MEDIAN, SIGMA, SILENT = 25.0, 0.8, 0.1
+__all__ = ["Estimate", "estimate", "sends_per_second"]
 
 #: Where `queries_per_minute` binds, what a sale needs at least: one query that finds it open, one that finds its end.
+#: Not what the schedule would like to make: it does with fewer then, and asks where an answer is likeliest.
 LEAST_QUERIES = 2.0
 
 #: Seconds of one exchange with the service.
@@ -29,33 +26,6 @@ class Estimate:
     queries: float
     #: What it waits for most.
     bound_by: str
-
-
-def still_open(age: float, scale: float = 1.0) -> float:
-    """The part of sales that have no answer at this age."""
-    if age <= 0:
-        return 1.0
-    normal = (math.log(age / scale) - math.log(MEDIAN)) / SIGMA
-    return SILENT + (1 - SILENT) * 0.5 * math.erfc(normal / math.sqrt(2))
-
-
-def expected_queries(schedule: Schedule, window: float) -> float:
-    """Status queries of one sale when nothing holds them back. The one place that forecasts them."""
-    scale, age, queries = window / NORMAL_WINDOW, 0.0, 0.0
-    for _ in range(10_000):
-        before = age
-        age += max(schedule.gap(age), 1e-3)
-        # A query is made for every sale that was not found decided by the one before.
-        queries += still_open(before, scale)
-        if age >= window:
-            break
-    return queries
-
-
-def mean_open(window: float) -> float:
-    """Seconds that a sale is open, on average."""
-    scale, step = window / NORMAL_WINDOW, window / 300
-    return sum(still_open((number + 0.5) * step, scale) for number in range(300)) * step
 
 
 def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
@@ -83,10 +53,12 @@ def estimate(
         return Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")
     window = profile.sale_window
     asks = profile.status is not None
-    held = mean_open(window) if asks else window
+    crowd = people(window)
+    # Seconds that a sale is open, on average.
+    held = window - crowd.waits[-1] if asks else window
     if wait is not None:
         held = min(held, wait)
-    each = expected_queries(schedule, window) if asks and wait != 0 else 0.0
+    each = forecast(schedule, crowd).queries if asks and wait != 0 else 0.0
     sends = sends_per_second(profile, rate, wait)
     parts = {
         "the time of each request": rows * EXCHANGE / max_in_flight,
@@ -97,7 +69,7 @@ def estimate(
     }
     bound_by = max(parts, key=lambda part: parts[part])
     # The last ones answer late, or never.
-    late = window if rows * SILENT >= 1 and wait is None else held
+    late = window if rows * crowd.silent >= 1 and wait is None else held
     seconds = max(parts[bound_by] - held, 0.0) + late
     if seconds < 2 * late:
         bound_by = "people's answers"

@@ -1,4 +1,4 @@
-"""Lanes: one customer at one store, one open sale at a time; and whose turn it is."""
+"""Lanes: one customer at one store, one open sale at a time; whose turn it is, and when a customer is free again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from payclient.batch.results import passing
+from payclient.clock import Clock
+from payclient.errors import StillPendingError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.pending import PendingSale
 
-__all__ = ["Lane", "Lanes", "Row", "Turns"]
+__all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "Lanes", "Row", "Turns"]
+
+#: Seconds beyond the sale window from which a customer with an unknown sale is free.
+UNKNOWN_GRACE = 60.0
 
 
 @runtime_checkable
@@ -79,3 +84,35 @@ class Turns:
     def take(self) -> Lane:
         """Whose turn it is."""
         return heapq.heappop(self._heap)[2]
+
+
+class Hold:
+    """Holds a lane while its customer is busy with a sale of ours.
+
+    `wait`: seconds for which each is waited for, None: to its end. `late`: seconds for which an unknown one is held
+    beyond its expiry.
+    """
+
+    def __init__(self, clock: Clock, *, wait: float | None, late: float) -> None:
+        self._clock = clock
+        self._wait = wait
+        self._late = late
+
+    async def until_over(self, pending: PendingSale) -> bool:
+        """Wait until the customer can be charged again; True if there is nothing more to wait for."""
+        while (left := self._left(pending)) > 0:
+            try:
+                await pending.wait(timeout=left if self._wait is None else min(left, self._wait))
+            except StillPendingError:
+                if self._wait is not None and self._wait <= left:
+                    return True
+                continue
+            return True
+        return False
+
+    def _left(self, pending: PendingSale) -> float:
+        """Seconds until the customer can no longer approve, and a while more where nobody knows since when."""
+        if pending.expires_at is None:
+            return 0.0
+        late = self._late if pending.state is State.UNKNOWN else 0.0
+        return pending.expires_at + late - self._clock.time()

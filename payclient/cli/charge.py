@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from payclient.cli import terminal
 from payclient.cli.file_options import FileOptions, left_out_path
@@ -37,6 +37,10 @@ __all__: list[str] = []
 
 _PLAIN = FileOptions()
 
+#: Where `--help` shows the options.
+_PACE = Group("How fast, and how long", sort_key=2)
+_SHOWN = Group("What is asked and shown", sort_key=3)
+
 
 def charge(
     file: Annotated[Path, Parameter(help="A .csv or .jsonl file; its columns are the fields of a sale.")],
@@ -46,7 +50,7 @@ def charge(
     base_url: BaseUrl = None,
     profile: Profile = None,
     report: Annotated[
-        Path | None, Parameter(help="Write what became of each row to a .csv or .jsonl file.")
+        Path | None, Parameter(group=_SHOWN, help="Write what became of each row to a .csv or .jsonl file.")
     ] = None,
     options: FileOptions = _PLAIN,
     skip_bad: Annotated[
@@ -56,22 +60,27 @@ def charge(
         ),
     ] = None,
     token_file: TokenFile = None,
-    max_in_flight: Annotated[int, Whole, Parameter(help="Requests at once.")] = 50,
-    max_pending: Annotated[int, Whole, Parameter(help="Prompts on people's phones at once.")] = 1000,
-    rate: Annotated[float | None, Number, Parameter(help="Sends a second, at most.")] = None,
-    wait: Wait = None,
+    max_in_flight: Annotated[int, Whole, Parameter(group=_PACE, help="Requests at once.")] = 50,
+    max_pending: Annotated[
+        int, Whole, Parameter(group=_PACE, help="Prompts on people's phones at once.")
+    ] = 1000,
+    rate: Annotated[float | None, Number, Parameter(group=_PACE, help="Sends a second, at most.")] = None,
+    wait: Annotated[Wait, Parameter(group=_PACE)] = None,
     retry: Annotated[
-        Literal["refused"] | None, Parameter(help="Try again what the service refused before.")
+        Literal["refused"] | None, Parameter(group=_PACE, help="Try again what the service refused before.")
     ] = None,
     dry_run: Annotated[
-        bool, Flag, Parameter(help="Check the file, show what it would charge, and stop.")
+        bool, Flag, Parameter(group=_SHOWN, help="Check the file, show what it would charge, and stop.")
     ] = False,
-    yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+    yes: Annotated[bool, Flag, Parameter(group=_SHOWN, help="Do not ask.")] = False,
     html: Annotated[
-        Path | None, Parameter(help="Write a page for people: totals, pictures, rows that need somebody.")
+        Path | None,
+        Parameter(group=_SHOWN, help="Write a page for people: totals, pictures, rows that need somebody."),
     ] = None,
-    quiet: Annotated[bool, Flag, Parameter(help="Show errors and warnings only.")] = False,
-    json: Annotated[bool, Flag, Parameter(help="One JSON object a line on stdout, for machines.")] = False,
+    quiet: Annotated[bool, Flag, Parameter(group=_SHOWN, help="Show errors and warnings only.")] = False,
+    json: Annotated[
+        bool, Flag, Parameter(group=_SHOWN, help="One JSON object a line on stdout, for machines.")
+    ] = False,
 ) -> int:
     """Charge every row of a file, each customer once, and follow it to its end.
 
@@ -116,7 +125,7 @@ def charge(
         if service is None:
             show(terminal.out(), plan.picture())
             if good:
-                terminal.say(f"{file.name} is good: {checked.good_rows:,} charges; nothing was sent")
+                terminal.say(f"{file.name} {_verdict(checked)}; nothing was sent")
             return 0 if good else 2
         book = None if report is None else Report(report)
         page = None if html is None else Page(html, title=file.name, window=known_profile.sale_window)
@@ -181,6 +190,12 @@ async def charge_file(
     if code == 130:
         terminal.say(f"interrupted; to go on: {terminal.again()}", whole=True)
     return code, run
+
+
+def _verdict(checked: FileCheck) -> str:
+    if not checked.bad_rows:
+        return f"is good: {checked.good_rows:,} charges"
+    return f"has {checked.good_rows:,} good charges, and {checked.bad_rows:,} rows that would be left out"
 
 
 def _confirmed(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import attrs
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from payclient.errors import ConfigurationError
 from payclient.rows.formats import KEY, Format
@@ -17,7 +17,11 @@ __all__: list[str] = []
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
 
 
-@Parameter(name="*")
+#: Where `--help` shows them.
+FILE = Group("How the file is written", sort_key=1)
+
+
+@Parameter(name="*", group=FILE)
 @attrs.frozen(kw_only=True)
 class FileOptions:
     """The options that say how the file is written; what is left out is found in the file, never guessed."""
@@ -27,14 +31,22 @@ class FileOptions:
         tuple[str, ...],
         Parameter(
             negative=(),
+            show_default=False,
             help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable.",
         ),
     ] = ()
     set: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), help="FIELD=VALUE, the same in every row: currency=USD. Repeatable."),
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="FIELD=VALUE, the same in every row: currency=USD. Repeatable.",
+        ),
     ] = ()
-    ignore: Annotated[tuple[str, ...], Parameter(negative=(), help="A column to pass over. Repeatable.")] = ()
+    ignore: Annotated[
+        tuple[str, ...],
+        Parameter(negative=(), show_default=False, help="A column to pass over. Repeatable."),
+    ] = ()
     delimiter: Annotated[
         str | None, Parameter(help="Between columns: , ; tab or another character. Default: found.")
     ] = None

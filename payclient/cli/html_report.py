@@ -161,7 +161,7 @@ class Page:
         need = sum(tally.counts[label] for label in _NEEDS)
         rest = total - tally.done
         words = [
-            f'<p class="lead"><strong>{paid:,}</strong> of {total:,} customers paid'
+            f'<p class="lead"><strong>{paid:,}</strong> of {total:,} charges were paid'
             + (f": <strong>{sums}</strong>." if paid else ".")
         ]
         if need:
@@ -227,7 +227,8 @@ class Page:
         )
 
     def _ticks(self, steps: int) -> list[tuple[float, str]]:
-        return [(number / steps, _span(self._window * number / steps)) for number in range(steps + 1)]
+        spans = (_span(self._window * number / steps) for number in range(steps + 1))
+        return [(number / steps, span.replace(".0 s", " s")) for number, span in enumerate(spans)]
 
     def _within(self, counter: Counter[int], share: float) -> str:
         wanted, seen = share * counter.total(), 0

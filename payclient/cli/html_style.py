@@ -74,7 +74,7 @@ body{font-size:10.5pt}
 main{max-width:none;padding:0}
 header{padding:0 0 4mm}
 section{border:0;border-top:1px solid #9aa1ac;border-radius:0;padding:4mm 0 2mm;margin:0}
-h1{font-size:18pt}h2{font-size:13pt}h2,h3{break-after:avoid}h3+p{break-after:avoid}
+h1{font-size:18pt}h2{font-size:13pt}h2,h3{break-after:avoid}h3+p{break-inside:avoid;break-after:avoid}
 tr,svg,.when,.times{break-inside:avoid}
 thead{display:table-header-group}tfoot{display:table-row-group}
 table{font-size:9.5pt}

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from payclient.access import check_base_url, environment_digest
 from payclient.cli import terminal
 from payclient.cli.report import defuse
 from payclient.cli.settings import Flag, LedgerUrl, Profile, profile_of
@@ -212,6 +213,36 @@ def init(*, ledger: LedgerUrl = None) -> int:
 
     asyncio.run(run())
     terminal.say("the ledger is ready")
+    return 0
+
+
+# --- moved
+
+
+@ledger.command
+def moved(
+    *,
+    ledger: LedgerUrl = None,
+    base_url: Annotated[str, Parameter(help="The service's new address.")],
+    yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+) -> int:
+    """Say that the service is at another address from now on: the same one, with all that was charged there."""
+    address = check_base_url(base_url)
+    if not yes and not sys.stdin.isatty():
+        raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was changed")
+    terminal.say(
+        "What this ledger holds is asked for at the new address from now on. Where that is another service, a test "
+        "system for instance, it will not be found there, and could be charged twice."
+    )
+    if not yes and not terminal.agrees("Is it the same service?"):
+        terminal.complain("nothing was changed")
+        return 2
+
+    async def move(book: Ledger) -> None:
+        await book.environment(environment_digest(address, book.digest_key), moved=True)
+
+    _with(ledger, move)
+    terminal.say(f"the ledger belongs to {address} from now on")
     return 0
 
 

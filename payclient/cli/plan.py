@@ -25,7 +25,7 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows.check import MAX_FAULTS, FileCheck
 from payclient.rows.faults import Fault
-from payclient.schedule import NORMAL_WINDOW, Fixed
+from payclient.schedule import Attentive
 
 __all__: list[str] = []
 
@@ -149,6 +149,8 @@ class Plan:
         expected = self.expected
         if not self.to_send:
             return "nothing"
+        if self.checked.bad_rows and self.left_out is None:
+            return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
         queries = f"{_rounded(expected.queries)} status queries"
         if self.profile.status is None:
             queries = "no status queries: the profile names none"
@@ -169,7 +171,7 @@ def plan_of(
     rows = checked.good_rows - (0 if known is None else known.settled)
     expected = estimate(
         profile,
-        Fixed(2.0 * profile.sale_window / NORMAL_WINDOW),  # as the tracker asks unless told otherwise
+        Attentive(window=profile.sale_window),  # as the tracker asks unless told otherwise
         rows=rows,
         longest_lane=min(checked.longest_lane, rows),
         max_in_flight=limits.max_in_flight,

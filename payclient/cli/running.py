@@ -93,6 +93,8 @@ class Run:
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False
+        #: The batch itself sent nothing more, whatever is left to send.
+        self._stopped = False
 
     async def charge(self, service: Service) -> int:
         """Charge them all and give the exit code. Raises a `PayError` only where nothing was sent."""
@@ -136,6 +138,7 @@ class Run:
                 async for result in results:
                     request = self._under_way.pop(result.request_key)
                     self._tell(line_of_result(request, result))
+                self._stopped = results.stopped is not None
         except PayError as error:
             self._fail(str(error))
 
@@ -181,7 +184,7 @@ class Run:
                 self._report.finish()
             except OSError as error:
                 self._fail(f"the report cannot be written: {error.strerror}")
-        code = 4 if self._failed else self.tally.exit_code
+        code = 4 if self._failed or (self._stopped and not self._signals) else self.tally.exit_code
         if self._signals and self.tally.paid[None]:
             code = 130
         self._write_page(code)

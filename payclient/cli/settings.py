@@ -77,7 +77,7 @@ Wait = Annotated[
         help="Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."
     ),
 ]
-Flag = Parameter(negative=())
+Flag = Parameter(negative=(), show_default=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -44,6 +44,11 @@ class Ledger(Protocol):
     def digest_key(self) -> bytes:
         """32 random bytes of this ledger's own, with which content and lanes are hashed."""
 
+    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+        """The digest of the service that this ledger is used with: `mine` where it has none yet, or is told that
+        the service has `moved`.
+        """
+
     async def permit(self, record: Record) -> bool:
         """Insert a SENDING attempt; it is durable when this returns True.
 

@@ -172,15 +172,16 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _convert(connection: sqlite3.Connection) -> None:
-    """Bring an older file up to date: the tables have not changed since version 1, what guards them has."""
+    """Bring an older file up to date: no table has changed since version 1, some were added; the guards have."""
     connection.execute("BEGIN IMMEDIATE")
     guards = connection.execute(
         "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
     )
     for kind, name in guards.fetchall():
         connection.execute(f'DROP {kind} "{name}"')
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for statement in SCHEMA:
-        if "CREATE TABLE" not in statement:
+        if not _names((statement,)) <= there:
             connection.execute(statement)
     connection.execute("UPDATE meta SET schema_version = ?", (VERSION,))
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -20,6 +20,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self._digest_key = secrets.token_bytes(32)
+        self._environment: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
         #: Client transaction id and number of each attempt, as they were permitted.
@@ -32,6 +33,12 @@ class MemoryLedger:
     @property
     def digest_key(self) -> bytes:
         return self._digest_key
+
+    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+        self._check_open()
+        if self._environment is None or moved:
+            self._environment = mine
+        return self._environment
 
     async def permit(self, record: Record) -> bool:
         self._check_open()

@@ -17,12 +17,15 @@ from payclient.ledger.listening import POLL, Listener, Woken
 from payclient.ledger.postgres_schema import (
     CLAIM,
     HELD,
+    INSERT_ENVIRONMENT,
     LEAVE,
+    MOVE_ENVIRONMENT,
     PAUSE,
     RELEASE,
     RENEW,
     RESERVE,
     SELECT_CHANGES,
+    SELECT_ENVIRONMENT,
     SELECT_HISTORY,
     SELECT_RECORDS,
     SELECT_UNFINISHED,
@@ -71,6 +74,13 @@ class PostgresLedger:
     @property
     def digest_key(self) -> bytes:
         return self._digest_key
+
+    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+        known = await self._read(SELECT_ENVIRONMENT)
+        if moved or not known:
+            await self._read(MOVE_ENVIRONMENT if moved else INSERT_ENVIRONMENT, mine)
+            known = await self._read(SELECT_ENVIRONMENT)
+        return bytes(known[0][0])
 
     async def permit(self, record: Record) -> bool:
         if record.state is not State.SENDING or record.version != 0:

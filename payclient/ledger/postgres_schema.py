@@ -19,8 +19,10 @@ __all__ = [
     "CLAIM",
     "EXISTING",
     "HELD",
+    "INSERT_ENVIRONMENT",
     "INSERT_META",
     "LEAVE",
+    "MOVE_ENVIRONMENT",
     "NAMES",
     "PAUSE",
     "RELEASE",
@@ -29,6 +31,7 @@ __all__ = [
     "SCHEMA",
     "SELECT_ATTEMPTS",
     "SELECT_CHANGES",
+    "SELECT_ENVIRONMENT",
     "SELECT_HISTORY",
     "SELECT_META",
     "SELECT_NAMES",
@@ -81,6 +84,12 @@ CREATE TABLE payclient.meta (
     schema_version integer NOT NULL,
     digest_key bytea NOT NULL CHECK (length(digest_key) = 32),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)""",
+    # The service that this ledger is used with; empty until then.
+    """
+CREATE TABLE payclient.environment (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    digest bytea NOT NULL
 )""",
     # What the partial indices ask for seldom changes, so that an update needs no entry in any of them.
     """
@@ -284,6 +293,11 @@ EXISTING = """
 SELECT to_regnamespace('payclient') IS NOT NULL, to_regclass('payclient.meta') IS NOT NULL,
     EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('payclient'))"""
 SELECT_META = "SELECT application, schema_version, digest_key FROM payclient.meta"
+SELECT_ENVIRONMENT = "SELECT digest FROM payclient.environment"
+#: Of two that are first, one is.
+INSERT_ENVIRONMENT = "INSERT INTO payclient.environment (digest) VALUES ($1) ON CONFLICT DO NOTHING"
+MOVE_ENVIRONMENT = """
+INSERT INTO payclient.environment (digest) VALUES ($1) ON CONFLICT (one) DO UPDATE SET digest = excluded.digest"""
 INSERT_META = "INSERT INTO payclient.meta (application, schema_version, digest_key) VALUES ($1, $2, $3)"
 
 WRITE = f"SELECT payclient.write({', '.join(f'${place + 1}' for place in range(len(_ARRAYS)))})"

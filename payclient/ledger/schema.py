@@ -23,10 +23,12 @@ __all__ = [
     "SCHEMA",
     "SELECT_ATTEMPT",
     "SELECT_CHANGES",
+    "SELECT_ENVIRONMENT",
     "SELECT_HISTORY",
     "SELECT_KEY",
     "SELECT_RECORDS",
     "SELECT_UNFINISHED",
+    "SET_ENVIRONMENT",
     "VERSION",
     "apply_row",
     "change_of",
@@ -41,7 +43,7 @@ __all__ = [
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
 #: Of the tables and triggers below. Whoever changes them, or `TRANSITIONS`, raises it and converts old files.
-VERSION = 2
+VERSION = 3
 
 
 def _quoted(*states: State) -> str:
@@ -67,6 +69,12 @@ CREATE TABLE meta (
     digest_key BLOB NOT NULL,
     created_at REAL NOT NULL,
     schema_version INTEGER NOT NULL
+) STRICT""",
+    # The service that this ledger is used with; empty until then.
+    """
+CREATE TABLE environment (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    digest BLOB NOT NULL
 ) STRICT""",
     """
 CREATE TABLE attempts (
@@ -161,6 +169,10 @@ BEGIN SELECT RAISE(ABORT, 'the history stays'); END""",
 )
 
 SELECT_KEY = "SELECT digest_key FROM meta"
+SELECT_ENVIRONMENT = "SELECT digest FROM environment"
+SET_ENVIRONMENT = (
+    "INSERT INTO environment (one, digest) VALUES (1, ?) ON CONFLICT DO UPDATE SET digest = excluded.digest"
+)
 
 RECORD = """
     client_transaction_id, attempt, kind, digest, lane, amount, currency, state, evidence, version,

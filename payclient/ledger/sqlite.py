@@ -15,9 +15,11 @@ from payclient.ledger.details import tame
 from payclient.ledger.files import Connect, connect
 from payclient.ledger.schema import (
     SELECT_CHANGES,
+    SELECT_ENVIRONMENT,
     SELECT_HISTORY,
     SELECT_RECORDS,
     SELECT_UNFINISHED,
+    SET_ENVIRONMENT,
     apply_row,
     change_of,
     permit_row,
@@ -65,6 +67,13 @@ class SqliteLedger:
     @property
     def digest_key(self) -> bytes:
         return self._digest_key
+
+    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+        known = await self._read(SELECT_ENVIRONMENT)
+        if known and not moved:
+            return bytes(known[0][0])
+        await self._read(SET_ENVIRONMENT, mine)
+        return mine
 
     async def permit(self, record: Record) -> bool:
         if record.state is not State.SENDING or record.version != 0:

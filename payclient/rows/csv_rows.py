@@ -57,7 +57,10 @@ class CsvRows:
         if not (columns := _columns(first, self.delimiter, form)):
             raise InvalidRequestError(f"{place} is no header")
         if not _known(columns):
-            raise InvalidRequestError(f"{place} names no known column: is the header missing?")
+            raise InvalidRequestError(
+                f"{place} names no known column: is the header missing? Columns of other names are "
+                "told by --map, such as --map phone_number=telefono"
+            )
         if faults := _header_faults(columns, form):
             raise InvalidRequestError(f"{place}: {'; '.join(faults)}")
         self.names = tuple(column.name for column in columns)

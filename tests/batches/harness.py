@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ RATE = 150.0
 PROFILE = f"""\
 name = "batches"
 not_found_codes = [20]
+response_url_field = "responseUrl"
 sale_window = {WINDOW}
 absent_after = 2.4
 queries_per_minute = 60000
@@ -95,6 +97,13 @@ def _write_charges(path: Path, rows: int, chance: random.Random) -> None:
             writer.writerow((f"row-{number}", phone, "593", "USD", 100 + number, 15))
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
 class _Campaign:
     def __init__(self, folder: Path, service: Service, rows: int, report: Report) -> None:
         self._service = service
@@ -103,11 +112,13 @@ class _Campaign:
         self._out = folder / "report.csv"
         self._errors = folder / "stderr"
         (folder / "profile.toml").write_text(PROFILE)
+        port = _free_port()
         self._command = [
-            sys.executable, "-m", "batches.charge", "charge", str(folder / "charges.csv"), "--yes", "--json",
+            sys.executable, "-m", "batches.charge", str(port), "charge", str(folder / "charges.csv"), "--yes", "--json",
             "--base-url", service.url, "--profile", str(folder / "profile.toml"),
             "--ledger", f"sqlite:{folder / 'charges.db'}", "--report", str(self._out),
             "--html", str(folder / "report.html"), "--rate", f"{RATE}",
+            "--set", f"response_url=http://127.0.0.1:{port}/notified",
         ]  # fmt: skip
 
     def run(self, kill_after: float | None) -> int:

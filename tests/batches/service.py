@@ -1,7 +1,7 @@
 """The simulated service in a process of its own, behind a proxy that breaks one exchange in twenty.
 
 Prints the addresses of the proxy and of the simulator, runs until its input ends, and then prints its faults.
-Nobody is notified: the command line has no receiver, so that every notification is lost.
+The simulator itself loses, delays, repeats and forges notifications; while the command is killed, all are lost.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections import Counter
 import aiohttp
 from aiohttp import web
 
-from payclient.simulator import Answers, Settings, Simulator
+from payclient.simulator import Answers, Fault, Faults, Settings, Simulator
 
 #: Seconds: a sale's life, the client's total time-out, and how long a stalled exchange stands still.
 WINDOW, TOTAL, STALL = 1.5, 0.8, 1.1
@@ -35,6 +35,11 @@ SALE_FAULTS = (
 )
 #: A 429 keeps every query waiting for a second, so that it comes less often.
 QUERY_FAULTS = ("answer lost", "500 instead", "stalled after", "answer cut") * 10 + ("429",)
+
+#: What goes wrong with a notification.
+NOTIFICATION_FAULTS = (
+    Fault("lost"), Fault("late", seconds=0.5), Fault("late", seconds=2 * WINDOW), Fault("duplicate"), Fault("forged"),
+)  # fmt: skip
 
 BUSY = b'{"message":"Demasiadas solicitudes","errorCode":29}'
 
@@ -121,10 +126,13 @@ async def main() -> None:
     )
     seed = int(sys.argv[1])
     answers = Answers(approve=0.7, reject=0.15, ignore=0.15, delay=(0.4, 0.6), seed=seed)
-    async with Simulator(settings=settings, answers=answers) as simulator:
-        proxy = Proxy(simulator.url, float(sys.argv[2]), seed)
+    chance = float(sys.argv[2])
+    faults = Faults(dict.fromkeys(NOTIFICATION_FAULTS, min(chance, 0.2)) if chance else {}, seed=seed)
+    async with Simulator(settings=settings, answers=answers, faults=faults) as simulator:
+        proxy = Proxy(simulator.url, chance, seed)
         await proxy.run()
-        print(json.dumps(proxy.counts))
+        notified = {f"notification {kind}": times for kind, times in simulator.faults.done.items()}
+        print(json.dumps(proxy.counts | Counter(notified)))
 
 
 if __name__ == "__main__":

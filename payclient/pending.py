@@ -17,8 +17,9 @@ class PendingSale:
     def __init__(self, following: Following, record: Record) -> None:
         self._following = following
         self._record = record
-        # A sale that is being sent is followed by its sender.
-        self._entry = None if record.state is State.SENDING else following.follow(record)
+        # A sale that is being sent here is followed by its sender.
+        sending = record.state is State.SENDING and not following.elsewhere(record)
+        self._entry = None if sending else following.follow(record)
 
     def _now(self) -> Record:
         return self._record if self._entry is None else self._entry.record

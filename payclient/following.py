@@ -171,6 +171,10 @@ class Following:
         assert self._sharing is not None  # noqa: S101 - asked for a shared ledger only
         await self._sharing.begin(take_over)
 
+    async def take_lane(self, lane: bytes) -> bool:
+        """Whether this process charges this customer alone from now on."""
+        return self._sharing is None or await self._sharing.take_lane(lane)
+
     def permitted(self, client_transaction_id: str) -> None:
         """This process was granted a permit, and follows what comes of it."""
         if self._sharing is not None:

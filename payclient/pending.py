@@ -34,6 +34,11 @@ class PendingSale:
         return self._record.client_transaction_id
 
     @property
+    def attempt(self) -> int:
+        """Which attempt of its client transaction id this is; one more only where the one before created nothing."""
+        return self._record.attempt
+
+    @property
     def kind(self) -> str:
         """`sale` for a push request, `form` for a payment form."""
         return self._record.kind

@@ -69,6 +69,7 @@ class Sharing:
         #: Those that others should have followed to their end, and somebody here still waits for.
         self._besides: set[str] = set()
         self._changed: set[str] = set()
+        self._lanes: list[tuple[bytes, asyncio.Future[bool]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -156,6 +157,29 @@ class Sharing:
     async def _hand_over(self, records: list[Record]) -> None:
         if records and self._take_over is not None:
             await self._take_over(records)
+
+    # --- Whom a batch charges
+
+    async def take_lane(self, lane: bytes) -> bool:
+        """Whether this process charges this customer alone from now on; all that ask at once are asked for together."""
+        taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._lanes.append((lane, taken))
+        if len(self._lanes) == 1:
+            self._start(self._take_lanes())
+        return await taken
+
+    async def _take_lanes(self) -> None:
+        await asyncio.sleep(0)
+        wanted, self._lanes = self._lanes, []
+        taken: set[bytes] = set()
+        try:
+            taken = await self._ledger.take_lanes([lane for lane, _ in wanted])
+        except LedgerError as error:
+            logger.warning("no customer can be taken now: %s", type(error).__name__)
+        finally:
+            for lane, future in wanted:
+                if not future.done():
+                    future.set_result(lane in taken)
 
     # --- What others wrote
 

@@ -326,6 +326,20 @@ class Tracker:
         """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
         return self._sender.lane(request)
 
+    @property
+    def shares(self) -> bool:
+        """Whether other processes may have this ledger open."""
+        return isinstance(self._ledger, Shared)
+
+    async def take_lane(self, lane: bytes) -> bool:
+        """Charge this customer alone from now on; False: another process does. Asked of a shared ledger only."""
+        return await self._following.take_lane(lane)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers."""
+        if isinstance(self._ledger, Shared):
+            await self._ledger.drop_lanes(lanes)
+
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
         return [PendingSale(self._following, record) for record in self._following.open_records()]

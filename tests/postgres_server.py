@@ -32,6 +32,7 @@ DO $$ BEGIN
         DELETE FROM payclient.changes;
         DELETE FROM payclient.followers;
         DELETE FROM payclient.budgets;
+        DELETE FROM payclient.lanes;
     END IF;
 END $$"""
 

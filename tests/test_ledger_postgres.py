@@ -895,6 +895,24 @@ async def test_sending_is_taken_over_late(ledger: PostgresLedger) -> None:
     assert {record.client_transaction_id for record in await ledger.claim(10, 0.0)} == {"past", "future"}
 
 
+async def test_a_lane_is_charged_by_one(url: str, ledger: PostgresLedger) -> None:
+    """Until its holder lets it go or dies; to take it again changes nothing."""
+    lanes = [b"a", b"b", b"b"]
+    async with opened(url) as first, opened(url) as second:
+        await first.renew(60)
+        await second.renew(60)
+        assert await first.take_lanes(lanes) == {b"a", b"b"}
+        assert await first.take_lanes(lanes[:1]) == {b"a"}
+        assert await second.take_lanes([*lanes, b"c"]) == {b"c"}
+        await second.drop_lanes(lanes)
+        await first.drop_lanes([b"a"])
+        assert await second.take_lanes(lanes) == {b"a"}
+        await first.renew(-1.0)
+        assert await second.take_lanes(lanes) == {b"a", b"b"}
+    await ledger.renew(60)
+    assert await ledger.take_lanes([*lanes, b"c"]) == {b"a", b"b", b"c"}
+
+
 async def test_one_budget_of_queries(url: str, ledger: PostgresLedger) -> None:
     """All processes together have one rate; a pause is for all."""
     async with opened(url) as other:

@@ -10,8 +10,9 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, sale
+from fake_service import PROFILE, FakeService, refuses, sale
 from payclient import sharing
+from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger.connecting import Address
@@ -32,11 +33,12 @@ class Worker:
     def __init__(self, service: FakeService, ledger: PostgresLedger) -> None:
         self.ledger = ledger
         self.service = service
-        self.queries = 0
+        self.queries = self.posts = 0
         self.tracker: Tracker
 
     async def transport(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         self.queries += request.method == "GET"
+        self.posts += request.method == "POST"
         return await self.service(request, before_send)
 
     async def find(self, identifier: str = "order-17") -> payclient.PendingSale:
@@ -350,3 +352,94 @@ async def test_a_reserve_is_not_saved_up(url: str) -> None:
         assert budget.ready_at() > first
     finally:
         await ledger.aclose()
+
+
+# --- One batch
+
+
+def rows(count: int, each: int = 1) -> list[payclient.SaleRequest]:
+    return [
+        sale(f"row-{number}", phone=f"09841112{number // each:02}", amount_with_tax=1000 + number)
+        for number in range(count)
+    ]
+
+
+async def charge(worker: Worker, requests: list[payclient.SaleRequest], **limits: int) -> dict[str, State]:
+    """One host's run of the batch: what it says of each row."""
+    said: dict[str, State] = {}
+    async with charge_all(worker.tracker, requests, **limits) as results:
+        async for result in results:
+            assert result.outcome is not None
+            assert result.request_key not in said
+            said[result.request_key] = result.outcome.state
+    return said
+
+
+async def passing_time(service: FakeService, runs: list[asyncio.Task[dict[str, State]]]) -> None:
+    """Time passes, and every customer says yes."""
+    async with asyncio.timeout(60):
+        while not all(run.done() for run in runs):
+            for each in service.sales.values():
+                each["state"] = "Aceptado"
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_batch_on_two_hosts(service: FakeService, url: str) -> None:
+    """Each row is charged once, a customer's rows one after another, and both hosts tell of all."""
+    requests = rows(24, each=3)
+    async with working(service, url) as first, working(service, url) as second:
+        runs = [
+            asyncio.create_task(charge(worker, order, max_in_flight=2, max_pending=4))
+            for worker, order in ((first, requests), (second, requests[12:] + requests[:12]))
+        ]
+        await passing_time(service, runs)
+        for run in runs:
+            assert run.result() == {request.client_transaction_id: State.ACCEPTED for request in requests}
+        assert set(service.posted.values()) == {1}
+        assert len(service.posted) == 24
+        assert first.posts > 0
+        assert second.posts > 0
+
+
+async def test_a_customer_of_another_host_is_waited_for(service: FakeService, url: str) -> None:
+    """Whoever comes second sends nothing for a customer that another charges, and nothing again that was refused."""
+    service.scripts.append(refuses(100, 200))
+    async with working(service, url) as first, working(service, url) as second:
+        (key,) = {first.tracker.lane(request) for request in rows(2, each=2)}
+        assert await first.tracker.take_lane(key)
+        run = asyncio.create_task(charge(second, rows(2, each=2)))
+        for _ in range(5):
+            await service.clock.advance(2.0)
+            await asyncio.sleep(0.01)
+        assert not service.posted
+        with pytest.raises(payclient.RefusedError):
+            await first.tracker.sale(rows(2, each=2)[0])
+        await first.tracker.drop_lanes([key])
+        await passing_time(service, [run])
+        assert run.result() == {"row-0": State.REFUSED, "row-1": State.ACCEPTED}
+        assert service.posted == {"row-1": 1}
+
+
+async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:
+    """Only what nobody sent was never sent."""
+    async with working(service, url) as first, working(service, url) as second:
+        keys = [first.tracker.lane(request) for request in rows(2)]
+        assert [await first.tracker.take_lane(key) for key in keys] == [True, True]
+        async with charge_all(second.tracker, rows(2)) as results:
+            for _ in range(5):
+                await service.clock.advance(2.0)
+                await asyncio.sleep(0.01)
+            pending = await first.tracker.sale(rows(2)[0])
+            service.decide("Aceptado")
+            await pending.check()
+            results.stop("enough")
+
+            async def told() -> dict[str, State | None]:
+                return {each.request_key: each.outcome and each.outcome.state async for each in results}
+
+            telling = asyncio.ensure_future(told())
+            while not telling.done():
+                await service.clock.advance(1.0)
+                await asyncio.sleep(0.005)
+            assert await telling == {"row-0": State.ACCEPTED, "row-1": None}

@@ -17,6 +17,7 @@ from payclient.batch.results import ChargeResult
 from payclient.clock import Timer
 from payclient.errors import (
     CustomerBusyError,
+    LedgerError,
     NotSentError,
     RateLimitedError,
     StillPendingError,
@@ -48,6 +49,12 @@ BUSY_FOR = 360.0
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
 
+#: Seconds until a customer is asked for again whom another process of this batch charges.
+TAKEN_DELAYS = (0.5, 1.0, 2.0, 4.0)
+
+#: Seconds until the ledger is asked again for a row that another process is sending right now.
+SENDING_DELAY = 1.0
+
 #: Unknown outcomes in a row that stop the sending: something is wrong out there.
 UNKNOWN_IN_A_ROW = 5
 
@@ -78,6 +85,8 @@ class Charges(AsyncIterator[ChargeResult]):
         self._clock = tracker.clock
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._requests = requests
+        #: Other processes may work on the same batch.
+        self._shares = tracker.shares
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
@@ -101,6 +110,8 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Those of the tasks that send right now: they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
+        #: Customers whom others may charge again, not yet told.
+        self._dropped: list[bytes] = []
         self._unknown_in_a_row = 0
         #: How often a fresh token was asked for, and whether the service has taken anything since.
         self._renewals = 0
@@ -130,6 +141,8 @@ class Charges(AsyncIterator[ChargeResult]):
             await asyncio.gather(*tasks, return_exceptions=True)
             # Over tasks that are done, `gather` does not let the loop run, and they leave the set by a callback.
             self._tasks.difference_update(tasks)
+        self._dropped += [lane.held for lane in self._lanes.values() if lane.held is not None]
+        await self._drop()
 
     def __aiter__(self) -> Self:
         return self
@@ -230,7 +243,20 @@ class Charges(AsyncIterator[ChargeResult]):
             self._ready(lane)
         else:
             del self._lanes[lane.key]
+            if lane.held is not None:
+                self._dropped.append(lane.held)
+                if len(self._dropped) == 1:
+                    self._start(self._drop())
         self._pump()
+
+    async def _drop(self) -> None:
+        lanes, self._dropped = self._dropped, []
+        try:
+            if lanes:
+                await self._tracker.drop_lanes(lanes)
+        except LedgerError as error:
+            # Others charge them once this process has ended.
+            logger.warning("customers could not be let go of: %s", type(error).__name__)
 
     async def _fetch(self, lane: Lane) -> None:
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
@@ -271,6 +297,11 @@ class Charges(AsyncIterator[ChargeResult]):
             if self._answered:
                 lane = self._answered.popleft()
             else:
+                if self._must_take(self._turns.first()):
+                    self._in_flight += 1
+                    self._prompts += 1
+                    self._start(self._take(self._turns.take()))
+                    continue
                 if self.stopped is None:
                     if (wait := self._pace.wait()) > 0:
                         self._wake_in(wait)
@@ -286,12 +317,53 @@ class Charges(AsyncIterator[ChargeResult]):
             self._alarm.cancel()
         self._alarm = self._clock.call_at(self._clock.monotonic() + seconds, self._pump)
 
+    # --- With other processes that charge the same rows
+
+    def _must_take(self, lane: Lane) -> bool:
+        return self._shares and lane.held is None and self.stopped is None
+
+    async def _take(self, lane: Lane) -> None:
+        """Take a customer whom no other process charges, with what the others did; else ask again later."""
+        row = lane.rows[0]
+        before, key = row.known, self._tracker.lane(row.request)
+        try:
+            if await self._tracker.take_lane(key) and await self._look(row):
+                lane.held, lane.refusals = key, 0
+                newer = row.known is not None and (before is None or before.attempt < row.known.attempt)
+                # Another waited for a busy customer as long as we would.
+                row.settled = newer and row.busy
+        except asyncio.CancelledError:
+            self._dropped.append(key)  # it may be taken all the same
+            raise
+        finally:
+            self._in_flight -= 1
+            self._prompts -= 1
+        if lane.held is not None or self.stopped is not None:
+            self._ready(lane)
+            return
+        self._later(TAKEN_DELAYS[min(lane.refusals, len(TAKEN_DELAYS) - 1)] * self._scale, lane)
+        lane.refusals += 1
+        self._pump()
+
+    async def _look(self, row: Row) -> bool:
+        """See what another process did with a row since it was read; False: the ledger cannot say."""
+        identifier = row.request.client_transaction_id
+        try:
+            row.known = (await self._tracker.find_many([identifier])).get(identifier)
+        except LedgerError as error:
+            logger.warning("what other processes did cannot be read now: %s", type(error).__name__)
+            return False
+        return True
+
     # --- One row
 
     async def _charge(self, lane: Lane) -> None:
         """Send the first row of a lane and hold the lane until its customer is free again."""
         try:
             sent = await self._send(lane.rows[0])
+            if self._shares and isinstance(sent, PendingSale) and sent.state is State.SENDING:
+                await self._look(lane.rows[0])
+                sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
         if not isinstance(sent, PendingSale):
@@ -322,6 +394,8 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: Row) -> PendingSale | ChargeResult | float:
         """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
+        if self._shares and self.stopped is not None:
+            await self._look(row)  # never sent by us may be sent by another
         key, known = row.request.client_transaction_id, row.known
         sends = row.sends(retry_refused=self._retry_refused)
         if known is not None and known.state is State.REFUSED and not sends:

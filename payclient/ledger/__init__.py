@@ -112,6 +112,12 @@ class Shared(Ledger, Protocol):
     async def release(self, client_transaction_ids: Sequence[str]) -> None:
         """Follow them no more: they are there to be claimed."""
 
+    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
+        """Those of these lanes that this process charges alone from now on: no other living one holds them."""
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Others may charge them."""
+
     async def reserve(self, budget: str, queries: int, gap: float) -> float:
         """Take so many queries, `gap` seconds apart, from a budget of that name; the seconds until the first."""
 

@@ -1,0 +1,26 @@
+"""`payclient`, for a world in which everything is a hundred times as quick: time-outs, leases, polls."""
+
+import sys
+from functools import partial
+
+import payclient
+from payclient import sharing
+from payclient.cli import main, settings
+from payclient.ledger import listening, postgres
+from payclient.schedule import Fixed
+
+TOTAL = 1.0
+WINDOW = 3.0
+LEASE = 1.5
+
+sharing.LEASE, sharing.RENEW, sharing.SENDING_GRACE = LEASE, 0.3, 0.5
+listening.POLL = 1.0
+postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
+settings.open_tracker = partial(  # type: ignore[attr-defined]  # what `charge` opens
+    payclient.open_tracker,
+    timeouts=payclient.Timeouts(connect=TOTAL, total=TOTAL),
+    schedule=Fixed(0.2),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,9 @@
-"""Several trackers over one PostgreSQL, each with a ledger of its own as in a process of its own: who asks, who hears."""
+"""Several trackers over one PostgreSQL, each with a ledger of its own as in a process: who asks, who hears."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -291,7 +292,7 @@ async def test_one_rate_for_all(url: str) -> None:
 
         await asyncio.gather(*map(taking, ledgers))
         slots.sort()
-        gaps = [after - before for before, after in zip(slots, slots[1:], strict=False)]
+        gaps = [after - before for before, after in itertools.pairwise(slots)]
         assert gaps == pytest.approx([10.0] * 7, abs=1.0)
     finally:
         for ledger in ledgers:

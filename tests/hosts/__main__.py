@@ -38,9 +38,10 @@ def main() -> int:
     for name, counts in (("exit codes", report.codes), ("faults", report.faults), ("ends", report.states)):
         print(f"{name}: {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}")
     print(
-        f"{report.rows} charges in {report.batches} batches on {HOSTS} hosts, {report.runs} runs, {report.posted} created; "
-        f"{report.kills} kills, {report.stops} stops, {report.cuts} connections cut, {report.restarts} restarts of the "
-        f"server, {time.monotonic() - began:.0f} s: {len(report.violations)} violations"
+        f"{report.rows} charges in {report.batches} batches on {HOSTS} hosts, {report.runs} runs, "
+        f"{report.posted} created; {report.kills} kills, {report.stops} stops, {report.cuts} connections cut, "
+        f"{report.restarts} restarts of the server, {time.monotonic() - began:.0f} s: "
+        f"{len(report.violations)} violations"
     )
     for violation in report.violations[:20]:
         print(violation)

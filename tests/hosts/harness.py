@@ -80,15 +80,26 @@ class Batch:
     """One file of charges, charged by several hosts until all of it is decided."""
 
     def __init__(
-        self, server: PostgresServer, database: str, folder: Path, number: int, report: Report, seed: int
+        self,
+        server: PostgresServer,
+        database: str,
+        folder: Path,
+        number: int,
+        report: Report,
+        seed: int,
+        ledger: str | None = None,
+        rows: int | None = None,
+        rounds: int = MOST_ROUNDS,
     ) -> None:
         self._server = server
         self._database = database
+        self._ledger = ledger or server.url(database)
         self._folder = folder
         self._report = report
         self._chance = random.Random(f"{seed} {number}")  # noqa: S311 - reproducible
         self._prefix = f"b{number}"
-        self.rows = 24 + number % 3 * 12
+        self.rows = rows or 24 + number % 3 * 12
+        self._rounds = rounds
         self._file = folder / f"{self._prefix}.csv"
         self._kills = self._stops = 0
         self._over = False
@@ -102,20 +113,20 @@ class Batch:
             faults=Faults(FAULTS, seed=seed + number),
         )
 
-    async def carry_out(self, kills: int, stops: int, cuts: bool, restarts: int) -> None:
+    async def carry_out(self, kills: int, stops: int, *, cuts: bool, restarts: bool) -> None:
         """Hit its processes so often, in any order; then let the command end, and compare."""
         self._kills, self._stops = kills, stops
         self._write()
         async with self._simulator:
             side = [asyncio.create_task(self._cut())] if cuts else []
-            side += [asyncio.create_task(self._restart())] * bool(restarts)
+            side += [asyncio.create_task(self._restart())] * restarts
             try:
                 await asyncio.gather(*(self._host(host) for host in range(HOSTS)))
             finally:
                 self._over = True
                 await asyncio.gather(*side)
             # Reports tell of the moment at which their row was decided, refusals that a later run tried again included.
-            for _ in range(MOST_ROUNDS):
+            for _ in range(self._rounds):
                 codes = await asyncio.gather(*(self._run(host, None) for host in range(HOSTS)))
                 if set(codes) <= {0, 3} and not self._open_rows():
                     break
@@ -131,7 +142,14 @@ class Batch:
         with self._file.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(
-                "client_transaction_id phone_number country_code amount_without_tax currency store_id".split()
+                [
+                    "client_transaction_id",
+                    "phone_number",
+                    "country_code",
+                    "amount_without_tax",
+                    "currency",
+                    "store_id",
+                ]
             )
             for number in range(self.rows):
                 # Two charges for most customers, so that hosts must agree on who charges whom.
@@ -160,7 +178,7 @@ class Batch:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "hosts.child", "charge", str(self._file), "--yes", "--quiet",
             "--base-url", self._simulator.url, "--profile", str(self._folder / "profile.toml"),
-            "--ledger", self._server.url(self._database), "--report", str(self._report_of(host)),
+            "--ledger", self._ledger, "--report", str(self._report_of(host)),
             "--max-in-flight", "4", "--max-pending", "6",
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PAYCLIENT_TOKEN": TOKEN},
@@ -211,12 +229,14 @@ class Batch:
         """End the listeners' connections, and the writers', now and then."""
         while not self._over:
             await asyncio.sleep(self._chance.uniform(0.5, 1.5))
-            what = "LIKE 'LISTEN%'" if self._chance.random() < 0.7 else "NOT LIKE 'LISTEN%'"
+            # A listener says nothing else than that it listens, and that it lives.
+            listens = "query LIKE 'LISTEN%' OR query = 'SELECT 1'"
+            what = f"({listens})" if self._chance.random() < 0.7 else f"NOT ({listens})"
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 rows = await self._server.execute(
                     self._database,
                     "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE "  # noqa: S608 - ours
-                    f"application_name = 'payclient' AND query {what} ORDER BY random() LIMIT 1) AS one",
+                    f"application_name = 'payclient' AND {what} ORDER BY random() LIMIT 1) AS one",
                 )
                 self._report.cuts += len(rows)
 
@@ -287,8 +307,8 @@ async def batches(
             await batch.carry_out(
                 min(hits, max(kills - report.kills, 0)),
                 min(hits, max(stops - report.stops, 0)),
-                True,
-                int(restarts),
+                cuts=True,
+                restarts=restarts,
             )
             number += 1
             say(

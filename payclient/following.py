@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
 from payclient.agenda import Agenda
 from payclient.asking import StatusSource
@@ -174,6 +174,11 @@ class Following:
     async def take_lane(self, lane: bytes) -> bool:
         """Whether this process charges this customer alone from now on."""
         return self._sharing is None or await self._sharing.take_lane(lane)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers."""
+        if self._sharing is not None:
+            await self._sharing.drop_lanes(lanes)
 
     def permitted(self, client_transaction_id: str) -> None:
         """This process was granted a permit, and follows what comes of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from payclient.clock import Clock
 from payclient.entries import Entries, Entry
@@ -34,6 +34,9 @@ ROUNDS = 6
 
 #: Records claimed, or read again, at once.
 PAGE = 500
+
+#: Seconds after which a query that was reserved and not made is given up.
+UNUSED = 1.0
 
 #: Where the ledger cannot say whose turn it is: so many other processes are presumed.
 PRESUMED = 10
@@ -70,6 +73,8 @@ class Sharing:
         self._besides: set[str] = set()
         self._changed: set[str] = set()
         self._lanes: list[tuple[bytes, asyncio.Future[bool]]] = []
+        #: Customers that could not be let go of yet: a process that waits for one of them must not wait for ever.
+        self._undropped: set[bytes] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -119,6 +124,9 @@ class Sharing:
                 rounds += 1
                 if not await self._ledger.renew(LEASE) or rounds % ROUNDS == 0:
                     await self._compare()
+                if self._undropped:
+                    await self._ledger.drop_lanes(tuple(self._undropped))
+                    self._undropped.clear()
                 await self._claim()
             except LedgerError as error:
                 logger.warning("following cannot be shared out now: %s", type(error).__name__)
@@ -177,9 +185,18 @@ class Sharing:
         except LedgerError as error:
             logger.warning("no customer can be taken now: %s", type(error).__name__)
         finally:
+            self._undropped -= taken
             for lane, future in wanted:
                 if not future.done():
                     future.set_result(lane in taken)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers, as soon as the ledger can be told."""
+        try:
+            await self._ledger.drop_lanes(lanes)
+        except LedgerError as error:
+            self._undropped.update(lanes)
+            logger.warning("customers could not be let go of yet: %s", type(error).__name__)
 
     # --- What others wrote
 
@@ -196,13 +213,16 @@ class Sharing:
 
     async def _read(self) -> None:
         """Read again whatever may have changed, many at a time."""
+        ids: list[str] = []
         try:
             while self._changed:
                 ids = [self._changed.pop() for _ in range(min(PAGE, len(self._changed)))]
                 for record in (await self._ledger.get_many(ids)).values():
                     self._learn(record)
         except LedgerError as error:
-            # Whoever waits is looked after again in a few seconds.
+            self._changed.update(
+                ids
+            )  # read with what changes next, within a poll at most where somebody waits
             logger.warning("what changed elsewhere cannot be read now: %s", type(error).__name__)
         finally:
             self._reading = None
@@ -257,7 +277,7 @@ class Budget(Pace):
 
     def want(self, now: float) -> None:
         # One that lay there unused is no reserve for a burst.
-        if self._slot < now - self.gap:
+        if self._slot < now - max(self.gap, UNUSED):
             self._slot = float("inf")
         if self._slot == float("inf") and self._reserving is None:
             self._reserving = self._start(self._reserve())

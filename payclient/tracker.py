@@ -337,8 +337,7 @@ class Tracker:
 
     async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
         """Let other processes charge these customers."""
-        if isinstance(self._ledger, Shared):
-            await self._ledger.drop_lanes(lanes)
+        await self._following.drop_lanes(lanes)
 
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""

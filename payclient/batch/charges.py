@@ -251,12 +251,8 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _drop(self) -> None:
         lanes, self._dropped = self._dropped, []
-        try:
-            if lanes:
-                await self._tracker.drop_lanes(lanes)
-        except LedgerError as error:
-            # Others charge them once this process has ended.
-            logger.warning("customers could not be let go of: %s", type(error).__name__)
+        if lanes:
+            await self._tracker.drop_lanes(lanes)
 
     async def _fetch(self, lane: Lane) -> None:
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes

@@ -1,5 +1,7 @@
 """`payclient`, for a world in which everything is a hundred times as quick: time-outs, leases, polls."""
 
+import asyncio
+import signal
 import sys
 from functools import partial
 
@@ -22,5 +24,13 @@ settings.open_tracker = partial(  # type: ignore[attr-defined]  # what `charge` 
     schedule=Fixed(0.2),
 )
 
+
+def say_where(*_: object) -> None:
+    """Asked by whoever finds it asleep."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, say_where)
     sys.exit(main(sys.argv[1:]))

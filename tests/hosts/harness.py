@@ -198,11 +198,12 @@ class Batch:
                 self._report.stops += 1
                 await asyncio.sleep(max(LEASE, TOTAL) * self._chance.uniform(0.8, 2.2))
                 process.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(LONGEST_RUN):
-                _, said = await ending
-        except TimeoutError:
-            self._report.violations.append(f"{self._prefix}: host {host} sleeps ({hit})")
-            process.kill()
+            await asyncio.wait([ending], timeout=LONGEST_RUN)
+            if not ending.done():
+                self._report.violations.append(f"{self._prefix}: host {host} sleeps ({hit})")
+                process.send_signal(signal.SIGUSR1)
+                await asyncio.sleep(0.5)
+                process.kill()
             _, said = await ending
         finally:
             with suppress(ProcessLookupError):
@@ -212,7 +213,7 @@ class Batch:
         self._report.codes[code] += 1
         if code not in (0, 2, 3, 4, -signal.SIGKILL) or b"Traceback" in said:
             self._report.violations.append(
-                f"{self._prefix}: host {host} ended with {code} ({hit}): {said.decode(errors='replace')[-1500:]}"
+                f"{self._prefix}: host {host} ended with {code} ({hit}): {said.decode(errors='replace')[-6000:]}"
             )
         return code
 
@@ -294,7 +295,7 @@ async def batches(
     kills: int,
     stops: int,
     seed: int = 0,
-    hits: int = 10,
+    hits: int = 20,
     restarts: bool = True,
     say: Any = lambda _: None,
 ) -> Report:

@@ -208,6 +208,8 @@ class Batch:
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
+        if self._report.violations:
+            self._report.violations.append(said.decode(errors="replace")[-6000:])
         code = process.returncode or 0
         self._report.runs += 1
         self._report.codes[code] += 1

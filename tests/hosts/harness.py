@@ -188,16 +188,8 @@ class Batch:
         try:
             if hit is not None:
                 await asyncio.wait([ending], timeout=self._chance.uniform(0.8, 4.0))
-            if hit is not None and ending.done():
-                self._give_back(hit)
-            elif hit is signal.SIGKILL:
-                process.kill()
-                self._report.kills += 1
-            elif hit is signal.SIGSTOP:
-                process.send_signal(hit)
-                self._report.stops += 1
-                await asyncio.sleep(max(LEASE, TOTAL) * self._chance.uniform(0.8, 2.2))
-                process.send_signal(signal.SIGCONT)
+            if hit is not None:
+                await self._hit(process, hit)
             await asyncio.wait([ending], timeout=LONGEST_RUN)
             if not ending.done():
                 self._report.violations.append(f"{self._prefix}: host {host} sleeps ({hit})")
@@ -219,12 +211,22 @@ class Batch:
             )
         return code
 
-    def _give_back(self, hit: signal.Signals) -> None:
-        """It ended before it was hit."""
+    async def _hit(self, process: asyncio.subprocess.Process, hit: signal.Signals) -> None:
+        try:
+            process.send_signal(hit)
+        except ProcessLookupError:  # it ended before it was hit: another is
+            if hit is signal.SIGKILL:
+                self._kills += 1
+            else:
+                self._stops += 1
+            return
         if hit is signal.SIGKILL:
-            self._kills += 1
-        else:
-            self._stops += 1
+            self._report.kills += 1
+            return
+        self._report.stops += 1
+        await asyncio.sleep(max(LEASE, TOTAL) * self._chance.uniform(0.8, 2.2))
+        with suppress(ProcessLookupError):  # it had ended, and was not waited for yet
+            process.send_signal(signal.SIGCONT)
 
     # --- The database
 

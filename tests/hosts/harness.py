@@ -98,7 +98,7 @@ class Batch:
         self._report = report
         self._chance = random.Random(f"{seed} {number}")  # noqa: S311 - reproducible
         self._prefix = f"b{number}"
-        self.rows = rows or 24 + number % 3 * 12
+        self.rows = rows or 80 + number % 3 * 40
         self._rounds = rounds
         self._file = folder / f"{self._prefix}.csv"
         self._kills = self._stops = 0
@@ -159,7 +159,7 @@ class Batch:
     # --- The processes
 
     async def _host(self, host: int) -> None:
-        """Run the command until it ends by itself and nobody is to be hit any more."""
+        """Run the command until it ends by itself, hitting it each time; what is over then is not worth a hit."""
         for _ in range(MOST_RUNS):
             hit = None
             if self._kills or self._stops:
@@ -170,7 +170,7 @@ class Batch:
                 else:
                     self._kills -= 1
             code = await self._run(host, hit)
-            if self._report.violations or (code in (0, 3) and not (self._kills or self._stops)):
+            if self._report.violations or code in (0, 3):
                 return
         self._report.violations.append(f"{self._prefix}: host {host} does not end after {MOST_RUNS} runs")
 
@@ -187,7 +187,7 @@ class Batch:
         ending = asyncio.create_task(process.communicate())
         try:
             if hit is not None:
-                await asyncio.wait([ending], timeout=self._chance.uniform(0.8, 4.0))
+                await asyncio.wait([ending], timeout=self._chance.uniform(0.7, 3.0))
             if hit is not None:
                 await self._hit(process, hit)
             await asyncio.wait([ending], timeout=LONGEST_RUN)

@@ -98,7 +98,7 @@ class Batch:
         self._report = report
         self._chance = random.Random(f"{seed} {number}")  # noqa: S311 - reproducible
         self._prefix = f"b{number}"
-        self.rows = rows or 80 + number % 3 * 40
+        self.rows = rows or 260 + number % 3 * 40
         self._rounds = rounds
         self._file = folder / f"{self._prefix}.csv"
         self._kills = self._stops = 0
@@ -299,7 +299,8 @@ async def batches(
     kills: int,
     stops: int,
     seed: int = 0,
-    hits: int = 20,
+    hits: int = 40,
+    rows: int | None = None,
     restarts: bool = True,
     say: Any = lambda _: None,
 ) -> Report:
@@ -308,7 +309,7 @@ async def batches(
     with tempfile.TemporaryDirectory() as folder:
         while not report.violations and (report.kills < kills or report.stops < stops or not number):
             database = await server.database()
-            batch = Batch(server, database, Path(folder), number, report, seed)
+            batch = Batch(server, database, Path(folder), number, report, seed, rows=rows)
             await batch.carry_out(
                 min(hits, max(kills - report.kills, 0)),
                 min(hits, max(stops - report.stops, 0)),

@@ -33,6 +33,7 @@ from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_schema import SCHEMA, VERSION
 from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
 from payclient.permits import Permits
+from payclient.tracker import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import EVENTS, NOW, brought, fresh
 
@@ -243,13 +244,14 @@ def test_servers_that_are_not_here(place: int, value: object, words: str) -> Non
         ("postgresql://ana:s3cret-word@127.0.0.1:no/postgres", ConfigurationError),
         ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?sslmode=odd", ConfigurationError),
         ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?odd=1", ConfigurationError),
+        ("postgres://ana:s3cret-word@127.0.0.1:PORT/postgres", ConfigurationError),
     ],
 )
 async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, kind: type[PayError]) -> None:
-    """Not into an error, nor what an error tracker reads of its frames."""
-    opening = open_ledger(address.replace("PORT", str(postgres.port)))
+    """Not into an error, nor what an error tracker reads of its frames; the tracker's frame is one of them."""
+    opening = open_tracker("https://pay.example", "token", ledger=address.replace("PORT", str(postgres.port)))
     with pytest.raises(kind) as caught:
-        await opening
+        await opening.__aenter__()
     error: BaseException | None = caught.value
     assert caught.value.__cause__ is None
     while error is not None:

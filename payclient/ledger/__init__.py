@@ -153,4 +153,5 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
         address = Address(url)
         del url, path  # an error below shows this frame's local variables to error trackers
         return await PostgresLedger.open(address, create=create)
+    del url, path
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

@@ -187,7 +187,7 @@ class Batch:
         ending = asyncio.create_task(process.communicate())
         try:
             if hit is not None:
-                await asyncio.wait([ending], timeout=self._chance.uniform(0.7, 3.0))
+                await asyncio.wait([ending], timeout=self._chance.uniform(0.5, 1.8))
             if hit is not None:
                 await self._hit(process, hit)
             await asyncio.wait([ending], timeout=LONGEST_RUN)

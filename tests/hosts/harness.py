@@ -127,7 +127,7 @@ class Batch:
                 await asyncio.gather(*side)
             # Reports tell of the moment at which their row was decided, refusals that a later run tried again included.
             for _ in range(self._rounds):
-                codes = await asyncio.gather(*(self._run(host, None) for host in range(HOSTS)))
+                codes = await asyncio.gather(*(self._run(host, hits=False) for host in range(HOSTS)))
                 if set(codes) <= {0, 3} and not self._open_rows():
                     break
             self._compare()
@@ -159,22 +159,14 @@ class Batch:
     # --- The processes
 
     async def _host(self, host: int) -> None:
-        """Run the command until it ends by itself, hitting it each time; what is over then is not worth a hit."""
+        """Run the command until it ends by itself, hitting it now and then; what is over then is not worth a hit."""
         for _ in range(MOST_RUNS):
-            hit = None
-            if self._kills or self._stops:
-                stop = self._chance.random() * (self._kills + self._stops) >= self._kills
-                hit = signal.SIGSTOP if stop else signal.SIGKILL
-                if stop:
-                    self._stops -= 1
-                else:
-                    self._kills -= 1
-            code = await self._run(host, hit)
+            code = await self._run(host, hits=True)
             if self._report.violations or code in (0, 3):
                 return
         self._report.violations.append(f"{self._prefix}: host {host} does not end after {MOST_RUNS} runs")
 
-    async def _run(self, host: int, hit: signal.Signals | None) -> int:
+    async def _run(self, host: int, *, hits: bool) -> int:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "hosts.child", "charge", str(self._file), "--yes", "--quiet",
             "--base-url", self._simulator.url, "--profile", str(self._folder / "profile.toml"),
@@ -186,13 +178,13 @@ class Batch:
         )  # fmt: skip
         ending = asyncio.create_task(process.communicate())
         try:
-            if hit is not None:
-                await asyncio.wait([ending], timeout=self._chance.uniform(0.5, 1.8))
-            if hit is not None:
-                await self._hit(process, hit)
+            while hits and self._kills + self._stops > 0:
+                await asyncio.wait([ending], timeout=self._chance.uniform(0.5, 2.5))
+                if ending.done() or not await self._hit(process):
+                    break
             await asyncio.wait([ending], timeout=LONGEST_RUN)
             if not ending.done():
-                self._report.violations.append(f"{self._prefix}: host {host} sleeps ({hit})")
+                self._report.violations.append(f"{self._prefix}: host {host} sleeps")
                 process.send_signal(signal.SIGUSR1)
                 await asyncio.sleep(0.5)
                 process.kill()
@@ -207,26 +199,26 @@ class Batch:
         self._report.codes[code] += 1
         if code not in (0, 2, 3, 4, -signal.SIGKILL) or b"Traceback" in said:
             self._report.violations.append(
-                f"{self._prefix}: host {host} ended with {code} ({hit}): {said.decode(errors='replace')[-6000:]}"
+                f"{self._prefix}: host {host} ended with {code}: {said.decode(errors='replace')[-6000:]}"
             )
         return code
 
-    async def _hit(self, process: asyncio.subprocess.Process, hit: signal.Signals) -> None:
-        try:
-            process.send_signal(hit)
-        except ProcessLookupError:  # it ended before it was hit: another is
-            if hit is signal.SIGKILL:
-                self._kills += 1
-            else:
-                self._stops += 1
-            return
-        if hit is signal.SIGKILL:
-            self._report.kills += 1
-            return
-        self._report.stops += 1
-        await asyncio.sleep(max(LEASE, TOTAL) * self._chance.uniform(0.8, 2.2))
-        with suppress(ProcessLookupError):  # it had ended, and was not waited for yet
-            process.send_signal(signal.SIGCONT)
+    async def _hit(self, process: asyncio.subprocess.Process) -> bool:
+        """Kill it, or stop it for a while: past its lease and the total time-out, mostly. Whether it goes on."""
+        with suppress(ProcessLookupError):  # it has just ended
+            if self._chance.random() * (self._kills + self._stops) < self._kills:
+                process.kill()
+                self._kills -= 1
+                self._report.kills += 1
+                return False
+            if self._stops:
+                process.send_signal(signal.SIGSTOP)
+                self._stops -= 1
+                self._report.stops += 1
+                await asyncio.sleep(max(LEASE, TOTAL) * self._chance.uniform(0.8, 2.2))
+                process.send_signal(signal.SIGCONT)
+                return True
+        return False
 
     # --- The database
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import payclient
 from _measure import row
 from bench_ledger import fsync_rate
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Created, Notified, Record
+from payclient.schedule import Fixed
 
 NOW = 1_700_000_000.0
 ROUNDS = 3
@@ -136,12 +141,127 @@ async def waking(url: str, notifications: int = 300) -> None:
         await each.aclose()
 
 
+class Service:
+    """The service as a function: it says pending until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.sales: dict[int, dict[str, object]] = {}
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        assert before_send is not None
+        await before_send()
+        if request.method == "GET":
+            found: object = self.sales[int(request.path.rpartition("/")[2])]
+            return payclient.HttpResponse(200, {}, json.dumps(found).encode())
+        sale, number = json.loads(request.body), len(self.sales) + 1
+        names = ("clientTransactionId", "amount", "currency")
+        self.sales[number] = {"transactionId": number, "state": "Pendiente"} | {
+            each: sale[each] for each in names
+        }
+        return payclient.HttpResponse(200, {}, b'{"transactionId":%d}' % number)
+
+
+@asynccontextmanager
+async def worker(url: str, service: Service, *, deaf: bool = False) -> AsyncIterator[payclient.Tracker]:
+    profile = payclient.ServiceProfile(
+        name="bench",
+        status=payclient.StatusProfile(by_transaction_id="/sales/{transaction_id}", state_field="state"),
+    )
+    ledger = await open_ledger(url)
+    async with (
+        payclient.PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
+        payclient.Tracker(session, ledger, schedule=Fixed(60.0)) as tracker,
+    ):
+        if deaf:
+            ledger._listener._tasks[1].cancel()  # type: ignore[attr-defined]  # only the poll is left
+        yield tracker
+    await ledger.aclose()
+
+
+async def wait_for(url: str, names: list[str], deaf: bool) -> None:
+    """The process that waits: says when each wait ended, by the clock that all processes of a machine share."""
+    async with worker(url, Service(), deaf=deaf) as tracker:
+
+        async def one(name: str) -> None:
+            pending = await tracker.find(name)
+            assert pending is not None
+            print("ready", flush=True)
+            outcome = await pending.wait()
+            print(name, time.monotonic(), outcome.paid, flush=True)
+
+        await asyncio.gather(*map(one, names))
+
+
+async def delivery(url: str, sales: int, *, deaf: bool) -> list[float]:
+    """Milliseconds from `notify()` in one process to the end of `wait()` in another; a third follows, and asks."""
+    service = Service()
+    async with worker(url, service) as follower, worker(url, service) as notified:
+        names = [f"delivery-{deaf}-{number}" for number in range(sales)]
+        for number, name in enumerate(names):
+            await follower.sale(
+                payclient.SaleRequest(
+                    phone_number=f"0984{number:06}",
+                    country_code="593",
+                    amount_without_tax=1000,
+                    currency="USD",
+                    client_transaction_id=name,
+                )
+            )
+        waiter = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, "--wait", url, str(int(deaf)), *names, stdout=asyncio.subprocess.PIPE
+        )
+        assert waiter.stdout is not None
+        for _ in names:
+            await waiter.stdout.readline()
+        await asyncio.sleep(1.0)
+        began, ended = {}, {}
+
+        async def told() -> None:
+            assert waiter.stdout is not None
+            async for line in waiter.stdout:
+                name, when, paid = line.decode().split()
+                assert paid == "True", line
+                ended[name] = float(when)
+
+        telling = asyncio.create_task(told())
+        for number, sale in service.sales.items():
+            name = str(sale["clientTransactionId"])
+            sale["state"] = "Aceptado"
+            began[name] = time.monotonic()
+            await notified.notify(payclient.Notification(transaction_id=number, client_transaction_id=name))
+            await asyncio.sleep(0.2 if deaf else 0.01)
+        await telling
+        await waiter.wait()
+    return sorted((ended[name] - began[name]) * 1000 for name in names)
+
+
+def deliveries(url: str) -> None:
+    heard = asyncio.run(delivery(url, 300, deaf=False))
+    against = "PostgreSQL on this machine, status queries that cost nothing"
+    print(f"notify() in one process to wait() in another: p50 {heard[len(heard) // 2]:.1f} ms")
+    row("the same, p99", heard[int(len(heard) * 0.99)], 100, against, unit=" ms")
+    row(
+        "with a dead listener, the longest",
+        asyncio.run(delivery(url, 40, deaf=True))[-1] / 1000,
+        6,
+        against,
+        unit=" s",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", help="an empty database; by default a server is started")
     parser.add_argument("--dir", default=tempfile.gettempdir(), help="a directory on the server's disk")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--wait", nargs="+", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.wait:
+        url, deaf, *names = given.wait
+        asyncio.run(wait_for(url, names, deaf == "1"))
+        return
     if given.work:
         url, width, sales, name = given.work
         asyncio.run(work(url, int(width), int(sales), name))
@@ -150,6 +270,7 @@ def main() -> None:
         if given.url:
             writes(given.url, directory)
             asyncio.run(waking(given.url))
+            deliveries(given.url)
             return
         sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "tests"))
         from postgres_server import PostgresServer, _binaries
@@ -163,6 +284,7 @@ def main() -> None:
             url = server.url("postgres")
             writes(url, directory)
             asyncio.run(waking(url))
+            deliveries(url)
         finally:
             server.remove()
 

@@ -54,7 +54,8 @@ class Entry:
     """One open sale. Times are the monotonic clock's."""
 
     __slots__ = (
-        "asked_at", "case", "last_asked", "offset", "query", "queued", "record", "report", "slot", "spent", "waiters",
+        "asked_at", "case", "elsewhere", "last_asked", "offset", "query", "queued", "record", "report", "slot", "spent",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, record: Record, offset: float) -> None:
@@ -75,6 +76,8 @@ class Entry:
         #: The service's last word other than `Pendiente`.
         self.report: StatusReport | None = None
         self.waiters: set[asyncio.Future[None]] | None = None
+        #: Another process follows it; here it is only waited for.
+        self.elsewhere = False
 
     @property
     def expires(self) -> float:
@@ -193,8 +196,10 @@ class Entries:
     async def reread(self, entry: Entry) -> bool:
         """It changed elsewhere (an operator, another process): take what the ledger has; False if nothing is new."""
         newest = await self._ledger.get(entry.record.client_transaction_id)
-        if newest is None:
-            return False
+        return newest is not None and self.learn(entry, newest)
+
+    def learn(self, entry: Entry, newest: Record) -> bool:
+        """Take what the ledger has; False if nothing is new."""
         if newest.attempt > entry.record.attempt:
             # This one created nothing, somebody else proved, and sent the next: that is the one to follow.
             if self.holds(entry):

@@ -4,8 +4,8 @@ However many sales are open, there is one agenda of what is due next and one tim
 its turn; what expires is written down, a few at a time. The parts are modules of their own: `entries` (what is known),
 `planning` (when to look), `agenda` (what is due), `turns` (who may ask), `querying`, `notifying`, `waiting`.
 
-Where several processes will share the following, they meet in three places: `follow` (which sales are ours), `Pace`
-(may a query be made now) and `Entries.reread` (it changed elsewhere).
+Over a ledger that several processes have open, `sharing` says which sales this one asks for; of the others it keeps an
+entry where somebody waits, learns what the ledger says, and asks nobody.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 
 from payclient.agenda import Agenda
 from payclient.asking import StatusSource
 from payclient.clock import Clock, Timer
 from payclient.entries import Entries, Entry
-from payclient.ledger import Ledger
+from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Expired, Record, State, Suspected
 from payclient.models import Notification, StatusReport
 from payclient.notifications import Receipt
@@ -28,6 +28,7 @@ from payclient.outcomes import Outcome
 from payclient.planning import Planning
 from payclient.querying import Querying
 from payclient.schedule import Schedule
+from payclient.sharing import LEASE, Budget, Sharing
 from payclient.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
 from payclient.waiting import Waiting
 
@@ -62,6 +63,7 @@ class Following:
         total_timeout: float,
         absent_after: float,
         queries_per_minute: float | None,
+        budget: str = "queries",
     ) -> None:
         self._clock = clock
         self._arrivals = Arrivals()
@@ -79,9 +81,22 @@ class Following:
             # A form's link may be loaded as late as it is handed out, and then lives once more.
             longest_life={"sale": sale_window + total_timeout, "form": 2 * form_window + total_timeout},
             follow=self.follow,
-            decided=self._arrivals.decided,
+            decided=self._decided,
         )
         self._pace = Pace(queries_per_minute)
+        #: None: no other process has this ledger.
+        self._sharing: Sharing | None = None
+        if isinstance(ledger, Shared):
+            self._sharing = Sharing(
+                ledger,
+                clock,
+                self._entries,
+                total_timeout=total_timeout,
+                let_go=self._let_go,
+                notified=self._notified,
+            )
+            if queries_per_minute:
+                self._pace = Budget(queries_per_minute, ledger, clock, name=budget, ready=self._go_on)
         self._querying = (
             None
             if status is None
@@ -121,6 +136,8 @@ class Following:
         if entry is not None and entry.record.attempt == record.attempt:
             if record.version > entry.record.version:
                 self._entries.take(entry, record)
+            if entry.elsewhere and self._entries.holds(entry):
+                self._reconsider(entry)
             return entry
         if record.state.decided or self._closed or (entry and entry.record.attempt > record.attempt):
             return None
@@ -129,6 +146,9 @@ class Following:
             self._entries.wake(entry, spent=True)
         now = self._clock.monotonic()
         entry = self._entries.add(record, now)
+        if not self._ours(record.client_transaction_id):
+            self._let_go(entry)
+            return entry
         if record.notified_at is not None and record.state is State.PENDING:
             # The notification came before our answer.
             self._hurry(entry)
@@ -140,9 +160,60 @@ class Following:
         return entry
 
     def get(self, client_transaction_id: str) -> Record | None:
-        """The record of an open sale."""
+        """The record of an open sale that is followed here: of others only the ledger knows the newest."""
         entry = self._entries.get(client_transaction_id)
-        return None if entry is None else entry.record
+        return None if entry is None or entry.elsewhere else entry.record
+
+    # --- With other processes
+
+    async def share(self, take_over: Callable[[list[Record]], Awaitable[None]]) -> None:
+        """Follow what no living process follows, from now on; each time it is given to `take_over`."""
+        assert self._sharing is not None  # noqa: S101 - asked for a shared ledger only
+        await self._sharing.begin(take_over)
+
+    async def take_lane(self, lane: bytes) -> bool:
+        """Whether this process charges this customer alone from now on."""
+        return self._sharing is None or await self._sharing.take_lane(lane)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers."""
+        if self._sharing is not None:
+            await self._sharing.drop_lanes(lanes)
+
+    def permitted(self, client_transaction_id: str) -> None:
+        """This process was granted a permit, and follows what comes of it."""
+        if self._sharing is not None:
+            self._sharing.permitted(client_transaction_id)
+
+    def elsewhere(self, record: Record) -> bool:
+        """Whether another process sends it, or follows it."""
+        return not self._ours(record.client_transaction_id)
+
+    def _ours(self, client_transaction_id: str) -> bool:
+        return self._sharing is None or self._sharing.ours(client_transaction_id)
+
+    def _let_go(self, entry: Entry) -> None:
+        """Another process follows it: ask no more."""
+        entry.elsewhere = True
+        self._turns.drop(entry)
+        now = self._clock.monotonic()
+        self._plan(entry, self._planning.patience(entry, now, LEASE))
+
+    def _reconsider(self, entry: Entry) -> None:
+        """Somebody asks for it whom another process followed: is it ours by now?"""
+        if self._ours(entry.record.client_transaction_id):
+            entry.elsewhere = False
+            if entry.record.notified_at is not None and entry.record.state is State.PENDING:
+                self._hurry(entry)
+            else:
+                self._plan(entry, self._planning.first(entry, self._clock.monotonic()))
+        elif entry.slot is None and entry.query is None:
+            self._let_go(entry)  # whoever waits now is not kept waiting for ever
+
+    def _decided(self, before: Record, after: Record) -> None:
+        self._arrivals.decided(before, after)
+        if self._sharing is not None:
+            self._sharing.decided(after.client_transaction_id)
 
     @property
     def changed(self) -> asyncio.Event:
@@ -201,7 +272,9 @@ class Following:
     def _arm(self) -> None:
         when = self._agenda.first()
         if self._turns and len(self._queries) < QUERIES_AT_ONCE:
-            when = min(when, max(self._pace.ready_at(), self._clock.monotonic()))
+            now = self._clock.monotonic()
+            self._pace.want(now)
+            when = min(when, max(self._pace.ready_at(), now))
         if when < self._timer_at and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
@@ -224,6 +297,12 @@ class Following:
         """One entry is due: it expires, or waits for its turn to be asked for, or its waiters have waited enough."""
         if entry.query is not None:
             return  # what runs plans the next look
+        if entry.elsewhere:
+            if entry.waiters and self._sharing is not None:
+                self._sharing.besides(entry.record.client_transaction_id)
+                entry.elsewhere = False
+                self._plan_next(entry, now)
+            return
         # Where writing it down failed, asking goes on all the same, and tries again.
         failing = entry.case is not None and entry.case.failures > 0 and self._querying is not None
         if entry.record.state is State.PENDING and now >= entry.expires and not failing:
@@ -282,7 +361,11 @@ class Following:
 
     def _ended(self, entry: Entry) -> None:
         entry.query = None
-        if not self._closed and not entry.record.state.decided:
+        if self._closed or entry.record.state.decided:
+            return
+        if entry.elsewhere:
+            self._let_go(entry)
+        else:
             self._plan_next(entry, self._clock.monotonic())
 
     # --- Expiries, queries, notifications
@@ -322,6 +405,8 @@ class Following:
         return report
 
     def _notified(self, record: Record) -> None:
+        if self._entries.get(record.client_transaction_id) is None and self.elsewhere(record):
+            return  # whoever follows it hears of it too
         if (entry := self.follow(record)) is not None:
             self._hurry(entry)
 
@@ -332,6 +417,8 @@ class Following:
             if entry.slot is None:
                 self._plan(entry, entry.expires)
             return
+        if entry.elsewhere:
+            return  # its follower hears of it too
         now = self._clock.monotonic()
         self._entries.case(entry).chase = 0
         when = entry.asked_at + self._planning.least
@@ -363,6 +450,9 @@ class Following:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._sharing is not None:
+            await self._sharing.aclose()
+        self._pace.close()
         tasks = (*self._queries, *self._expiries)
         for task in tasks:
             task.cancel()

@@ -17,8 +17,9 @@ class PendingSale:
     def __init__(self, following: Following, record: Record) -> None:
         self._following = following
         self._record = record
-        # A sale that is being sent is followed by its sender.
-        self._entry = None if record.state is State.SENDING else following.follow(record)
+        # A sale that is being sent here is followed by its sender.
+        sending = record.state is State.SENDING and not following.elsewhere(record)
+        self._entry = None if sending else following.follow(record)
 
     def _now(self) -> Record:
         return self._record if self._entry is None else self._entry.record
@@ -31,6 +32,11 @@ class PendingSale:
     def client_transaction_id(self) -> str:
         """The merchant's id."""
         return self._record.client_transaction_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of its client transaction id this is; one more only where the one before created nothing."""
+        return self._record.attempt
 
     @property
     def kind(self) -> str:

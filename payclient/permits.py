@@ -39,12 +39,22 @@ class TakenError(Exception):
 
 
 class Permits:
-    """Grants attempts through one ledger and records their ends. `total` is the session's total time-out."""
+    """Grants attempts through one ledger and records their ends. `total` is the session's total time-out.
 
-    def __init__(self, ledger: Ledger, clock: Clock, total: float) -> None:
+    `granted` is told each client transaction id that was permitted here.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        total: float,
+        granted: Callable[[str], object] = lambda _: None,
+    ) -> None:
         self.ledger = ledger
         self.clock = clock
         self.total = total
+        self.granted = granted
         self._late_writes: set[asyncio.Task[None]] = set()
 
     def digest(self, body: bytes) -> bytes:
@@ -140,6 +150,7 @@ class Attempt:
         if not await self._permits.ledger.permit(self.record):
             self.asked = False
             raise TakenError
+        self._permits.granted(self.record.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(clock.time() - wall, clock.monotonic() - steady)
         if waited > self._permits.total:

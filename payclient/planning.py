@@ -92,6 +92,13 @@ class Planning:
         later = (entry.expires + age * self.scale for age in AFTERTHOUGHTS)
         return next((when for when in later if when > now), None)
 
+    def patience(self, entry: Entry, now: float, lease: float) -> float:
+        """When another process must have come to an end with it, though its follower died and the next began late."""
+        end = entry.expires + 2 * sum(LAST_QUERIES) * self.scale
+        if entry.record.state is State.UNKNOWN:
+            end = max(end, now - entry.age(now) + 1.2 * self._absent_after)
+        return max(end, now) + lease
+
     def _proof(self, entry: Entry, case: Case, now: float) -> float | None:
         """An unknown sale may be proven absent, by two queries that are late enough."""
         due = case.begun + self._absent_after

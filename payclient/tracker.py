@@ -25,7 +25,7 @@ from payclient.errors import (
 )
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
-from payclient.ledger import Ledger, open_ledger
+from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record, Recovered, State, Withdrawn
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
@@ -65,7 +65,9 @@ class Tracker:
         self._ledger = ledger
         self._clock = clock if clock is not None else SystemClock()
         profile = session.profile
-        self._permits = Permits(ledger, self._clock, session.timeouts.total)
+        self._permits = Permits(
+            ledger, self._clock, session.timeouts.total, lambda each: self._following.permitted(each)
+        )
         self._sender = Sender(session, self._permits)
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(session, ledger, self._clock, self._changed)
@@ -83,6 +85,7 @@ class Tracker:
             total_timeout=session.timeouts.total,
             absent_after=profile.absent_after,
             queries_per_minute=profile.queries_per_minute,
+            budget=f"queries {session.base_url}",
         )
         self._asks = status is not None or profile.status is not None
         self._sending: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
@@ -359,6 +362,19 @@ class Tracker:
         """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
         return self._sender.lane(request)
 
+    @property
+    def shares(self) -> bool:
+        """Whether other processes may have this ledger open."""
+        return isinstance(self._ledger, Shared)
+
+    async def take_lane(self, lane: bytes) -> bool:
+        """Charge this customer alone from now on; False: another process does. Asked of a shared ledger only."""
+        return await self._following.take_lane(lane)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers."""
+        await self._following.drop_lanes(lanes)
+
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
         return [PendingSale(self._following, record) for record in self._following.open_records()]
@@ -391,8 +407,14 @@ class Tracker:
             )
 
     async def _recover(self) -> None:
-        """What a crash left: SENDING is unknown from now on; what is open is followed on."""
-        records = [record async for record in self._ledger.unfinished()]
+        """What a crash left is followed on; where other processes live, what none of them follows, now and later."""
+        if isinstance(self._ledger, Shared):
+            await self._following.share(self._take_over)
+        else:
+            await self._take_over([record async for record in self._ledger.unfinished()])
+
+    async def _take_over(self, records: Sequence[Record]) -> None:
+        """Whoever sent these is gone: SENDING is unknown from now on; what is open is followed on."""
         window, total = self._session.profile.sale_window, self._session.timeouts.total
         now = self._clock.time()
 
@@ -437,13 +459,15 @@ async def open_tracker(
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
-    `base_url` None is the profile's. `ledger` is `memory:` or `sqlite:PATH`; `session_options` are those of
-    `PaySession` (`profile`, `timeouts`, ...).
+    `base_url` None is the profile's. `ledger` is `memory:`, `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`,
+    which many processes may share; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
     """
     session = PaySession(base_url, token, **session_options)
     del token, session_options  # an error below shows this frame's local variables to error trackers
     async with session:
-        book = await open_ledger(ledger)
+        opening = open_ledger(ledger)
+        del ledger  # its address may hold a password
+        book = await opening
         try:
             async with Tracker(session, book, status=status, schedule=schedule, clock=clock) as tracker:
                 yield tracker

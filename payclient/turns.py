@@ -47,6 +47,11 @@ class Pace:
         self._paused_until = float("-inf")
 
     @property
+    def gap(self) -> float:
+        """Seconds from one query to the next, as far as is known."""
+        return max(self._gap, self._slowness)
+
+    @property
     def binds(self) -> bool:
         """Whether queries are rationed at all, so that it matters who comes first."""
         return self._gap > 0.0 or self._slowness > 0.0
@@ -55,6 +60,9 @@ class Pace:
         """From when on the next query may be made."""
         return max(self._next, self._paused_until)
 
+    def want(self, now: float) -> None:
+        """Somebody waits for a turn."""
+
     def paused(self, now: float) -> bool:
         """Whether the service wants to be left alone."""
         return now < self._paused_until
@@ -62,7 +70,7 @@ class Pace:
     def spend(self, now: float) -> None:
         """A query is made now."""
         # Counted from the due moment, so that a late timer does not slow the rate down; no burst comes of it.
-        gap = max(self._gap, self._slowness)
+        gap = self.gap
         self._next = max(self._next + gap, now + gap * 0.9)
 
     def pause(self, now: float, seconds: float) -> None:
@@ -79,6 +87,9 @@ class Pace:
         """The service answered as it should."""
         if self._slowness:
             self._slowness = self._slowness * 0.95 if self._slowness > 0.01 else 0.0
+
+    def close(self) -> None:
+        """No more queries are made."""
 
 
 class Turns:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from payclient.clock import Clock
 from payclient.entries import Entries, Entry
-from payclient.errors import StillPendingError, TrackerClosedError
+from payclient.errors import LedgerError, StillPendingError, TrackerClosedError
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
@@ -35,6 +36,9 @@ class Waiting:
         if entry.spent and not entry.record.state.decided:
             # Nothing more is asked for it here, but an operator or another process may have decided it.
             await self._entries.reread(entry)
+        elif entry.elsewhere:
+            with suppress(LedgerError):  # it is read again while somebody waits
+                await self._entries.reread(entry)
         if entry.record.state.decided or entry.spent:
             return Outcome.of(entry.record, report=entry.report)
         waiter = asyncio.get_running_loop().create_future()

@@ -33,6 +33,7 @@ DO $$ BEGIN
         DELETE FROM payclient.followers;
         DELETE FROM payclient.budgets;
         DELETE FROM payclient.environment;
+        DELETE FROM payclient.lanes;
     END IF;
 END $$"""
 

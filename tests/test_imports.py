@@ -22,7 +22,7 @@ ROWS = [
     "session",
     "asking permits entries cases recalling",
     "agenda turns waiting notifying",
-    "planning querying",
+    "planning querying sharing",
     "sending following forms confirming",
     "pending",
     "tracker",

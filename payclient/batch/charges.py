@@ -17,7 +17,7 @@ from payclient.batch.pace import Pace
 from payclient.batch.results import ChargeResult
 from payclient.batch.tries import Tries
 from payclient.clock import Timer
-from payclient.errors import NotSentError
+from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.pending import PendingSale
@@ -30,6 +30,12 @@ logger = logging.getLogger("payclient.batch")
 
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
+
+#: Seconds until a customer is asked for again whom another process of this batch charges.
+TAKEN_DELAYS = (0.5, 1.0, 2.0, 4.0)
+
+#: Seconds until the ledger is asked again for a row that another process is sending right now.
+SENDING_DELAY = 1.0
 
 
 class Charges(AsyncIterator[ChargeResult]):
@@ -57,15 +63,17 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tracker = tracker
         self._clock = tracker.clock
         self._requests = requests
+        #: Other processes may work on the same batch.
+        self._shares = tracker.shares
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
-        scale = tracker.profile.sale_window / NORMAL_WINDOW
+        self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
         self._tries = Tries(
-            self._clock, self._pace, scale=scale, renews_token=tracker.renews_token, stop=self.stop
+            self._clock, self._pace, scale=self._scale, renews_token=tracker.renews_token, stop=self.stop
         )
         # In the total time-out of the request an unknown sale's end has been put off already.
-        late = max(UNKNOWN_GRACE * scale - tracker.total_timeout, 0.0)
+        late = max(UNKNOWN_GRACE * self._scale - tracker.total_timeout, 0.0)
         self._hold = Hold(self._clock, wait=wait, late=late)
         self._wait = wait
         self._retry_refused = "refused" in retry
@@ -87,6 +95,8 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Those of the tasks that send right now: they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
+        #: Customers whom others may charge again, not yet told.
+        self._dropped: list[bytes] = []
         self._failure: Exception | None = None
         self._left = False
         #: Why nothing more is sent; None while the batch sends.
@@ -112,6 +122,8 @@ class Charges(AsyncIterator[ChargeResult]):
             await asyncio.gather(*tasks, return_exceptions=True)
             # Over tasks that are done, `gather` does not let the loop run, and they leave the set by a callback.
             self._tasks.difference_update(tasks)
+        self._dropped += [lane.held for lane in self._lanes.values() if lane.held is not None]
+        await self._drop()
 
     def __aiter__(self) -> Self:
         return self
@@ -204,7 +216,16 @@ class Charges(AsyncIterator[ChargeResult]):
             self._ready(lane)
         else:
             del self._lanes[lane.key]
+            if lane.held is not None:
+                self._dropped.append(lane.held)
+                if len(self._dropped) == 1:
+                    self._start(self._drop())
         self._pump()
+
+    async def _drop(self) -> None:
+        lanes, self._dropped = self._dropped, []
+        if lanes:
+            await self._tracker.drop_lanes(lanes)
 
     async def _fetch(self, lane: Lane) -> None:
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
@@ -242,6 +263,11 @@ class Charges(AsyncIterator[ChargeResult]):
             if self._answered:
                 lane = self._answered.popleft()
             else:
+                if self._must_take(self._turns.first()):
+                    self._in_flight += 1
+                    self._prompts += 1
+                    self._start(self._take(self._turns.take()))
+                    continue
                 if self.stopped is None:
                     if (wait := self._pace.wait()) > 0:
                         self._wake_in(wait)
@@ -257,12 +283,53 @@ class Charges(AsyncIterator[ChargeResult]):
             self._alarm.cancel()
         self._alarm = self._clock.call_at(self._clock.monotonic() + seconds, self._pump)
 
+    # --- With other processes that charge the same rows
+
+    def _must_take(self, lane: Lane) -> bool:
+        return self._shares and lane.held is None and self.stopped is None
+
+    async def _take(self, lane: Lane) -> None:
+        """Take a customer whom no other process charges, with what the others did; else ask again later."""
+        row = lane.rows[0]
+        before, key = row.known, self._tracker.lane(row.request)
+        try:
+            if await self._tracker.take_lane(key) and await self._look(row):
+                lane.held, lane.refusals = key, 0
+                newer = row.known is not None and (before is None or before.attempt < row.known.attempt)
+                # Another waited for a busy customer as long as we would.
+                row.settled = newer and row.busy
+        except asyncio.CancelledError:
+            self._dropped.append(key)  # it may be taken all the same
+            raise
+        finally:
+            self._in_flight -= 1
+            self._prompts -= 1
+        if lane.held is not None or self.stopped is not None:
+            self._ready(lane)
+            return
+        self._later(TAKEN_DELAYS[min(lane.refusals, len(TAKEN_DELAYS) - 1)] * self._scale, lane)
+        lane.refusals += 1
+        self._pump()
+
+    async def _look(self, row: Row) -> bool:
+        """See what another process did with a row since it was read; False: the ledger cannot say."""
+        identifier = row.request.client_transaction_id
+        try:
+            row.known = (await self._tracker.find_many([identifier])).get(identifier)
+        except LedgerError as error:
+            logger.warning("what other processes did cannot be read now: %s", type(error).__name__)
+            return False
+        return True
+
     # --- One row
 
     async def _charge(self, lane: Lane) -> None:
         """Send the first row of a lane and hold the lane until its customer is free again."""
         try:
             sent = await self._send(lane.rows[0])
+            if self._shares and isinstance(sent, PendingSale) and sent.state is State.SENDING:
+                await self._look(lane.rows[0])
+                sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
         if not isinstance(sent, PendingSale):
@@ -293,6 +360,8 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _send(self, row: Row) -> PendingSale | ChargeResult | float:
         """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
+        if self._shares and self.stopped is not None:
+            await self._look(row)  # never sent by us may be sent by another
         key, known = row.request.client_transaction_id, row.known
         sends = row.sends(retry_refused=self._retry_refused)
         if known is not None and known.state is State.REFUSED and not sends:

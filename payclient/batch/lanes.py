@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from payclient.batch.results import passing
 from payclient.clock import Clock
-from payclient.errors import StillPendingError
+from payclient.errors import CustomerBusyError, StillPendingError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.pending import PendingSale
@@ -34,25 +34,39 @@ class Lanes(Protocol):
 class Row:
     """One request, what the ledger knew of it when it was read, and its tries."""
 
-    __slots__ = ("busy_since", "known", "request", "tries")
+    __slots__ = ("busy_since", "known", "request", "settled", "tries")
 
     def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
         self.request = request
         self.known = known
         self.tries = 0
+        #: Another process of this batch tried it to the end.
+        self.settled = False
         #: When its customer was first found busy with a sale that is not ours.
         self.busy_since: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last attempt was refused because the customer was busy (2061)."""
+        known = self.known
+        return (
+            known is not None
+            and known.state is State.REFUSED
+            and known.refusal[1] == CustomerBusyError.__name__
+        )
 
     def sends(self, *, retry_refused: bool) -> bool:
         """Whether it may send, as far as is known; else its answer is in the ledger."""
         known = self.known
+        if self.settled:
+            return False
         return known is None or (known.state is State.REFUSED and (retry_refused or passing(known)))
 
 
 class Lane:
     """The rows of one customer that are at hand, and how many come behind them."""
 
-    __slots__ = ("ahead", "key", "rows", "waits")
+    __slots__ = ("ahead", "held", "key", "refusals", "rows", "waits")
 
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
         self.key = key
@@ -61,6 +75,10 @@ class Lane:
         self.ahead = ahead
         #: Its first row waits for its turn, or is being charged.
         self.waits = False
+        #: The customer as the ledger knows them, while no other process of this batch charges them.
+        self.held: bytes | None = None
+        #: How often in a row another process had them.
+        self.refusals = 0
 
     def __len__(self) -> int:
         return len(self.rows) + self.ahead
@@ -70,7 +88,7 @@ class Turns:
     """The lanes whose customers are free: the one with most rows left comes first, for it ends last."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Lane]] = []
+        self._heap: list[tuple[bool, int, int, Lane]] = []
         self._number = 0
 
     def __len__(self) -> int:
@@ -79,11 +97,16 @@ class Turns:
     def add(self, lane: Lane) -> None:
         """Its customer is free."""
         self._number += 1
-        heapq.heappush(self._heap, (-len(lane), self._number, lane))
+        # Those that other processes are kept from come first of all.
+        heapq.heappush(self._heap, (lane.held is None, -len(lane), self._number, lane))
 
     def take(self) -> Lane:
         """Whose turn it is."""
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[3]
+
+    def first(self) -> Lane:
+        """The same, left where it is."""
+        return self._heap[0][3]
 
 
 class Hold:

@@ -112,7 +112,8 @@ def charge(
         if dry_run or not yes:
             known = asyncio.run(ask_ledger(ledger, checked, limits.retry))
             if known is not None and known.in_use and not dry_run:
-                raise LedgerInUseError(f"the ledger {ledger} is in use by another run; nothing was sent")
+                where = terminal.without_password(ledger or "")
+                raise LedgerInUseError(f"the ledger {where} is in use by another run; nothing was sent")
             plan = plan_of(
                 checked,
                 known,

@@ -95,7 +95,7 @@ class Plan:
     #: Where it goes; None where a dry run was not told.
     base_url: str | None
     profile: ServiceProfile
-    ledger: str | None
+    ledger: str | None = attrs.field(repr=False)  # its address may hold a password
 
     @property
     def to_send(self) -> int:
@@ -135,15 +135,15 @@ class Plan:
     def _ledger(self) -> str:
         if self.ledger is None:
             return "not told: give --ledger to see what was charged before"
-        known = self.known
+        known, ledger = self.known, terminal.without_password(self.ledger)
         if known is None or not known.states.total():
             words = (
                 "is in use by another run" if known is not None and known.in_use else "knows none of the rows"
             )
-            return f"{self.ledger} {words}"
+            return f"{ledger} {words}"
         counts = ", ".join(f"{known.states[state]:,} {state}" for state in _ORDER if known.states[state])
         again = f" ({known.again:,} of them tried again)" if known.again else ""
-        return f"{self.ledger} knows {known.states.total():,} rows: {counts}{again}"
+        return f"{ledger} knows {known.states.total():,} rows: {counts}{again}"
 
     def _to_send(self) -> str:
         expected = self.expected

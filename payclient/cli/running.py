@@ -122,6 +122,8 @@ class Run:
 
     async def _read(self, tracker: Tracker) -> None:
         limits = self._limits
+        if isinstance(self._source, CheckedRows):
+            self._source.scattered = tracker.shares
         try:
             async with charge_all(
                 tracker,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 import time
 from contextvars import ContextVar
@@ -27,8 +28,14 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=(
 
 
 def again() -> str:
-    """This run's own command line."""
-    return shlex.join(("payclient", *command_line.get()))
+    """This run's own command line, without the password of a ledger."""
+    return shlex.join(("payclient", *map(without_password, command_line.get())))
+
+
+def without_password(text: str) -> str:
+    """The same, where it is or ends in an address, with `***` in the place of its password."""
+    text = re.sub(r"(?s)(postgres(?:ql)?://[^:/?#@]*:).*@", r"\1***@", text)
+    return re.sub(r"(?is)([?&](?:ssl)?password=)[^&#]*", r"\1***", text)
 
 
 def say(text: str, *, whole: bool = False) -> None:

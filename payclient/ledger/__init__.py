@@ -117,6 +117,12 @@ class Shared(Ledger, Protocol):
     async def release(self, client_transaction_ids: Sequence[str]) -> None:
         """Follow them no more: they are there to be claimed."""
 
+    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
+        """Those of these lanes that this process charges alone from now on: no other living one holds them."""
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Others may charge them."""
+
     async def reserve(self, budget: str, queries: int, gap: float) -> float:
         """Take so many queries, `gap` seconds apart, from a budget of that name; the seconds until the first."""
 
@@ -152,4 +158,5 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
         address = Address(url)
         del url, path  # an error below shows this frame's local variables to error trackers
         return await PostgresLedger.open(address, create=create)
+    del url, path
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

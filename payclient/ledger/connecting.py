@@ -36,7 +36,14 @@ Connect = Callable[[], Awaitable["asyncpg.Connection"]]
 #: Seconds until a server must have let us in.
 CONNECT = 5.0
 #: What asyncpg raises where something is wrong on the way to the server or with it.
-FAULTS = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError)
+FAULTS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a wire that breaks in the midst of a transaction
+    OSError,
+    TimeoutError,
+    ValueError,
+)
 
 
 @attrs.frozen
@@ -66,7 +73,7 @@ def connector(address: Address) -> Connect:
             )
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
-        except (asyncpg.PostgresError, TimeoutError, OSError) as error:
+        except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
             fault = unavailable(error, "opened")
         except (asyncpg.InterfaceError, ValueError):
             fault = ConfigurationError("the ledger's address is no postgresql://USER@HOST/DATABASE")

@@ -16,6 +16,7 @@ from payclient.ledger.details import tame
 from payclient.ledger.listening import POLL, Listener, Woken
 from payclient.ledger.postgres_schema import (
     CLAIM,
+    DROP_LANES,
     HELD,
     INSERT_ENVIRONMENT,
     LEAVE,
@@ -29,6 +30,7 @@ from payclient.ledger.postgres_schema import (
     SELECT_HISTORY,
     SELECT_RECORDS,
     SELECT_UNFINISHED,
+    TAKE_LANES,
 )
 from payclient.ledger.postgres_writer import Apply, Get, Permit, Read, Writer
 from payclient.ledger.schema import change_of, permit_row, record_of
@@ -144,6 +146,12 @@ class PostgresLedger:
 
     async def release(self, client_transaction_ids: Sequence[str]) -> None:
         await self._read(RELEASE, self._writer.owner, client_transaction_ids)
+
+    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
+        return {row[0] for row in await self._read(TAKE_LANES, self._writer.owner, lanes)}
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        await self._read(DROP_LANES, self._writer.owner, lanes)
 
     async def reserve(self, budget: str, queries: int, gap: float) -> float:
         rows = await self._read(RESERVE, budget, queries, gap)

@@ -17,6 +17,7 @@ __all__ = [
     "BARRIER",
     "CHANNEL",
     "CLAIM",
+    "DROP_LANES",
     "EXISTING",
     "HELD",
     "INSERT_ENVIRONMENT",
@@ -38,6 +39,7 @@ __all__ = [
     "SELECT_RECORDS",
     "SELECT_UNFINISHED",
     "SETTINGS",
+    "TAKE_LANES",
     "VERSION",
     "WRITE",
 ]
@@ -152,6 +154,12 @@ CREATE TABLE payclient.followers (
 CREATE UNLOGGED TABLE payclient.budgets (
     name text PRIMARY KEY,
     next_at timestamptz NOT NULL
+)""",
+    # Who charges a customer: a courtesy between batches, which a crash of the server may forget.
+    """
+CREATE UNLOGGED TABLE payclient.lanes (
+    lane bytea PRIMARY KEY,
+    holder bytea NOT NULL
 )""",
     """
 CREATE FUNCTION payclient.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -356,3 +364,12 @@ RETURNING greatest(extract(epoch FROM next_at - {_TAKEN} - clock_timestamp()), 0
 PAUSE = """
 INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
 ON CONFLICT (name) DO UPDATE SET next_at = greatest(b.next_at, excluded.next_at)"""
+
+#: Those of so many lanes that this process holds from now on: nobody held them, or nobody living.
+TAKE_LANES = """
+INSERT INTO payclient.lanes AS l (lane, holder)
+SELECT DISTINCT v.lane, $1::bytea FROM unnest($2::bytea[]) AS v (lane) ORDER BY v.lane
+ON CONFLICT (lane) DO UPDATE SET holder = excluded.holder WHERE l.holder = excluded.holder OR NOT EXISTS (
+    SELECT FROM payclient.followers AS f WHERE f.follower = l.holder AND f.until > clock_timestamp()
+) RETURNING l.lane"""
+DROP_LANES = "UPDATE payclient.lanes SET holder = '' WHERE lane = ANY($2) AND holder = $1"

@@ -85,6 +85,8 @@ class CheckedRows:
         self._lanes: Iterator[tuple[int, int]] | None = None
         #: Told of each row that is given.
         self.on_row: Callable[[SaleRequest], object] | None = None
+        #: Lanes of one length in an order of this process's own, so that several over one file seldom meet.
+        self.scattered = False
 
     def __enter__(self) -> Self:
         check = self._check
@@ -115,7 +117,7 @@ class CheckedRows:
     def lanes(self) -> Iterator[tuple[int, int]]:
         """Every lane not begun yet, with its size, the longest first."""
         if self._lanes is None:
-            self._lanes = self._index.lanes()
+            self._lanes = self._index.lanes(scattered=self.scattered)
         for lane, size in self._lanes:
             self._begun[lane] = 0, size
             yield lane, size

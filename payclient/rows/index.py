@@ -162,10 +162,12 @@ class Index:
         ):
             yield Place(*row)
 
-    def lanes(self) -> Iterator[tuple[int, int]]:
-        """Each lane with its size, the longest first, equal ones in the order of the file."""
+    def lanes(self, *, scattered: bool = False) -> Iterator[tuple[int, int]]:
+        """Each lane with its size, the longest first, equal ones in the order of the file, or in one of our own."""
+        # A lane's number is a digest that no other process makes the same.
+        then = "lane" if scattered else "first"
         # Not `yield from`, which would close the cursor of an iterator that outlives the index.
-        for row in self._db.execute("SELECT lane, size FROM lanes ORDER BY size DESC, first"):
+        for row in self._db.execute(f"SELECT lane, size FROM lanes ORDER BY size DESC, {then}"):  # noqa: S608 - our own words
             yield row[0], row[1]
 
     def lane(self, lane: int, after: int = 0, limit: int = -1) -> list[Place]:

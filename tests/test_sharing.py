@@ -1,0 +1,452 @@
+"""Several trackers over one PostgreSQL, each with a ledger of its own as in a process: who asks, who hears."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import PROFILE, FakeService, refuses, sale
+from payclient import sharing
+from payclient.batch import charge_all
+from payclient.clock import SystemClock
+from payclient.errors import LedgerUnavailableError
+from payclient.ledger.connecting import Address
+from payclient.ledger.postgres import PostgresLedger
+from payclient.lifecycle import Record, State
+from payclient.models import Notification
+from payclient.notifications import Receipt
+from payclient.session import PaySession
+from payclient.sharing import Budget
+from payclient.tracker import Tracker
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from postgres_server import PostgresServer
+
+
+class Worker:
+    """A process of a shop: its tracker, its ledger, and how often it asked."""
+
+    def __init__(self, service: FakeService, ledger: PostgresLedger) -> None:
+        self.ledger = ledger
+        self.service = service
+        self.queries = self.posts = 0
+        self.tracker: Tracker
+
+    async def transport(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        self.queries += request.method == "GET"
+        self.posts += request.method == "POST"
+        return await self.service(request, before_send)
+
+    async def find(self, identifier: str = "order-17") -> payclient.PendingSale:
+        found = await self.tracker.find(identifier)
+        assert found is not None
+        return found
+
+    async def die(self) -> None:
+        """As by SIGKILL, its lease over: nothing is said to anybody."""
+        await self.ledger.renew(-1.0)
+        await self.tracker._following.aclose()
+
+
+@asynccontextmanager
+async def working(
+    service: FakeService,
+    url: str,
+    *,
+    profile: payclient.ServiceProfile = PROFILE,
+    poll: float = 5.0,
+) -> AsyncIterator[Worker]:
+    ledger = await PostgresLedger.open(Address(url), poll=poll)
+    worker = Worker(service, ledger)
+    try:
+        async with (
+            PaySession(
+                "https://pay.example", "token", profile=profile, transport=worker.transport
+            ) as session,
+            Tracker(session, ledger, clock=service.clock) as tracker,
+        ):
+            worker.tracker = tracker
+            yield worker
+    finally:
+        await ledger.aclose()
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def url(postgres: PostgresServer, database: str) -> str:
+    return postgres.url(database)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are looked after often."""
+    monkeypatch.setattr(sharing, "RENEW", 0.05)
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Poll what another task makes true."""
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - no event of ours tells
+            await asyncio.sleep(0.01)
+
+
+async def soon(waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
+    return await asyncio.wait_for(asyncio.shield(waiting), 20)
+
+
+def record_of(worker: Worker, identifier: str = "order-17") -> Record | None:
+    """What a tracker follows by itself."""
+    return worker.tracker._following.get(identifier)
+
+
+async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:
+    """The third of three hears it, the first follows the sale and asks, the second waits, and asks nobody."""
+    async with (
+        working(service, url) as first,
+        working(service, url) as second,
+        working(service, url) as third,
+    ):
+        await first.tracker.sale(sale())
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        service.decide("Aceptado")
+        note = Notification(transaction_id=1000, client_transaction_id="order-17")
+        assert await third.tracker.notify(note) is Receipt.MATCHED
+        outcome = await soon(waiting)
+        assert (outcome.paid, outcome.notified_at) == (True, service.clock.time())
+        assert (second.queries, third.queries) == (0, 0)
+        assert first.queries == 1
+        assert (await third.find()).state is State.ACCEPTED
+        assert (await third.find()).outcome.paid is True
+
+
+async def test_without_anybody_to_ask_a_notification_ends_the_wait_everywhere(
+    service: FakeService, url: str
+) -> None:
+    """Nobody knows then; and nobody waits on."""
+    blind = attrs.evolve(PROFILE, status=None)
+    async with working(service, url, profile=blind) as first, working(service, url, profile=blind) as second:
+        await first.tracker.sale(sale())
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        await asyncio.sleep(0)
+        await first.tracker.notify(Notification(transaction_id=1000, client_transaction_id="order-17"))
+        assert (await soon(waiting)).paid is None
+
+
+async def test_the_feed_of_every_process_goes_on(service: FakeService, url: str) -> None:
+    """A decision that one process wrote comes out of `outcomes` in another that waits for it."""
+    async with working(service, url) as first, working(service, url) as second:
+        feed = second.tracker.outcomes()
+        coming = asyncio.ensure_future(anext(feed))
+        pending = await first.tracker.sale(sale())
+        service.decide("Cancelado")
+        await pending.check()
+        assert (await soon(coming)).state is State.CANCELLED
+
+
+async def test_a_deaf_listener_loses_nobody(service: FakeService, url: str, postgres: PostgresServer) -> None:
+    """Where nothing is heard, whoever waits looks again, at the poll."""
+    async with working(service, url) as first, working(service, url, poll=0.05) as second:
+        assert second.ledger._listener is not None
+        second.ledger._listener._tasks[1].cancel()
+        pending = await first.tracker.sale(sale())
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        service.decide("Aceptado")
+        await pending.check()
+        assert (await soon(waiting)).paid is True
+
+
+async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url: str) -> None:
+    """Who enters meanwhile calls it neither unknown nor its own; whoever waits for it there hears its end."""
+    answering = asyncio.Event()
+
+    async def held(_: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        return response
+
+    service.scripts.append(held)
+    async with working(service, url) as first:
+        sending = asyncio.ensure_future(first.tracker.sale(sale()))
+        await until(lambda: service.posted)
+        async with working(service, url) as second:
+            found = await second.find()
+            assert found.state is State.SENDING
+            waiting = asyncio.ensure_future(found.wait())
+            answering.set()
+            pending = await sending
+            service.decide("Aceptado")
+            await pending.check()
+            assert (await soon(waiting)).paid is True
+            assert found.outcome.paid is True  # also what was found while it was being sent
+    history = await_events(await history_of(url))
+    assert history == ["Permitted", "Created", "FoundAccepted"]
+
+
+async def history_of(url: str, identifier: str = "order-17") -> list[payclient.Change]:
+    ledger = await PostgresLedger.open(Address(url))
+    try:
+        return await ledger.history(identifier)
+    finally:
+        await ledger.aclose()
+
+
+def await_events(changes: list[payclient.Change]) -> list[str]:
+    return [change.event for change in changes]
+
+
+async def test_another_takes_over_what_died(service: FakeService, url: str, quick: None) -> None:
+    """Once the lease is over somebody else follows it, and a waiter there hears its end."""
+    async with working(service, url) as first, working(service, url) as second:
+        await first.tracker.sale(sale())
+        found = await second.find()
+        waiting = asyncio.ensure_future(found.wait())
+        assert record_of(second) is None
+        await first.die()
+        await until(lambda: record_of(second))
+        service.decide("Aceptado")
+        await service.clock.advance(30)
+        assert (await soon(waiting)).paid is True
+        assert second.queries >= 1
+
+
+async def test_sending_that_died_is_unknown_once_it_is_old(
+    service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older than anybody can be sending: whoever claims it calls it unknown, and finds out."""
+    monkeypatch.setattr(sharing, "SENDING_GRACE", -30.0)
+    async with working(service, url) as first:
+        await first.ledger.permit(
+            Record(
+                client_transaction_id="order-17", created_at=service.clock.time(), amount=1150, currency="USD"
+            )
+        )
+        await first.die()
+        async with working(service, url) as second:
+            assert (await second.find()).state is State.UNKNOWN
+
+
+async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: None) -> None:
+    """Its lease ran out while it stood still: what others took over meanwhile it asks for no more."""
+    async with working(service, url) as first:
+        pending = await first.tracker.sale(sale())
+        async with working(service, url) as second:
+            while record_of(second) is None:
+                await first.ledger.renew(-1.0)
+                await asyncio.sleep(0.01)
+            await until(lambda: record_of(first) is None)
+            assert pending.state is State.PENDING
+            service.decide("Aceptado")
+            waiting = asyncio.ensure_future(pending.wait())
+            await asyncio.sleep(0)
+            asked = first.queries
+            await service.clock.advance(60)
+            assert (await soon(waiting)).paid is True
+            assert first.queries == asked
+
+
+async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: str) -> None:
+    """A follower that lives and finds nothing, as by a fault of its own, makes nobody hang."""
+    async with working(service, url) as first, working(service, url) as second:
+        await first.tracker.sale(sale())
+        await first.tracker._following.aclose()  # its ledger lives on, and with it its lease
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        for _ in range(1000):
+            if waiting.done():
+                break
+            await service.clock.advance(2.0)
+            await asyncio.sleep(0.001)
+        outcome = await soon(waiting)
+        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+        assert second.queries >= 7
+
+
+# One rate
+
+
+async def test_one_rate_for_all(url: str) -> None:
+    """Two processes take turns, a gap apart, whatever each would like."""
+    ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
+    clock, slots = SystemClock(), []
+    try:
+
+        async def taking(ledger: PostgresLedger) -> None:
+            ready = asyncio.Event()
+            budget = Budget(6.0, ledger, clock, name="shop", ready=ready.set)
+            for _ in range(4):
+                ready.clear()
+                budget.want(clock.monotonic())
+                await asyncio.wait_for(ready.wait(), 20)
+                slots.append(budget.ready_at())
+                budget.spend(slots[-1])
+            budget.close()
+
+        await asyncio.gather(*map(taking, ledgers))
+        slots.sort()
+        gaps = [after - before for before, after in itertools.pairwise(slots)]
+        assert gaps == pytest.approx([10.0] * 7, abs=1.0)
+    finally:
+        for ledger in ledgers:
+            await ledger.aclose()
+
+
+async def test_a_429_is_for_all(url: str) -> None:
+    """What one process was told silences the others; asked by hand, a query counts too."""
+    ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
+    try:
+        budget = Budget(60.0, ledgers[0], SystemClock(), name="shop", ready=lambda: None)
+        budget.rate_limited(0.0, 120.0)
+        await until(lambda: not budget._tasks)
+        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(120, abs=5)
+        budget.spend(0.0)
+        await until(lambda: not budget._tasks)
+        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(122, abs=5)
+        assert budget.paused(119.0)
+    finally:
+        for ledger in ledgers:
+            await ledger.aclose()
+
+
+async def test_a_ledger_that_cannot_say(caplog: pytest.LogCaptureFixture) -> None:
+    """Queries go on, slowly; nothing hangs and nothing is raised."""
+
+    class Broken:
+        async def reserve(self, *_: object) -> float:
+            raise LedgerUnavailableError("gone")
+
+        pause = reserve
+
+    ready = asyncio.Event()
+    budget = Budget(60.0, Broken(), SystemClock(), name="shop", ready=ready.set)  # type: ignore[arg-type]  # enough of one
+    now = SystemClock().monotonic()
+    budget.want(now)
+    await asyncio.wait_for(ready.wait(), 20)
+    assert budget.ready_at() == pytest.approx(now + 10, abs=1)
+    budget.spend(now)
+    budget.spend(now)
+    budget.rate_limited(now, 1.0)
+    await until(lambda: not budget._tasks)
+    assert "LedgerUnavailableError" in caplog.text
+
+
+async def test_a_reserve_is_not_saved_up(url: str) -> None:
+    """One that lay there unused is given up, and another taken."""
+    ledger = await PostgresLedger.open(Address(url))
+    try:
+        ready = asyncio.Event()
+        budget = Budget(60.0, ledger, SystemClock(), name="shop", ready=ready.set)
+        budget.want(0.0)
+        await asyncio.wait_for(ready.wait(), 20)
+        first = budget.ready_at()
+        ready.clear()
+        budget.want(first + 5)
+        await asyncio.wait_for(ready.wait(), 20)
+        assert budget.ready_at() > first
+    finally:
+        await ledger.aclose()
+
+
+# --- One batch
+
+
+def rows(count: int, each: int = 1) -> list[payclient.SaleRequest]:
+    return [
+        sale(f"row-{number}", phone=f"09841112{number // each:02}", amount_with_tax=1000 + number)
+        for number in range(count)
+    ]
+
+
+async def charge(
+    worker: Worker, requests: list[payclient.SaleRequest], *, max_in_flight: int = 50, max_pending: int = 1000
+) -> dict[str, State]:
+    """One host's run of the batch: what it says of each row."""
+    said: dict[str, State] = {}
+    async with charge_all(
+        worker.tracker, requests, max_in_flight=max_in_flight, max_pending=max_pending
+    ) as results:
+        async for result in results:
+            assert result.outcome is not None
+            assert result.request_key not in said
+            said[result.request_key] = result.outcome.state
+    return said
+
+
+async def passing_time(service: FakeService, runs: list[asyncio.Task[dict[str, State]]]) -> None:
+    """Time passes, and every customer says yes."""
+    async with asyncio.timeout(60):
+        while not all(run.done() for run in runs):
+            for each in service.sales.values():
+                each["state"] = "Aceptado"
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_batch_on_two_hosts(service: FakeService, url: str) -> None:
+    """Each row is charged once, a customer's rows one after another, and both hosts tell of all."""
+    requests = rows(24, each=3)
+    async with working(service, url) as first, working(service, url) as second:
+        runs = [
+            asyncio.create_task(charge(worker, order, max_in_flight=2, max_pending=4))
+            for worker, order in ((first, requests), (second, requests[12:] + requests[:12]))
+        ]
+        await passing_time(service, runs)
+        for run in runs:
+            assert run.result() == {request.client_transaction_id: State.ACCEPTED for request in requests}
+        assert set(service.posted.values()) == {1}
+        assert len(service.posted) == 24
+        assert first.posts > 0
+        assert second.posts > 0
+
+
+async def test_a_customer_of_another_host_is_waited_for(service: FakeService, url: str) -> None:
+    """Whoever comes second sends nothing for a customer that another charges, and nothing again that was refused."""
+    service.scripts.append(refuses(100, 200))
+    async with working(service, url) as first, working(service, url) as second:
+        (key,) = {first.tracker.lane(request) for request in rows(2, each=2)}
+        assert await first.tracker.take_lane(key)
+        run = asyncio.create_task(charge(second, rows(2, each=2)))
+        for _ in range(5):
+            await service.clock.advance(2.0)
+            await asyncio.sleep(0.01)
+        assert not service.posted
+        with pytest.raises(payclient.RefusedError):
+            await first.tracker.sale(rows(2, each=2)[0])
+        await first.tracker.drop_lanes([key])
+        await passing_time(service, [run])
+        assert run.result() == {"row-0": State.REFUSED, "row-1": State.ACCEPTED}
+        assert service.posted == {"row-1": 1}
+
+
+async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:
+    """Only what nobody sent was never sent."""
+    async with working(service, url) as first, working(service, url) as second:
+        keys = [first.tracker.lane(request) for request in rows(2)]
+        assert [await first.tracker.take_lane(key) for key in keys] == [True, True]
+        async with charge_all(second.tracker, rows(2)) as results:
+            for _ in range(5):
+                await service.clock.advance(2.0)
+                await asyncio.sleep(0.01)
+            pending = await first.tracker.sale(rows(2)[0])
+            service.decide("Aceptado")
+            await pending.check()
+            results.stop("enough")
+
+            async def told() -> dict[str, State | None]:
+                return {
+                    each.request_key: None if each.outcome is None else each.outcome.state
+                    async for each in results
+                }
+
+            telling = asyncio.ensure_future(told())
+            while not telling.done():
+                await service.clock.advance(1.0)
+                await asyncio.sleep(0.005)
+            assert await telling == {"row-0": State.ACCEPTED, "row-1": None}

@@ -33,11 +33,9 @@ class Waiting:
         entry = self._follow(record)
         if entry is None:
             return await self.settled(record)
-        if entry.spent and not entry.record.state.decided:
+        if (entry.spent and not entry.record.state.decided) or entry.elsewhere:
             # Nothing more is asked for it here, but an operator or another process may have decided it.
-            await self._entries.reread(entry)
-        elif entry.elsewhere:
-            with suppress(LedgerError):  # it is read again while somebody waits
+            with suppress(LedgerError):  # what is known is true all the same
                 await self._entries.reread(entry)
         if entry.record.state.decided or entry.spent:
             return Outcome.of(entry.record, report=entry.report)
@@ -60,7 +58,12 @@ class Waiting:
         """What the ledger says of a sale that is not followed."""
         if self._closed and not record.state.decided:
             raise _closed(record, "the tracker is closed")
-        newest = await self._ledger.get(record.client_transaction_id)
+        try:
+            newest = await self._ledger.get(record.client_transaction_id)
+        except LedgerError:
+            if not record.state.decided:
+                raise
+            return Outcome.of(record)
         if newest is not None and newest.attempt == record.attempt:
             record = newest
         return Outcome.of(record)

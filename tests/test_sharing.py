@@ -450,3 +450,26 @@ async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeServic
                 await service.clock.advance(1.0)
                 await asyncio.sleep(0.005)
             assert await telling == {"row-0": State.ACCEPTED, "row-1": None}
+
+
+async def test_a_ledger_that_is_gone_ends_no_wait_by_an_error(
+    service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait that ends just then tells what is known; one that goes on hears of it later."""
+
+    async def gone(*_: object) -> dict[str, Record]:
+        raise LedgerUnavailableError("gone")
+
+    async with working(service, url, poll=0.05) as first, working(service, url, poll=0.05) as second:
+        await first.tracker.sale(sale())
+        found = await second.find()
+        with monkeypatch.context() as patched:
+            patched.setattr(second.ledger, "get_many", gone)
+            waiting = asyncio.ensure_future(found.wait())
+            service.decide("Aceptado")
+            await (await first.find()).check()
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        assert (await soon(waiting)).paid is True
+        monkeypatch.setattr(second.ledger, "get_many", gone)
+        assert (await found.wait()).paid is True

@@ -388,7 +388,10 @@ class Charges(AsyncIterator[ChargeResult]):
         return pending
 
     async def _finish(self, pending: PendingSale) -> None:
-        await pending.wait()
+        try:
+            await pending.wait()
+        except LedgerError as error:
+            logger.error("%s: cannot be waited for: %s", pending.client_transaction_id, type(error).__name__)
         await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
 
     async def _emit(self, result: ChargeResult) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from payclient.batch.results import passing
 from payclient.clock import Clock
-from payclient.errors import CustomerBusyError, StillPendingError
+from payclient.errors import CustomerBusyError, LedgerError, StillPendingError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.pending import PendingSale
 
 __all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "Lanes", "Row", "Turns"]
+
+logger = logging.getLogger("payclient.batch")
 
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
@@ -130,6 +133,10 @@ class Hold:
                 if self._wait is not None and self._wait <= left:
                     return True
                 continue
+            except LedgerError as error:
+                logger.error(
+                    "%s: cannot be waited for: %s", pending.client_transaction_id, type(error).__name__
+                )
             return True
         return False
 

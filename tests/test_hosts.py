@@ -11,7 +11,7 @@ async def test_every_host_tells_the_truth_whatever_is_killed_or_stopped(postgres
 
     Each row is charged once, every host's report says of all rows what the service says, and nobody is left asleep.
     """
-    report = await batches(postgres, kills=2, stops=1, seed=3, rows=40)
+    report = await batches(postgres, kills=2, stops=1, seed=3, rows=20)
     assert report.violations == []
     assert (report.kills, report.stops) == (2, 1)
     assert report.restarts == 1

@@ -150,7 +150,7 @@ class RoundRobin(Crowd):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.following._turns.need = self._longest  # type: ignore[method-assign]  # that is the comparison
+        self.following._driver._turns.need = self._longest  # type: ignore[method-assign]  # that is the comparison
 
     @staticmethod
     def _longest(entry: Entry, now: float) -> float:

@@ -90,13 +90,13 @@ async def timed_out(answered: asyncio.Event, record: Record | None) -> None:
 async def cpu(count: int, rounds: int) -> None:
     """Add and decide one sale, while so many others are pending."""
     batch = 10_000
-    driver = following(Clock(), Forgetful(), Fixed(1e6))
+    sales = following(Clock(), Forgetful(), Fixed(1e6))
     for record in pending_sales(count):
-        driver.follow(record)
+        sales.follow(record)
     tasks = [asyncio.create_task(timed_out(asyncio.Event(), None)) for _ in range(count)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    driver._planning._schedule = Attentive()
+    sales._driver._planning._schedule = Attentive()
     ours, theirs = [], []
     for number in range(rounds):
         records = pending_sales(batch, first=count + number * batch)
@@ -106,10 +106,10 @@ async def cpu(count: int, rounds: int) -> None:
         ]
         gc.collect()
         began = time.process_time()
-        entries = [driver.follow(record) for record in records]
+        entries = [sales.follow(record) for record in records]
         for entry, after in zip(entries, decided, strict=True):
             assert entry is not None
-            driver._entries.take(entry, after)
+            sales._entries.take(entry, after)
         ours.append((time.process_time() - began) / batch * 1e6)
         gc.collect()
         began = time.process_time()
@@ -133,27 +133,27 @@ async def cpu(count: int, rounds: int) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await driver.aclose()
+    await sales.aclose()
 
 
 async def memory(count: int) -> None:
     """What a pending sale holds, its record included, once it has been asked for."""
     clock = Clock()
-    driver = following(clock, Forgetful(), Fixed(10.0))
+    sales = following(clock, Forgetful(), Fixed(10.0))
     gc.collect()
     tracemalloc.start()
     for record in pending_sales(count):
-        driver.follow(record)
+        sales.follow(record)
     del record
     clock.ahead = 16.0
-    driver._arm()
-    while any(entry.asked_at < 0 for entry in driver._entries.values()):  # noqa: ASYNC110 - there is no event for it
+    sales._driver._arm()
+    while any(entry.asked_at < 0 for entry in sales._entries.values()):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.2)
     gc.collect()
     ours = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()
-    await driver.aclose()
-    del driver
+    await sales.aclose()
+    del sales
     gc.collect()
     tracemalloc.start()
     waits = {}
@@ -190,23 +190,23 @@ async def stall(count: int, directory: str, *, sqlite: bool) -> float:
     if sqlite:
         ledger = await SqliteLedger.open(os.path.join(directory, "stall.db"))
         await fill(ledger, records)
-    driver = following(clock, ledger, Fixed(1e6))
+    sales = following(clock, ledger, Fixed(1e6))
     for record in records:
-        driver.follow(record)
+        sales.follow(record)
     await asyncio.sleep(0.01)
     gc.collect()
     gc.freeze()
     gc.disable()  # a full collection among 100,000 objects takes longer than all this, for whoever causes it
-    clock.ahead = 300.5
+    clock.ahead, driver = 300.5, sales._driver
     driver._timer_at = float("inf")
     driver._arm()
     longest = await longest_stall(
         lambda: not driver._to_expire and not driver._expiries and driver._agenda.first() > clock.monotonic()
     )
     gc.enable()
-    expired = sum(record.state is State.EXPIRED for record in driver.open_records())
+    expired = sum(record.state is State.EXPIRED for record in sales.open_records())
     assert expired == count, expired
-    await driver.aclose()
+    await sales.aclose()
     await ledger.aclose()
     return longest * 1000
 
@@ -226,10 +226,10 @@ async def call_later_stall(count: int) -> float:
 
 async def waiter(count: int) -> None:
     """From a notification to the end of a wait."""
-    driver = following(Clock(), ledger := MemoryLedger(), Fixed(1e6), answer="Aceptado")
+    sales = following(Clock(), ledger := MemoryLedger(), Fixed(1e6), answer="Aceptado")
     records = pending_sales(count)
     for record in records:
-        driver.follow(record)
+        sales.follow(record)
     asked = records[:: count // 1000][:1000]
     for record in asked:
         fresh = attrs.evolve(
@@ -252,10 +252,10 @@ async def waiter(count: int) -> None:
     times = []
     for record in asked:
         assert record.transaction_id is not None
-        wait = asyncio.create_task(driver.wait(record, None))
+        wait = asyncio.create_task(sales.wait(record, None))
         await asyncio.sleep(0)
         began = time.perf_counter()
-        await driver.notify(
+        await sales.notify(
             Notification(
                 transaction_id=record.transaction_id, client_transaction_id=record.client_transaction_id
             )
@@ -271,7 +271,7 @@ async def waiter(count: int) -> None:
         "the service answering at once",
         unit=" ms",
     )
-    await driver.aclose()
+    await sales.aclose()
 
 
 async def fill(ledger: Ledger, records: list[Record]) -> None:
@@ -304,13 +304,13 @@ async def recovery(count: int, directory: str) -> None:
     await ledger.aclose()
     began = time.perf_counter()
     ledger = await SqliteLedger.open(path)
-    driver = following(Clock(), ledger, Fixed(1e6))
+    sales = following(Clock(), ledger, Fixed(1e6))
     async for record in ledger.unfinished():
-        driver.follow(record)
+        sales.follow(record)
     seconds = time.perf_counter() - began
-    assert len(list(driver.open_records())) == count
+    assert len(list(sales.open_records())) == count
     row(f"recovery of {count:,} open sales from SQLite", seconds, 1.0, "wall time", unit=" s")
-    await driver.aclose()
+    await sales.aclose()
     await ledger.aclose()
 
 

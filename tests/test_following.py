@@ -12,7 +12,7 @@ import pytest
 import payclient
 from crowd import virtual
 from fake_service import PROFILE, FakeService, sale
-from payclient.following import EXPIRIES_AT_ONCE
+from payclient.driving import EXPIRIES_AT_ONCE
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import FoundAccepted
 from payclient.session import PaySession
@@ -267,7 +267,7 @@ def test_a_429_slows_all_queries() -> None:
             for number in range(40):
                 service.truth[f"order-{number}"] = (1e9, "Aceptado")
             await asyncio.sleep(10.0)
-            tracker._following._pace.rate_limited(asyncio.get_running_loop().time(), 20.0)
+            tracker._following._driver._pace.rate_limited(asyncio.get_running_loop().time(), 20.0)
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(19.9)
             assert not [when for when, _ in service.queries if when > now + 0.1]

@@ -23,6 +23,7 @@ ROWS = [
     "asking permits entries cases recalling",
     "agenda turns waiting notifying",
     "planning querying sharing",
+    "driving",
     "sending following forms confirming",
     "pending",
     "tracker",

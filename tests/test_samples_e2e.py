@@ -321,7 +321,7 @@ class Shop:
         for _ in range(limit):
             # aiohttp needs real turns of the loop for its sockets.
             await asyncio.sleep(0)
-            while queries := list(self.tracker._following._queries):
+            while queries := list(self.tracker._following._driver._queries):
                 await asyncio.wait(queries)
             await asyncio.sleep(0)
             if wait.done():

@@ -11,6 +11,7 @@ import attrs
 
 import payclient
 from payclient import State, wire
+from payclient.driving import Driver
 from payclient.entries import Entry
 from payclient.errors import OutcomeUnknownError
 from payclient.following import Following
@@ -160,14 +161,14 @@ def _expiry_says_unpaid() -> list[Patch]:
 
 def _resend_at_five_minutes() -> list[Patch]:
     """An unknown sale is over with its window."""
-    shipped = Following._query
+    shipped = Driver._query
 
-    async def query(self: Following, entry: Entry) -> None:
+    async def query(self: Driver, entry: Entry) -> None:
         if entry.record.state is State.UNKNOWN and self._clock.monotonic() >= entry.expires:
             await self._entries.apply(entry, NotSent(at=self._clock.time()))
         await shipped(self, entry)
 
-    return [(Following, "_query", query)]
+    return [(Driver, "_query", query)]
 
 
 #: Name -> its patches.

@@ -1,0 +1,287 @@
+"""The driver of all open sales: one agenda of what is due next, and one timer. **Never POSTs.**
+
+However many are due at once, few are looked at in one turn of the loop: what must ask waits for its turn, what expires
+is written down, a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+
+from payclient.agenda import Agenda
+from payclient.clock import Clock, Timer
+from payclient.entries import Entries, Entry
+from payclient.lifecycle import Expired, Record, State
+from payclient.models import StatusReport
+from payclient.planning import Planning
+from payclient.querying import Querying
+from payclient.sharing import LEASE
+from payclient.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.following")
+
+#: Entries looked at in one turn of the loop.
+PER_TURN = 500
+
+#: Expiries written, and queries in flight, at once.
+EXPIRIES_AT_ONCE = 64
+QUERIES_AT_ONCE = 32
+
+#: Seconds of one slot of the agenda, in a sale window of 300 s.
+SLOT = 0.125
+
+
+class Driver:
+    """Looks at each entry when it is time. `querying` is None where nobody can be asked.
+
+    `besides` is told of an entry that another process should have followed to its end, and did not.
+    """
+
+    def __init__(
+        self,
+        entries: Entries,
+        clock: Clock,
+        planning: Planning,
+        pace: Pace,
+        querying: Querying | None,
+        *,
+        sale_window: float,
+        besides: Callable[[str], object] | None,
+    ) -> None:
+        self._entries = entries
+        self._clock = clock
+        self._planning = planning
+        self._pace = pace
+        self._querying = querying
+        self._besides = besides
+        self._agenda = Agenda(SLOT * planning.scale)
+        self._turns = Turns(sale_window)
+        self._to_expire: deque[Entry] = deque()
+        self._timer: Timer | None = None
+        self._timer_at = float("inf")
+        self._queries: set[asyncio.Task[StatusReport | None]] = set()
+        self._expiries: set[asyncio.Task[StatusReport | None]] = set()
+        self._closed = False
+
+    # --- What is looked at, and when
+
+    def begin(self, entry: Entry, now: float) -> None:
+        """Look at it for the first time: at once if it was notified before our answer came, else as planned."""
+        if entry.record.notified_at is not None and entry.record.state is State.PENDING:
+            self.hurry(entry)
+        else:
+            self._plan(entry, self._planning.first(entry, now))
+
+    def hurry(self, entry: Entry) -> None:
+        """Ask at once, ahead of the routine; without anybody to ask, the wait has nothing more to hope for."""
+        if self._querying is None:
+            self._entries.wake(entry, spent=True)
+            if entry.slot is None:
+                self._plan(entry, entry.expires)
+            return
+        if entry.elsewhere:
+            return  # its follower hears of it too
+        now = self._clock.monotonic()
+        self._entries.case(entry).chase = 0
+        when = entry.asked_at + self._planning.least
+        if now < when or entry.query is not None:
+            self._plan(entry, max(when, now))
+        else:
+            self._look(entry, now)
+            self.go_on()
+
+    def let_go(self, entry: Entry) -> None:
+        """Another process follows it: ask no more."""
+        entry.elsewhere = True
+        self._turns.drop(entry)
+        now = self._clock.monotonic()
+        self._plan(entry, self._planning.patience(entry, now, LEASE))
+
+    def _plan(self, entry: Entry, when: float) -> None:
+        self._agenda.put(entry, when)
+        if when < self._timer_at:
+            self._arm()
+
+    def _plan_next(self, entry: Entry, now: float) -> None:
+        """Say when this sale is looked at next, and end the waits that have nothing more to hope for."""
+        when = self._planning.after(entry, now)
+        if when is None:
+            self._entries.wake(entry, spent=True)
+            when = self._planning.afterthought(entry, now)
+        if when is not None:
+            self._plan(entry, when)
+
+    def _arm(self) -> None:
+        when = self._agenda.first()
+        if self._turns and len(self._queries) < QUERIES_AT_ONCE:
+            now = self._clock.monotonic()
+            self._pace.want(now)
+            when = min(when, max(self._pace.ready_at(), now))
+        if when < self._timer_at and not self._closed:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = when
+            self._timer = self._clock.call_at(when, self._turn)
+
+    def _turn(self) -> None:
+        """Look at what is due: bounded, so that no crowd stalls the loop."""
+        self._timer, self._timer_at = None, float("inf")
+        now = self._clock.monotonic()
+        for _ in range(PER_TURN):
+            entry = self._agenda.pop(now)
+            if entry is None:
+                break
+            if self._entries.holds(entry):
+                self._look(entry, now)
+        self.go_on()
+
+    def _look(self, entry: Entry, now: float) -> None:
+        """One entry is due: it expires, or waits for its turn to be asked for, or its waiters have waited enough."""
+        if entry.query is not None:
+            return  # what runs plans the next look
+        if entry.elsewhere:
+            if entry.waiters and self._besides is not None:
+                self._besides(entry.record.client_transaction_id)
+                entry.elsewhere = False
+                self._plan_next(entry, now)
+            return
+        # Where writing it down failed, asking goes on all the same, and tries again.
+        failing = entry.case is not None and entry.case.failures > 0 and self._querying is not None
+        if entry.record.state is State.PENDING and now >= entry.expires and not failing:
+            self._to_expire.append(entry)
+        elif self._querying is None:
+            self._plan_next(entry, now)
+        else:
+            chased = entry.case is not None and entry.case.chase is not None
+            last = self._planning.last(entry, now)
+            self._turns.put(entry, NOTIFIED if chased else LAST if last else ROUTINE)
+            if now < entry.expires:
+                self._agenda.put(entry, entry.expires)  # however long it waits for its turn
+
+    def go_on(self) -> None:
+        """Expire and ask for as many of those that are due as may be at once."""
+        now = self._clock.monotonic()
+        while self._to_expire and len(self._expiries) < EXPIRIES_AT_ONCE:
+            entry = self._to_expire.popleft()
+            if entry.query is None and self._entries.holds(entry):
+                self._run(entry, self._expire(entry), self._expiries)
+        while self._turns and len(self._queries) < QUERIES_AT_ONCE and self._pace.ready_at() <= now:
+            waiting = self._turns.pop(now, rank=self._pace.binds)
+            if waiting is None:
+                break
+            if waiting.query is None and self._entries.holds(waiting):
+                self._ask(waiting, now)
+        self._arm()
+
+    # --- Expiries and queries
+
+    async def ask(self, entry: Entry) -> StatusReport | None:
+        """One query now, shared with whoever asks too, at most one a second; its report, if there is one."""
+        now = self._clock.monotonic()
+        if self._querying is None or now - entry.asked_at < self._planning.least or self._pace.paused(now):
+            return None
+        return await asyncio.shield(entry.query or self._ask(entry, now))
+
+    def look_again(self, record: Record) -> None:
+        """A decided sale was notified: one query, for a correction."""
+        if self._querying is not None and record.state is not State.ACCEPTED:
+            querying, entry = self._querying, Entry(record, 0.0)
+
+            async def ask() -> StatusReport | None:
+                try:
+                    return await querying.ask(entry)
+                except Exception as error:
+                    _failed(record, error)
+                    return None
+
+            self._pace.spend(self._clock.monotonic())
+            self._run(entry, ask(), self._queries)
+
+    def _run(
+        self,
+        entry: Entry,
+        work: Coroutine[None, None, StatusReport | None],
+        tasks: set[asyncio.Task[StatusReport | None]],
+    ) -> asyncio.Task[StatusReport | None]:
+        self._turns.drop(entry)
+        task = asyncio.create_task(work)
+        entry.query = task
+        tasks.add(task)
+
+        def done(task: asyncio.Task[StatusReport | None]) -> None:
+            tasks.discard(task)
+            if not self._closed:
+                self.go_on()
+
+        task.add_done_callback(done)
+        return task
+
+    def _ended(self, entry: Entry) -> None:
+        entry.query = None
+        if self._closed or entry.record.state.decided:
+            return
+        if entry.elsewhere:
+            self.let_go(entry)
+        else:
+            self._plan_next(entry, self._clock.monotonic())
+
+    async def _expire(self, entry: Entry) -> None:
+        """Our clock says that the window passed unheard."""
+        try:
+            await self._entries.apply(entry, Expired(at=self._clock.time()))
+        except Exception as error:  # a fault of ours must not end the driver
+            _failed(entry.record, error)
+        finally:
+            self._ended(entry)
+
+    def _ask(self, entry: Entry, now: float) -> asyncio.Task[StatusReport | None]:
+        self._pace.spend(now)
+        return self._run(entry, self._query(entry), self._queries)
+
+    async def _query(self, entry: Entry) -> StatusReport | None:
+        """Expire it by the clock if it is time, ask once, take the answer, and plan the next look."""
+        report = None
+        try:
+            now = self._clock.monotonic()
+            if now >= entry.expires and entry.record.state is State.PENDING:
+                await self._entries.apply(entry, Expired(at=self._clock.time()))
+            if self._querying is not None and not entry.record.state.decided:
+                # It counts when made, not when due.
+                entry.asked_at = now
+                if self._planning.last(entry, now):
+                    entry.last_asked += 1
+                self._entries.slim(entry)
+                report = await self._querying.ask(entry)
+        except Exception as error:  # a fault of ours or of a status source must not end the driver
+            _failed(entry.record, error)
+            self._entries.case(entry).failures += 1
+        finally:
+            self._ended(entry)
+        return report
+
+    def stop(self) -> None:
+        """No more turns, and nothing is planned any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def aclose(self) -> None:
+        """Stop asking, and forget what is due."""
+        self.stop()
+        self._pace.close()
+        tasks = (*self._queries, *self._expiries)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._agenda.clear()
+        self._turns.clear()
+        self._to_expire.clear()
+
+
+def _failed(record: Record, error: Exception) -> None:
+    logger.error("%s: following failed: %s", record.client_transaction_id, type(error).__name__)

@@ -67,6 +67,8 @@ class Service:
 
     def __init__(self, seed: int, *, faults: bool = True) -> None:
         self.random = random.Random(seed)  # noqa: S311 - it must repeat
+        #: By dice of their own, so that what people answer does not hang on when and how often they are asked for.
+        self.query_random = random.Random(seed)  # noqa: S311 - as above
         self.faults = faults
         #: Client transaction id -> when it is decided, and as what.
         self.truth: dict[str, tuple[float, str]] = {}
@@ -87,7 +89,7 @@ class Service:
         identifier = name if path.endswith("client") else self._ids[int(name)]
         loop = asyncio.get_running_loop()
         self.queries.append((loop.time(), identifier))
-        dice = self.random.random()
+        dice = self.query_random.random()
         await asyncio.sleep(2.0 if self.faults and dice < 0.01 else 0.02)
         if self.faults and dice > 0.99:
             return payclient.HttpResponse(503, {}, b"")

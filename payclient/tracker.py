@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from payclient.access import environment_digest
 from payclient.asking import StatusSource, session_status
-from payclient.clock import Clock, SystemClock, sleep
+from payclient.clock import Clock, LoopClock, sleep
 from payclient.confirming import Confirming
 from payclient.errors import (
     ConfigurationError,
@@ -63,7 +63,7 @@ class Tracker:
     ) -> None:
         self._session = session
         self._ledger = ledger
-        self._clock = clock if clock is not None else SystemClock()
+        self._clock = clock if clock is not None else LoopClock()
         profile = session.profile
         self._permits = Permits(
             ledger, self._clock, session.timeouts.total, lambda each: self._following.permitted(each)
@@ -112,6 +112,8 @@ class Tracker:
         return self._session.renews_token
 
     async def __aenter__(self) -> Self:
+        if isinstance(self._clock, LoopClock):
+            self._clock.settle()
         if not self._asks:
             logger.warning(
                 "no status source: the profile names no status query, so that `paid` can never become True"

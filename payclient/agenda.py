@@ -1,4 +1,8 @@
-"""When each entry is looked at next, in slots of a fraction of a second: to put one in costs a deque's append."""
+"""When each entry is looked at next, in slots of a fraction of a second: to put one in costs a deque's append.
+
+New entries come in droves, and many are decided before anything is due for them. So they wait in one line, and are
+given out together when the first of them may be due: only then it is worked out when each of them is.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,27 @@ class Agenda:
         self._width = width
         self._slots: dict[int, deque[Entry]] = {}
         self._order: list[int] = []
+        self._new: deque[Entry] = deque()
+        self._new_due = math.inf
+
+    def put_new(self, entry: Entry, soonest: float) -> None:
+        """A new one, which is due then or later: `pop_new` gives it out in time to `put` it."""
+        entry.slot = self._new
+        self._new.append(entry)
+        if soonest < self._new_due:
+            self._new_due = soonest
+
+    def pop_new(self, now: float) -> Entry | None:
+        """A new one, as long as there are any once one of them may be due; None if none may be."""
+        if self._new_due > now:
+            return None
+        while self._new:
+            entry = self._new.popleft()
+            if entry.slot is self._new:
+                entry.slot = None
+                return entry
+        self._new_due = math.inf
+        return None
 
     def put(self, entry: Entry, when: float) -> None:
         """Look at it then; whatever was planned for it before counts no more."""
@@ -34,7 +59,7 @@ class Agenda:
 
     def first(self) -> float:
         """When something is due next; infinity if nothing ever is."""
-        return self._order[0] * self._width if self._order else math.inf
+        return min(self._order[0] * self._width, self._new_due) if self._order else self._new_due
 
     def pop(self, now: float) -> Entry | None:
         """An entry that is due, in the order of the slots; None if none is."""
@@ -52,3 +77,5 @@ class Agenda:
         """Forget all."""
         self._slots.clear()
         self._order.clear()
+        self._new.clear()
+        self._new_due = math.inf

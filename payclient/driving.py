@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 
@@ -60,10 +61,12 @@ class Driver:
         self._querying = querying
         self._besides = besides
         self._agenda = Agenda(SLOT * planning.scale)
+        #: Seconds: an entry of a younger sale is a new one.
+        self._new = planning.least
         self._turns = Turns(sale_window)
         self._to_expire: deque[Entry] = deque()
         self._timer: Timer | None = None
-        self._timer_at = float("inf")
+        self._timer_at = math.inf
         self._queries: set[asyncio.Task[StatusReport | None]] = set()
         self._expiries: set[asyncio.Task[StatusReport | None]] = set()
         self._closed = False
@@ -72,8 +75,16 @@ class Driver:
 
     def begin(self, entry: Entry, now: float) -> None:
         """Look at it for the first time: at once if it was notified before our answer came, else as planned."""
-        if entry.record.notified_at is not None and entry.record.state is State.PENDING:
+        record = entry.record
+        if record.notified_at is not None and record.state is State.PENDING:
             self.hurry(entry)
+        elif (
+            -self._new < now - entry.offset - record.created_at < self._new and record.expires_at is not None
+        ):
+            soonest = now + self._planning.soonest
+            self._agenda.put_new(entry, soonest)
+            if soonest < self._timer_at:
+                self._arm()
         else:
             self._plan(entry, self._planning.first(entry, now))
 
@@ -130,14 +141,17 @@ class Driver:
 
     def _turn(self) -> None:
         """Look at what is due: bounded, so that no crowd stalls the loop."""
-        self._timer, self._timer_at = None, float("inf")
+        self._timer, self._timer_at = None, math.inf
         now = self._clock.monotonic()
         for _ in range(PER_TURN):
-            entry = self._agenda.pop(now)
-            if entry is None:
+            if (entry := self._agenda.pop_new(now)) is not None:
+                if self._entries.holds(entry):
+                    self._agenda.put(entry, self._planning.first_of_new(entry))
+            elif (entry := self._agenda.pop(now)) is not None:
+                if self._entries.holds(entry):
+                    self._look(entry, now)
+            else:
                 break
-            if self._entries.holds(entry):
-                self._look(entry, now)
         self.go_on()
 
     def _look(self, entry: Entry, now: float) -> None:

@@ -60,7 +60,7 @@ class Following:
             # A form's link may be loaded as late as it is handed out, and then lives once more.
             longest_life={"sale": sale_window + total_timeout, "form": 2 * form_window + total_timeout},
             follow=self.follow,
-            decided=self._decided,
+            decided=self._decided if isinstance(ledger, Shared) else self._arrivals.decided,
         )
         pace = Pace(queries_per_minute)
         #: None: no other process has this ledger.

@@ -38,20 +38,18 @@ class State(enum.StrEnum):
     #: This attempt created nothing.
     REFUSED = "refused"
 
+    #: Accepted, cancelled or refused. No property: it is asked several times for every sale.
+    decided: bool
+
+    def __init__(self, value: str) -> None:
+        self.decided = value in ("accepted", "cancelled", "refused")
+
     @property
     def paid(self) -> bool | None:
         """True or False on somebody's word or by proof, None where nobody knows."""
         if self is State.ACCEPTED:
             return True
         return False if self in (State.CANCELLED, State.REFUSED) else None
-
-    @property
-    def decided(self) -> bool:
-        """Accepted, cancelled or refused."""
-        return self in _DECIDED
-
-
-_DECIDED = frozenset({State.ACCEPTED, State.CANCELLED, State.REFUSED})
 
 
 class Evidence(enum.StrEnum):
@@ -395,7 +393,7 @@ def advance(record: Record, event: Event) -> Record:
             changes["candidate_id"] = None  # it was asked for, and is not ours: room for another
     if target is not None:
         changes |= {"state": target, "evidence": event.evidence}
-        if target in _DECIDED:
+        if target.decided:
             changes["decided_at"] = event.at
     return _changed(record, changes)
 

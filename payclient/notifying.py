@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from payclient.clock import Clock
-from payclient.entries import NEVER, Entries, Entry
+from payclient.entries import NEVER, PENDING, Entries, Entry
 from payclient.ledger import Ledger
 from payclient.lifecycle import Conflicted, Event, Evidence, Notified, Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
 
 __all__: list[str] = []
+
+QUERY = Evidence.QUERY
 
 #: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
 FADING = 1 / 16
@@ -26,7 +28,7 @@ class Arrivals:
 
     def decided(self, before: Record, after: Record) -> None:
         """A sale was decided. One that a person answered counts: was it notified?"""
-        if before.state is State.PENDING and after.evidence is Evidence.QUERY and after.kind == "sale":
+        if before.state is PENDING and after.evidence is QUERY and after.kind == "sale":
             self.share += FADING * ((after.notified_at is not None) - self.share)
 
     def late(self) -> None:

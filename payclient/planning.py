@@ -43,16 +43,22 @@ class Planning:
         self.scale = sale_window / NORMAL_WINDOW
         #: Seconds between two queries of one sale, at least.
         self.least = min(1.0, self.scale)
+        #: Seconds after which something may be due for a new entry, which is one of an age below `least`.
+        #: Notifications, of which none has come yet, only thin the queries, and forms are asked for more seldom.
+        self.soonest = max(min(self._gap("sale", 0.0, first_part(0.0)), sale_window) - self.least, 0.0)
+
+    def first_of_new(self, entry: Entry) -> float:
+        """When a new sale is first looked at. The spread hangs on its id alone, as it does after a restart."""
+        record = entry.record
+        gap = self._gap(record.kind, 0.0, first_part(phase(record.client_transaction_id)))
+        return min(entry.offset + record.created_at + gap, entry.expires)
 
     def first(self, entry: Entry, now: float) -> float:
-        """When a sale is first looked at. The spread hangs on its id, so that it is the same after a restart."""
+        """When one is first looked at here that was followed before, by a process that is gone: at any moment."""
         spread, expires = phase(entry.record.client_transaction_id), entry.expires
         if now >= expires:
             return now + spread * self.scale
-        age = entry.age(now)
-        # One that was followed before, by a process that is gone, may be due at any moment.
-        when = now + self._gap(entry, age, first_part(spread) if age < self.least else spread)
-        return when if when < expires else expires
+        return min(now + self._gap(entry.record.kind, entry.age(now), spread), expires)
 
     def last(self, entry: Entry, now: float) -> bool:
         """Whether a query now is one of the last, from which the truth is expected."""
@@ -73,7 +79,7 @@ class Planning:
                 return now + CHASE[case.chase - 1] * scale
             case.chase = None
         if now < entry.expires:
-            gap = self._gap(entry, entry.age(now), 1.0)
+            gap = self._gap(entry.record.kind, entry.age(now), 1.0)
             if case is not None:
                 gap *= 2 ** min(case.failures, MOST_DOUBLINGS)
             # Not beyond the expiry: it is noted as it comes.
@@ -106,10 +112,10 @@ class Planning:
             due = case.absent_at + self._absent_after / 10
         return max(now, due) if entry.asked_at < due else None
 
-    def _gap(self, entry: Entry, age: float, part: float) -> float:
+    def _gap(self, kind: str, age: float, part: float) -> float:
         heard = self._arrivals.share
         try:
-            if entry.record.kind == "sale":
+            if kind == "sale":
                 gap = self._schedule.gap(age, part=part, heard=heard)
             else:
                 gap = FORM_SLOWNESS * self._schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard)

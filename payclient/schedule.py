@@ -44,7 +44,8 @@ class Schedule(Protocol):
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
         """Seconds from a query made at this age of the sale to the next one.
 
-        `part` is the part of a gap that is wanted (the first query of each sale comes after another part of one).
+        `part` is the part of a gap that is wanted (the first query of each sale comes after another part of one); a
+        smaller part takes no longer.
         `heard` is the share of answers of which a notification came of late, from 0 to 1; a schedule may thin by it.
         """
 

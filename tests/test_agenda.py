@@ -41,3 +41,20 @@ def test_the_last_plan_counts() -> None:
     agenda.put(one, 4.0)
     agenda.clear()
     assert agenda.first() == math.inf
+
+
+def test_new_ones_are_given_out_together() -> None:
+    """Once the first of them may be due, and those that were planned or looked at meanwhile no more."""
+    agenda, entries = Agenda(0.125), [entry(str(number)) for number in range(4)]
+    for each, soonest in zip(entries, (5.0, 4.5, 6.0, 7.0), strict=True):
+        agenda.put_new(each, soonest)
+    agenda.put(entries[2], 1.0)
+    assert agenda.first() == 1.0
+    assert agenda.pop_new(4.4) is None
+    assert [agenda.pop(4.4) for _ in range(2)] == [entries[2], None]
+    assert agenda.first() == 4.5
+    assert [agenda.pop_new(4.5) for _ in range(4)] == [entries[0], entries[1], entries[3], None]
+    assert agenda.first() == math.inf
+    agenda.put_new(entries[0], 9.0)
+    agenda.clear()
+    assert (agenda.first(), agenda.pop_new(10.0)) == (math.inf, None)

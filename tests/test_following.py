@@ -15,6 +15,7 @@ from fake_service import PROFILE, FakeService, sale
 from payclient.driving import EXPIRIES_AT_ONCE
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import FoundAccepted
+from payclient.schedule import phase
 from payclient.session import PaySession
 
 State = payclient.State
@@ -122,6 +123,50 @@ def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
         times = [when for when, _ in service.queries]
         assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
         assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
+
+    in_virtual_time(main)
+
+
+def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
+    """However many come at once, and whether others came before: half a gap to one and a half after the permit."""
+
+    async def main() -> None:
+        service = virtual.Service(1, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
+        async with tracker:
+            permits: dict[str, float] = {}
+            for number in range(400):
+                permits[f"order-{number}"] = asyncio.get_running_loop().time()
+                service.truth[f"order-{number}"] = (1e9, "Aceptado")
+                await tracker.sale(virtual.request(f"order-{number}"))
+                if number % 40 == 0:
+                    await asyncio.sleep(1.3)
+            await asyncio.sleep(16.0)
+            firsts: dict[str, float] = {}
+            for when, name in service.queries:
+                firsts.setdefault(name, when)
+            assert firsts.keys() == permits.keys()
+            for name, when in firsts.items():
+                assert when - permits[name] == pytest.approx(8.0 * (0.5 + phase(name)), abs=0.3)
+
+    in_virtual_time(main)
+
+
+def test_a_sale_that_was_decided_early_is_never_planned() -> None:
+    """Nothing of it is left once the first of its time may be due."""
+
+    async def main() -> None:
+        service = virtual.Service(1, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
+        async with tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            service.truth["order-1"] = (0.0, "Aceptado")
+            assert (await pending.check()).paid is True
+            assert len(tracker._following._driver._agenda._new) == 1
+            await asyncio.sleep(8.0)
+            assert not tracker._following._driver._agenda._new
+            assert not tracker._following._driver._agenda._slots
+        assert len(service.queries) == 1
 
     in_virtual_time(main)
 

@@ -29,6 +29,9 @@ logger = logging.getLogger("payclient.following")
 #: Entries looked at in one turn of the loop.
 PER_TURN = 500
 
+#: Seconds after which one that still waits for its turn is looked at again.
+AGAIN = 10.0
+
 #: Expiries written, and queries in flight, at once.
 EXPIRIES_AT_ONCE = 64
 QUERIES_AT_ONCE = 32
@@ -173,9 +176,12 @@ class Driver:
         else:
             chased = entry.case is not None and entry.case.chase is not None
             last = self._planning.last(entry, now)
-            self._turns.put(entry, NOTIFIED if chased else LAST if last else ROUTINE)
             if now < entry.expires:
-                self._agenda.put(entry, entry.expires)  # however long it waits for its turn
+                # However long it waits for its turn. Not all at once at the expiry: most are asked for much earlier,
+                # and would be kept until then though they are decided.
+                again = math.inf if entry.queued else now + AGAIN * self._planning.scale
+                self._agenda.put(entry, min(again, entry.expires))
+            self._turns.put(entry, NOTIFIED if chased else LAST if last else ROUTINE)
 
     def go_on(self) -> None:
         """Expire and ask for as many of those that are due as may be at once."""

@@ -592,3 +592,22 @@ async def test_a_ledger_of_another_service(service: FakeService, tmp_path: Path,
     async with tracker("https://PAY.example:443/") as again:
         assert [each.client_transaction_id for each in again.open_sales()] == ["order-17"]
     await ledger.aclose()
+
+
+def test_a_tracker_s_own_time_is_its_loop_s(service: FakeService) -> None:
+    """Of the loop in which it was entered last, and of the running one until then."""
+
+    async def main(tracker: payclient.Tracker) -> None:
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        assert before <= tracker.clock.monotonic() <= loop.time()
+        async with tracker:
+            assert tracker.clock.monotonic == loop.time
+
+    async def make() -> payclient.Tracker:
+        session = PaySession("https://pay.example", "token", profile=PROFILE, transport=service)
+        return payclient.Tracker(session, MemoryLedger())
+
+    for _ in range(2):
+        with asyncio.Runner() as runner:
+            runner.run(main(runner.run(make())))

@@ -18,6 +18,7 @@ import pytest
 from payclient.access import environment_digest
 from payclient.cli import ledger as command
 from payclient.cli import main, terminal
+from payclient.cli.lines import PAID_WORDS
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Conflicted, Created, Evidence, Expired, Lost, Notified, Record, Refused, State
 from test_ledger import NOW, brought, fresh
@@ -227,7 +228,7 @@ def test_show_every_state(book: Book, capfd: pytest.CaptureFixture[str]) -> None
         out = " ".join(capfd.readouterr().out.split())
         record = book.get(f"order-{state}")
         assert f"state {record.state}, because {command.RESTS_ON[record.evidence]}" in out
-        assert f"paid {command.paid_word(record.state)} amount USD 11.50" in out
+        assert f"paid {PAID_WORDS[record.state.paid]} amount USD 11.50" in out
         assert (record.transaction_id is not None) == ("transaction id 7" in out)
 
 

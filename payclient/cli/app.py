@@ -12,11 +12,12 @@ from payclient.errors import PayError
 
 __all__: list[str] = []
 
-#: Each is a module beside this one with a function of its name; a new command is a new line here.
-COMMANDS = (
-    "cancel", "charge", "confirm", "demo", "doctor", "ledger", "prepare", "reverse", "sale", "schedule",
-    "status", "simulate",
-)  # fmt: skip
+#: The module beside this one in which each is a function of its name; a new command is a new name here.
+COMMANDS = {
+    "cancel": "transaction", "charge": "charge", "confirm": "transaction", "demo": "demo", "doctor": "doctor",
+    "ledger": "ledger", "prepare": "prepare", "reverse": "transaction", "sale": "sale", "schedule": "schedule",
+    "status": "transaction", "simulate": "simulate",
+}  # fmt: skip
 
 
 def make_app() -> App:
@@ -30,8 +31,8 @@ def make_app() -> App:
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for name in COMMANDS:
-        app.command(getattr(importlib.import_module(f"payclient.cli.{name}"), name), name=name)
+    for name, module in COMMANDS.items():
+        app.command(getattr(importlib.import_module(f"payclient.cli.{module}"), name), name=name)
     return app
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -131,7 +130,6 @@ def charge(
         book = None if report is None else Report(report)
         page = None if html is None else Page(html, title=file.name, window=known_profile.sale_window)
         if not yes and not _confirmed(plan):
-            terminal.complain("nothing was sent")
             return 2
         if left_out is not None and checked.bad_rows:
             write_left_out(checked, left_out)
@@ -200,10 +198,9 @@ def _verdict(checked: FileCheck) -> str:
 
 
 def _confirmed(plan: Plan) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was sent")
+    terminal.check_can_ask("nothing was sent")
     show(terminal.err, plan.picture())
-    return not plan.to_send or terminal.agrees(f"Send these {plan.to_send:,} charges?")
+    return not plan.to_send or terminal.agrees(f"Send these {plan.to_send:,} charges?", "nothing was sent")
 
 
 def _one_or_more(option: str, value: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from payclient.cli.drawing import histogram, patterns, share_bar, swatch
 from payclient.cli.html_style import STYLE
-from payclient.cli.lines import LABELS, NEVER_SENT, Line, Tally
+from payclient.cli.lines import LABELS, NEVER_SENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded
@@ -57,12 +57,6 @@ _NEEDS: dict[str, tuple[str, str]] = {
         "Never sent",
         "This run sent nothing for these. Where no reason is given, run the command again.",
     ),
-}
-
-_PAID: dict[str, str] = {
-    State.ACCEPTED: "yes",
-    State.CANCELLED: "no",
-    State.REFUSED: "no",
 }
 
 _ENDINGS = {
@@ -174,7 +168,7 @@ class Page:
 
     def _outcomes(self, tally: Tally) -> str:
         rows = [
-            f'<tr><th scope="row">{swatch(label)}{label}</th><td>{_PAID.get(label, "unknown")}</td>'
+            f'<tr><th scope="row">{swatch(label)}{label}</th><td>{paid_word(label)}</td>'
             f'<td class="number">{count:,}</td><td class="number share">{_percent(count, tally.done)}</td>'
             f'<td class="number">{_sums(tally.totals(label))}</td></tr>'
             for label in LABELS

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 from cyclopts import App, Parameter
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from payclient.access import check_base_url, environment_digest
 from payclient.cli import terminal
+from payclient.cli.lines import PAID_WORDS
 from payclient.cli.report import defuse
 from payclient.cli.settings import Flag, LedgerUrl, Profile, profile_of
+from payclient.cli.tables import facts, simple_table
 from payclient.errors import ConfigurationError
 from payclient.ledger import Change, Ledger, open_ledger
 from payclient.lifecycle import (
@@ -132,14 +132,14 @@ def list_(
     if not found:
         terminal.say("no such sale" if state or unresolved else "nothing is open")
         return 0
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = simple_table()
     for name in ("client transaction id", "state", "paid", "amount", "since (UTC)", "why"):
         table.add_column(name, no_wrap=name != "why", justify="right" if name == "amount" else "left")
     for record in found:
         table.add_row(
             escape(record.client_transaction_id),
             record.state,
-            paid_word(record.state),
+            PAID_WORDS[record.state.paid],
             escape(terminal.money(record.amount, record.currency)),
             utc(record.created_at),
             escape(why(record, now, window)),
@@ -228,14 +228,13 @@ def moved(
 ) -> int:
     """Say that the service is at another address from now on: the same one, with all that was charged there."""
     address = check_base_url(base_url)
-    if not yes and not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was changed")
+    if not yes:
+        terminal.check_can_ask("nothing was changed")
     terminal.say(
         "What this ledger holds is asked for at the new address from now on. Where that is another service, a test "
         "system for instance, it will not be found there, and could be charged twice."
     )
-    if not yes and not terminal.agrees("Is it the same service?"):
-        terminal.complain("nothing was changed")
+    if not yes and not terminal.agrees("Is it the same service?", "nothing was changed"):
         return 2
 
     async def move(book: Ledger) -> None:
@@ -262,7 +261,7 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
     _print_record(record)
     for attempt in sorted({change.attempt for change in changes}):
         _console().print(f"\n[bold]attempt {attempt}[/]")
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        table = simple_table()
         for name in ("UTC", "local", "change", "evidence", "what"):
             table.add_column(name, no_wrap=name in ("UTC", "local", "change"))
         for change in changes:
@@ -275,22 +274,18 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
 
 
 def _print_record(record: Record) -> None:
-    table = Table.grid(padding=(0, 2))
-    ids = {"transaction id": record.transaction_id, "heard of, unproven": record.candidate_id}
-    rows: dict[str, object] = {
+    until = record.expires_at
+    rows = {
         "client transaction id": record.client_transaction_id,
         "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
-        "paid": paid_word(record.state),
+        "paid": PAID_WORDS[record.state.paid],
         "amount": terminal.money(record.amount, record.currency),
-        **{name: identifier for name, identifier in ids.items() if identifier is not None},
+        "transaction id": record.transaction_id,
+        "heard of, unproven": record.candidate_id,
+        "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
+        "message": (refusal(record) or None) if record.state is State.REFUSED else None,
     }
-    if record.expires_at is not None:
-        rows["could be approved until"] = f"{utc(record.expires_at)} UTC, {local(record.expires_at)}"
-    if record.state is State.REFUSED and (said := refusal(record)):
-        rows["message"] = said
-    for name, value in rows.items():
-        table.add_row(name, escape(str(value)))
-    _console().print(table)
+    _console().print(facts(rows))
 
 
 def _move(change: Change) -> str:
@@ -332,8 +327,8 @@ def resolve(
     for option, value in (("--actor", actor), ("--reason", reason)):
         if not value.strip():
             raise ConfigurationError(f"{option}: must not be empty")
-    if not yes and not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask on: give --yes; nothing was changed")
+    if not yes:
+        terminal.check_can_ask("nothing was changed")
 
     async def read(book: Ledger) -> Record:
         record = await book.get(identifier)
@@ -345,8 +340,7 @@ def resolve(
     seen = _with(ledger, read)
     _check_open(seen, as_)
     _say_what_it_means(seen, as_)
-    if not yes and not terminal.agrees("Decide it so?"):
-        terminal.complain("nothing was changed")
+    if not yes and not terminal.agrees("Decide it so?", "nothing was changed"):
         return 2
 
     async def decide(book: Ledger) -> Record:
@@ -514,11 +508,6 @@ def _console() -> Console:
     """A table for a pipe keeps each sale on one line."""
     console = terminal.out()
     return console if console.is_terminal else Console(highlight=False, width=240)
-
-
-def paid_word(state: State) -> str:
-    """`yes`, `no`, or that nobody knows."""
-    return {True: "yes", False: "no", None: "unknown"}[state.paid]
 
 
 def _moment(when: float) -> datetime.datetime:

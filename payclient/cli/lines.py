@@ -20,6 +20,9 @@ __all__: list[str] = []
 
 NEVER_SENT = "never sent"
 
+#: What `paid` is, in words.
+PAID_WORDS = {True: "yes", False: "no", None: "unknown"}
+
 #: The order of tables.
 LABELS = (
     *(State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED),
@@ -28,6 +31,11 @@ LABELS = (
     State.SENDING,
     NEVER_SENT,
 )
+
+
+def paid_word(label: str) -> str:
+    """What an outcome says of `paid`."""
+    return PAID_WORDS[None if label == NEVER_SENT else State(label).paid]
 
 
 @attrs.frozen(kw_only=True)

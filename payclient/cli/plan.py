@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +17,7 @@ from payclient.batch.estimate import Estimate, estimate
 from payclient.batch.results import passes
 from payclient.cli import terminal
 from payclient.cli.running import Limits
-from payclient.cli.tables import plan_table
+from payclient.cli.tables import plan_table, simple_table
 from payclient.errors import LedgerInUseError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
@@ -200,7 +199,7 @@ def show_faults(checked: FileCheck) -> None:
 
 
 def _fault_table(faults: Sequence[Fault]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = simple_table()
     table.add_column("line", justify="right", no_wrap=True)
     table.add_column("column", overflow="fold")
     table.add_column("holds")

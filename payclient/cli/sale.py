@@ -7,11 +7,9 @@ from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
-from rich.markup import escape
-from rich.table import Table
 
 from payclient.cli import terminal
-from payclient.cli.lines import Line
+from payclient.cli.lines import PAID_WORDS, Line
 from payclient.cli.running import Limits, Run
 from payclient.cli.settings import (
     NO_AMOUNTS,
@@ -23,6 +21,7 @@ from payclient.cli.settings import (
     Wait,
     service_of,
 )
+from payclient.cli.tables import facts
 from payclient.encoding import Encoder
 from payclient.models import SaleRequest
 
@@ -75,13 +74,12 @@ def sale(
 
 
 def _show(line: Line) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("state", line.label)
-    table.add_row("paid", {True: "yes", False: "no", None: "unknown"}[line.paid])
-    table.add_row("amount", terminal.money(line.amount, line.currency))
-    table.add_row("client transaction id", escape(line.client_transaction_id))
-    if line.transaction_id is not None:
-        table.add_row("transaction id", str(line.transaction_id))
-    if line.message:
-        table.add_row("message", escape(line.message))
-    terminal.out().print(table)
+    rows = {
+        "state": line.label,
+        "paid": PAID_WORDS[line.paid],
+        "amount": terminal.money(line.amount, line.currency),
+        "client transaction id": line.client_transaction_id,
+        "transaction id": line.transaction_id,
+        "message": line.message or None,
+    }
+    terminal.out().print(facts(rows))

@@ -10,14 +10,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from payclient.cli.lines import LABELS, NEVER_SENT, Tally
+from payclient.cli.lines import LABELS, NEVER_SENT, Tally, paid_word
 from payclient.cli.standing import Standing
 from payclient.cli.terminal import at, duration, money
 from payclient.lifecycle import State
 
 __all__: list[str] = []
-
-_PAID: dict[str, str] = {State.ACCEPTED: "yes", State.CANCELLED: "no", State.REFUSED: "no"}
 
 #: Always in the live picture, whatever their count; the others only where they are.
 _SHOWN = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
@@ -32,9 +30,28 @@ _COLOURS: dict[str, str] = {
 }
 
 
+def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
+    """A table with a head: columns of words, then of numbers; `add_column` adds others."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def facts(rows: Mapping[str, object]) -> Table:
+    """Names and what they are, in two columns; what is None is left out."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, Text(str(value)))
+    return table
+
+
 def plan_table(charges: Mapping[str, int], totals: Mapping[str, int]) -> Table:
     """What a file would charge, by currency."""
-    table = _table("charges", "total", first="currency")
+    table = simple_table("currency", numbers=("charges", "total"))
     for currency in sorted(charges):
         table.add_row(currency, f"{charges[currency]:,}", money(totals[currency], currency))
     return table
@@ -42,13 +59,13 @@ def plan_table(charges: Mapping[str, int], totals: Mapping[str, int]) -> Table:
 
 def outcome_table(tally: Tally) -> Table:
     """What became of the rows, with the money, a line for each state and currency."""
-    table = _table("charges", "total", first="outcome", second="paid")
+    table = simple_table("outcome", "paid", numbers=("charges", "total"))
     for label in LABELS:
         if not tally.counts[label]:
             continue
         table.add_row(
             Text(label, _COLOURS.get(label, "")),
-            _PAID.get(label, "unknown"),
+            paid_word(label),
             f"{tally.counts[label]:,}",
             _lines(tally.totals(label)),
         )
@@ -114,19 +131,9 @@ def _lines(totals: Mapping[str, int]) -> str:
     return "\n".join(money(cents, currency) for currency, cents in totals.items())
 
 
-def _table(*numbers: str, first: str, second: str | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column(first)
-    if second is not None:
-        table.add_column(second)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
-
-
 def comparison_table(pairs: Sequence[tuple[str, int, str, int]]) -> Table:
     """What a run reported beside what the service did."""
-    table = _table("payclient says", "the service did", first="outcome")
+    table = simple_table("outcome", numbers=("payclient says", "the service did"))
     table.add_column("")
     for label, said, word, did in pairs:
         table.add_row(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import sys
 import time
 from contextvars import ContextVar
 
 from rich.console import Console
 from rich.markup import escape
+
+from payclient.errors import ConfigurationError
 
 __all__: list[str] = []
 
@@ -55,13 +58,22 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(text)}")
 
 
-def agrees(question: str) -> bool:
-    """Ask on the terminal; only a yes is one."""
+def check_can_ask(otherwise: str) -> None:
+    """Raise `ConfigurationError`, with what came of it, where there is nobody to ask."""
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"there is no terminal to ask on: give --yes; {otherwise}")
+
+
+def agrees(question: str, otherwise: str) -> bool:
+    """Ask on the terminal; only a yes is one, and anything else is told what came of it."""
     try:
         answer = err.input(f"{escape(question)} \\[y/N] ")
     except EOFError:
         answer = ""
-    return answer.strip().lower() in ("y", "yes")
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    complain(otherwise)
+    return False
 
 
 def money(cents: int, currency: str) -> str:

@@ -76,7 +76,8 @@ def test_a_dry_run_shows_all_that_is_known(
     willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the ledger decided, whom the rest goes to, and how long it may take; nothing is written or sent."""
-    monkeypatch.setenv("COLUMNS", "240")  # or where the name of the ledger is cut hangs on the directory's length
+    # At 80 columns the directory's length decides where the ledger's name is cut.
+    monkeypatch.setenv("COLUMNS", "240")
     rows = rows_of("plan", 6)
     rows[5]["phone_number"] = rows[4]["phone_number"]
     file = write_csv(tmp_path / "charges.csv", rows)

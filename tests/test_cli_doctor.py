@@ -15,7 +15,7 @@ import pytest
 
 from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
-from payclient.cli.checkup import check_profile
+from payclient.cli.doctor import check_profile
 from payclient.profiles import find_profile
 from raw_server import CERTIFICATE, server_context
 

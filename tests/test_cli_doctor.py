@@ -130,6 +130,21 @@ def test_nothing_is_set(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     assert "`paid` can never become True" in lines["gap"][1]
 
 
+def test_what_charges_take_from_elsewhere_is_not_missed(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The address of the profile, and the token of a file."""
+    Path("shop.toml").write_text(f"base_url = {server.url!r}\n{WHOLE}", encoding="utf-8")
+    (tmp_path / "token").write_text(TOKEN, encoding="utf-8")
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", "token")
+    assert main(["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]) == 0
+    assert f"base_url: {server.url}" in said(capfd)["ok"]
+    (tmp_path / "token").write_text("", encoding="utf-8")
+    assert main(["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]) == 4
+    assert said(capfd)["wrong"] == ["the token file token: token: is empty or no text"]
+
+
 def test_a_gap_is_no_failure(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a status query everything works but knowing: exit 3."""
     assert main(["doctor", "--base-url", server.url, "--ledger", "memory:"]) == 3

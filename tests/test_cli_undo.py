@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -160,6 +161,17 @@ def test_bad_input_is_2_and_nothing_is_sent(
     err = capfd.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_the_token_may_be_in_a_file(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the message says where there is none."""
+    number = service.sale("cli-token-file")
+    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", str(tmp_path / "token"))
+    assert main(["status", "--transaction-id", str(number)]) == 0
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,9 @@ import attrs
 from cyclopts import Parameter
 from rich.markup import escape
 
-from payclient.access import check_base_url, token_fault
+from payclient.access import check_base_url
 from payclient.cli import terminal
-from payclient.cli.settings import BaseUrl, LedgerUrl, Profile, profile_of
+from payclient.cli.settings import BaseUrl, LedgerUrl, Profile, RotatingToken, profile_of, token_of
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
@@ -65,25 +65,24 @@ def doctor(
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
     """
     levels: list[str] = []
-    token = os.environ.get("PAYCLIENT_TOKEN")
-    if site is None or base_url or token or ledger:
+    told = (base_url, ledger, os.environ.get("PAYCLIENT_TOKEN"), os.environ.get("PAYCLIENT_TOKEN_FILE"))
+    if site is None or any(told):
+        try:
+            found = profile_of(profile)
+        except ConfigurationError as error:
+            about = [Line("wrong", str(error))]
+        else:
+            about = [Line("ok", f"profile: {found.name}"), *check_profile(found)]
+            base_url = base_url or found.base_url
         address = check_address(base_url)
-        levels += _show("settings", [address, check_token(token)])
+        levels += _show("settings", [address, check_token()])
         if base_url and address.level == "ok":
             levels += _show("network", check_reach(base_url))
         levels += _show("ledger", asyncio.run(check_ledger(ledger, base_url)))
-        levels += _show("profile", _profile_lines(profile))
+        levels += _show("profile", about)
     if site is not None:
         levels += _show("site", check_site(site))
     return 4 if "wrong" in levels else 3 if "gap" in levels else 0
-
-
-def _profile_lines(profile: str | None) -> list[Line]:
-    try:
-        found = profile_of(profile)
-    except ConfigurationError as error:
-        return [Line("wrong", str(error))]
-    return [Line("ok", f"profile: {found.name}"), *check_profile(found)]
 
 
 def _show(title: str, lines: Iterable[Line]) -> list[str]:
@@ -111,12 +110,13 @@ def check_address(base_url: str | None) -> Line:
     return Line("ok", f"base_url: {base_url}")
 
 
-def check_token(token: str | None) -> Line:
+def check_token() -> Line:
     """The token's shape, which is never shown."""
-    if not token:
-        return Line("wrong", "token: set PAYCLIENT_TOKEN; it is never an argument")
-    if (fault := token_fault(token)) is not None:
-        return Line("wrong", fault)
+    try:
+        source = token_of()
+        token = source.read() if isinstance(source, RotatingToken) else source
+    except ConfigurationError as error:
+        return Line("wrong", str(error))
     shape = "of a shape that can be sent; whether it is good is not tried"
     return Line("ok", f"token: {len(token)} characters, {shape}")
 

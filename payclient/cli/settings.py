@@ -142,6 +142,22 @@ class RotatingToken:
         return await asyncio.to_thread(self.read)
 
 
+def token_of(file: Path | None = None) -> str | RotatingToken:
+    """The token of a file, or of the environment. Raises `ConfigurationError` for one that is missing or cannot be."""
+    if file is None and (named := os.environ.get("PAYCLIENT_TOKEN_FILE")):
+        file = Path(named)
+    if file is not None:
+        return RotatingToken(file)
+    token = os.environ.get("PAYCLIENT_TOKEN")
+    if not token:
+        raise ConfigurationError(
+            "token: set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; it is never an argument"
+        )
+    if (fault := token_fault(token)) is not None:
+        raise ConfigurationError(fault)
+    return token
+
+
 def session_settings(
     base_url: str | None, profile: ServiceProfile, token_file: Path | None = None
 ) -> tuple[str, TokenSource]:
@@ -149,15 +165,7 @@ def session_settings(
     base_url = base_url or profile.base_url
     if not base_url:
         raise ConfigurationError("give --base-url, or set PAYCLIENT_BASE_URL")
-    if token_file is not None:
-        return check_base_url(base_url), RotatingToken(token_file)
-    token = os.environ.get("PAYCLIENT_TOKEN")
-    if not token:
-        raise ConfigurationError(
-            "set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; the token is never an argument"
-        )
-    if (fault := token_fault(token)) is not None:
-        raise ConfigurationError(fault)
+    token = token_of(token_file)
     return check_base_url(base_url), token
 
 

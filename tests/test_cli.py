@@ -18,7 +18,8 @@ import pytest
 
 from payclient.cli import main
 from payclient.cli.lines import Line
-from payclient.cli.report import Report, defuse
+from payclient.cli.report import Report
+from payclient.cli.spreadsheet import defuse
 from payclient.errors import ConfigurationError
 
 TOKEN = "token-never-shown"

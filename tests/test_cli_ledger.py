@@ -16,8 +16,9 @@ from typing import TypeVar
 import pytest
 
 from payclient.access import environment_digest
-from payclient.cli import ledger as command
 from payclient.cli import main, terminal
+from payclient.cli.ledger_export import COLUMNS
+from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
 from payclient.cli.lines import PAID_WORDS
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Conflicted, Created, Evidence, Expired, Lost, Notified, Record, Refused, State
@@ -140,10 +141,10 @@ def test_expired_is_unresolved_only_after_its_last_query(tmp_path: Path) -> None
 
     book.use(fill)
     record = book.get("order-1")
-    assert not command.is_unresolved(record, now, 300)
-    assert command.is_unresolved(record, now + 41, 300)
-    assert command.is_unresolved(record, now, 3)
-    assert "a run that is open asks until" in command.why(record, now, 300)
+    assert not is_unresolved(record, now, 300)
+    assert is_unresolved(record, now + 41, 300)
+    assert is_unresolved(record, now, 3)
+    assert "a run that is open asks until" in why(record, now, 300)
 
 
 def test_a_profile_says_when_the_last_query_was(
@@ -172,12 +173,12 @@ def test_why_in_other_words(book: Book) -> None:
         await ledger.apply(fresh("e"), Refused(at=NOW, error_type="UnauthorizedError"))
 
     book.use(fill)
-    why = {name: command.why(book.get(name), NOW + 6, 300.0) for name in "abcde"}
-    assert "transaction 99 was heard of, unproven" in why["a"]
-    assert why["b"] == "the customer has not answered; can until 2023-11-14 22:18:20; a notification came"
-    assert why["c"] == "the service refused it: no; busy (code 22)"
-    assert why["d"] == "being sent, or its process has just ended"
-    assert why["e"] == "the service refused it: UnauthorizedError"
+    said = {name: why(book.get(name), NOW + 6, 300.0) for name in "abcde"}
+    assert "transaction 99 was heard of, unproven" in said["a"]
+    assert said["b"] == "the customer has not answered; can until 2023-11-14 22:18:20; a notification came"
+    assert said["c"] == "the service refused it: no; busy (code 22)"
+    assert said["d"] == "being sent, or its process has just ended"
+    assert said["e"] == "the service refused it: UnauthorizedError"
 
 
 def test_an_empty_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +228,7 @@ def test_show_every_state(book: Book, capfd: pytest.CaptureFixture[str]) -> None
         assert main(["ledger", "show", f"order-{state}"]) == 0
         out = " ".join(capfd.readouterr().out.split())
         record = book.get(f"order-{state}")
-        assert f"state {record.state}, because {command.RESTS_ON[record.evidence]}" in out
+        assert f"state {record.state}, because {RESTS_ON[record.evidence]}" in out
         assert f"paid {PAID_WORDS[record.state.paid]} amount USD 11.50" in out
         assert (record.transaction_id is not None) == ("transaction id 7" in out)
 
@@ -248,8 +249,8 @@ def test_show_a_refusal_with_its_message(book: Book, capfd: pytest.CaptureFixtur
 
 def test_every_event_has_its_sentence(book: Book) -> None:
     """Whatever stands in a history is explained."""
-    assert all(sentence.endswith(".") for sentence in command.SENTENCES.values())
-    assert command.RESTS_ON.keys() == set(Evidence)
+    assert all(sentence.endswith(".") for sentence in SENTENCES.values())
+    assert RESTS_ON.keys() == set(Evidence)
 
 
 # --- resolve
@@ -419,7 +420,7 @@ def test_export_csv(book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "9 attempts are in" in capfd.readouterr().err
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == command.COLUMNS
+    assert tuple(rows[0]) == COLUMNS
     assert [row["attempt"] for row in rows if row["client_transaction_id"] == "order-refused"] == ["1", "2"]
     by_id = {row["client_transaction_id"]: row for row in rows}
     assert (by_id["'=cmd()"]["messages"], by_id["'=cmd()"]["error_code"]) == ("'@no; ñ", "'-1")

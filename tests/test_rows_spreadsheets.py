@@ -483,6 +483,13 @@ def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
     assert left_out.read_bytes() == corrected.encode()
 
 
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    """And not the file of the charges, which can be read."""
+    nothing = pytest.raises(ConfigurationError, match=r"^bad\.csv: cannot be written: No such file")
+    with check_file(SAMPLE, SAMPLE_FORM) as checked, nothing:
+        write_left_out(checked, tmp_path / "nowhere" / "bad.csv")
+
+
 def test_what_is_left_out_of_json(write: Write, tmp_path: Path) -> None:
     """Each line as it stands, with one name more where it is an object."""
     row = '{"phone_number": "1", "country_code": "593", "currency": "usd", "tip": 5.0, "client_transaction_id": "a"}'

@@ -22,6 +22,7 @@ from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded
 from payclient.lifecycle import State
+from payclient.rows.replacing import replacing
 
 __all__: list[str] = []
 
@@ -117,15 +118,8 @@ class Page:
 
     def write(self, tally: Tally, *, total: int, code: int | None = None) -> None:
         """Write the page: of a run that ended with an exit code, or (None) goes on. Raises `OSError`."""
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with beside.open("x", encoding="utf-8") as file:
-                file.write(self.render(tally, total=total, code=code, now=time.time()))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with replacing(self.path) as file:
+            file.write(self.render(tally, total=total, code=code, now=time.time()).encode())
 
     def render(self, tally: Tally, *, total: int, code: int | None, now: float) -> str:
         """The page's text; `now` is UTC seconds since the epoch."""

@@ -6,30 +6,21 @@ interrupted, puts a file with its own rows alone in its place. After a crash the
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from payclient.cli.lines import Line
+from payclient.cli.spreadsheet import csv_line, json_line
 from payclient.errors import ConfigurationError
+from payclient.rows.replacing import replacing
 
 __all__: list[str] = []
 
 COLUMNS = tuple(field.name for field in attrs.fields(Line))
-
-#: With these a spreadsheet would take a cell for a formula, or for more than one cell.
-_DANGEROUS = ("=", "+", "-", "@", "\t", "\r", "\n")
-
-
-def defuse(cell: str) -> str:
-    """A cell that no spreadsheet calculates."""
-    return f"'{cell}" if cell.startswith(_DANGEROUS) else cell
 
 
 class Report:
@@ -38,11 +29,10 @@ class Report:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises `ConfigurationError` where this is no place for a report; nothing is written yet."""
         self.path = Path(path)
-        encode = {".csv": _csv, ".jsonl": _jsonl}.get(self.path.suffix.lower())
-        if encode is None:
+        self._is_csv = self.path.suffix.lower() == ".csv"
+        if not self._is_csv and self.path.suffix.lower() != ".jsonl":
             raise ConfigurationError(f"--report {self.path.name}: ends in .csv or .jsonl")
-        self._encode = encode
-        self._header = _csv_text(COLUMNS) if encode is _csv else b""
+        self._header = csv_line(COLUMNS) if self._is_csv else b""
         self._begin = 0
         try:
             with self.path.open("rb") as file:
@@ -59,7 +49,7 @@ class Report:
     def _is_ours(self, first: bytes) -> bool:
         if not first:
             return True
-        if self._encode is _csv:
+        if self._is_csv:
             return first == self._header
         try:
             return {"client_transaction_id", "state", "paid"} <= set(json.loads(first))
@@ -90,7 +80,8 @@ class Report:
 
     def write(self, line: Line) -> None:
         """Add one line; it is with the operating system when this returns."""
-        self._file.write(self._encode(line))
+        cells = line.cells()
+        self._file.write(csv_line(cells.values()) if self._is_csv else json_line(cells))
         self._file.flush()
 
     def finish(self) -> None:
@@ -99,35 +90,8 @@ class Report:
         os.fsync(self._file.fileno())
         if self._begin == len(self._header):
             return
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with beside.open("xb") as file:
-                file.write(self._header)
-                self._file.seek(self._begin)
-                shutil.copyfileobj(self._file, file)
-                file.flush()
-                os.fsync(file.fileno())
-            shutil.copymode(self.path, beside)
-            beside.replace(self.path)
-        finally:
-            beside.unlink(missing_ok=True)
-
-
-def _csv(line: Line) -> bytes:
-    return _csv_text([defuse(_cell(value)) for value in line.cells().values()])
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _csv_text(cells: Any) -> bytes:
-    text = io.StringIO()
-    csv.writer(text).writerow(cells)
-    return text.getvalue().encode()
-
-
-def _jsonl(line: Line) -> bytes:
-    return json.dumps(line.cells(), ensure_ascii=False).encode() + b"\n"
+        with replacing(self.path) as file:
+            file.write(self._header)
+            self._file.seek(self._begin)
+            shutil.copyfileobj(self._file, file)
+            shutil.copymode(self.path, file.name)

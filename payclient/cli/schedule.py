@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from payclient.answering import Crowd, people
 from payclient.cli import terminal
-from payclient.cli.ledger import opened
+from payclient.cli.ledger_opening import opened
 from payclient.cli.settings import LedgerUrl, Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Evidence, Record

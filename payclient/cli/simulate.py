@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
 from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.rows.replacing import replacing
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.simulator.scenarios import scenario as named
 
@@ -117,10 +117,8 @@ class ReadyFile:
         if self.path is None:
             return
         members = {"url": url, "token": self.token, "pid": os.getpid()}
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(members, file)
-        os.replace(name, self.path)
+        with replacing(self.path, 0o600) as file:
+            file.write(json.dumps(members).encode())
 
     def remove(self) -> None:
         """Nobody listens any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,8 +13,10 @@ import attrs
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows import open_rows
+from payclient.rows.csv_rows import CsvRows
 from payclient.rows.formats import Format
 from payclient.rows.index import Index, Place
+from payclient.rows.jsonl_rows import JsonlRows
 
 __all__ = ["CheckedRows", "FileCheck"]
 
@@ -53,6 +55,14 @@ class FileCheck:
         """Rows that can be sent."""
         return self.rows - self.bad_rows
 
+    @contextmanager
+    def reopened(self) -> Iterator[CsvRows | JsonlRows]:
+        """A reader of the file; `InvalidRequestError` where it is not the one that was checked."""
+        with open_rows(self.path, self.form) as (reader, seen):
+            if seen.digest != self.digest:
+                raise InvalidRequestError(f"{self.path.name}: changed since it was checked; nothing was sent")
+            yield reader
+
     def requests(self) -> CheckedRows:
         """The good rows again, as they were checked; opened by `with`."""
         return CheckedRows(self)
@@ -89,15 +99,7 @@ class CheckedRows:
         self.scattered = False
 
     def __enter__(self) -> Self:
-        check = self._check
-        with self._stack as stack:
-            reader, seen = stack.enter_context(open_rows(check.path, check.form))
-            if seen.digest != check.digest:
-                raise InvalidRequestError(
-                    f"{check.path.name}: changed since it was checked; nothing was sent"
-                )
-            self._reader = reader
-            self._stack = stack.pop_all()
+        self._reader = self._stack.enter_context(self._check.reopened())
         return self
 
     def __exit__(

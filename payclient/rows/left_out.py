@@ -6,17 +6,16 @@ import csv
 import filecmp
 import io
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.rows import open_rows
+from payclient.errors import ConfigurationError
 from payclient.rows.check import FileCheck
 from payclient.rows.csv_rows import CsvRows
 from payclient.rows.faults import FORMULA, Fault
 from payclient.rows.formats import FAULT
 from payclient.rows.jsonl_rows import JsonlRows
+from payclient.rows.replacing import replacing
 
 __all__ = ["write_left_out"]
 
@@ -28,27 +27,17 @@ def write_left_out(check: FileCheck, path: Path) -> None:
     """
     if path.suffix.lower() != check.path.suffix.lower():
         raise ConfigurationError(f"{path.name}: ends in {check.path.suffix}, as the file of the charges does")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open_rows(check.path, check.form) as (reader, seen):
-            if seen.digest != check.digest:
-                raise InvalidRequestError(
-                    f"{check.path.name}: changed since it was checked; nothing was sent"
-                )
-            made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(made, "wb") as file:
+        with replacing(path, 0o600) as file:
+            with check.reopened() as reader:
                 for line in _csv(check, reader) if isinstance(reader, CsvRows) else _jsonl(check, reader):
                     file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        if path.exists() and not filecmp.cmp(path, beside, shallow=False):
-            # Perhaps somebody has corrected it there.
-            raise ConfigurationError(f"{path.name}: is there already, with other rows; nothing was sent")
-        beside.replace(path)
+            file.flush()
+            if path.exists() and not filecmp.cmp(path, file.name, shallow=False):
+                # Perhaps somebody has corrected it there.
+                raise ConfigurationError(f"{path.name}: is there already, with other rows; nothing was sent")
     except OSError as error:
         raise ConfigurationError(f"{path.name}: cannot be written: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _csv(check: FileCheck, reader: CsvRows) -> Iterator[bytes]:

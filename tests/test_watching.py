@@ -19,8 +19,8 @@ from payclient.cli import main, terminal
 from payclient.cli.html_report import LISTED, Page
 from payclient.cli.lines import NEVER_SENT, Line, Tally
 from payclient.cli.progress import JsonProgress, PlainProgress, Progress, progress_of
-from payclient.cli.standing import Pace, Standing, standing
 from payclient.cli.tables import run_picture
+from payclient.cli.unfinished import Limits, Unfinished, Workload, unfinished
 from payclient.errors import ConfigurationError
 from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest
@@ -65,10 +65,10 @@ def tally_of(*lines: Line) -> Tally:
     return tally
 
 
-# --- How it stands
+# --- What is not finished
 
 
-async def test_standing_counts_what_is_open_of_this_run() -> None:
+async def test_what_is_open_of_this_run_is_counted() -> None:
     """Pending with the time left of the next to expire and the last end; sales of other runs are passed over."""
     clock, number = ManualClock(start=NOW), 0
 
@@ -92,10 +92,10 @@ async def test_standing_counts_what_is_open_of_this_run() -> None:
             )  # fmt: skip
             await clock.advance(10)
 
-        def now(*, stopped: bool, wait: float | None = None, rate: float | None = None) -> Standing:
-            return standing(
+        def now(*, stopped: bool, wait: float | None = None, rate: float | None = None) -> Unfinished:
+            return unfinished(
                 tracker.open_sales(), {"row-1", "row-2", "row-3", "row-9"}, done=1,
-                pace=Pace(total=2005, max_pending=1000, wait=wait, rate=rate), profile=tracker.profile,
+                work=Workload(2005, Limits(max_pending=1000, wait=wait, rate=rate)), profile=tracker.profile,
                 clock=clock, stopped=stopped,
             )  # fmt: skip
 
@@ -115,9 +115,9 @@ async def test_standing_counts_what_is_open_of_this_run() -> None:
 
 
 def test_nothing_open_has_no_end() -> None:
-    assert standing(
-        [], set(), done=3, pace=Pace(total=3), profile=ServiceProfile(name="x"), clock=ManualClock(), stopped=False
-    ) == Standing()  # fmt: skip
+    assert unfinished(
+        [], set(), done=3, work=Workload(3), profile=ServiceProfile(name="x"), clock=ManualClock(), stopped=False
+    ) == Unfinished()  # fmt: skip
 
 
 # --- What is shown
@@ -127,7 +127,7 @@ def picture(width: int, **more: object) -> str:
     out = io.StringIO()
     tally = tally_of(*(line(n) for n in range(3)), line(3, "cancelled"), line(4, "expired", currency="EUR"))
     options: dict[str, object] = {"total": 12_345, "elapsed": 70.0, "stopped": None, **more}
-    now = Standing(
+    now = Unfinished(
         pending=980, expired=3, unknown=2, queued=50, next_left=192.0, expires_at=NOW, latest_end=NOW
     )
     Console(file=out, width=width, force_terminal=False).print(
@@ -152,7 +152,7 @@ def test_the_picture_fits_its_terminal(width: int) -> None:
 
 
 async def test_a_plain_line_says_all_of_it() -> None:
-    plain = PlainProgress(tally_of(line(1), line(2, "refused")), Pace(total=9), {"row-3": None})
+    plain = PlainProgress(tally_of(line(1), line(2, "refused")), Workload(9), {"row-3": None})
     assert (
         "2 of 9 done; 1 accepted (USD 10.01); 1 refused (USD 10.02); 0 wait for a customer"
         in plain.sentence()
@@ -171,7 +171,7 @@ async def test_a_machine_that_hangs_up_ends_no_run(
     said: list[str] = []
     monkeypatch.setattr(terminal, "complain", said.append)
     monkeypatch.setattr("sys.stdout", Closed())
-    events = JsonProgress(Tally(), Pace(total=2), {})
+    events = JsonProgress(Tally(), Workload(2), {})
     events.row(line(1))
     events.row(line(2))
     assert said == ["stdout is closed: no more events; the run goes on"]

@@ -11,10 +11,10 @@ from cyclopts import Group, Parameter
 from payclient.cli import terminal
 from payclient.cli.file_options import FileOptions, left_out_path
 from payclient.cli.html_report import Page
-from payclient.cli.plan import Plan, ask_ledger, plan_of, show, show_faults
+from payclient.cli.plan import Plan, ask_ledger, show, show_faults
 from payclient.cli.progress import Look
 from payclient.cli.report import Report
-from payclient.cli.running import Limits, Run
+from payclient.cli.running import Run
 from payclient.cli.settings import (
     BaseUrl,
     Flag,
@@ -28,6 +28,7 @@ from payclient.cli.settings import (
     profile_of,
     service_of,
 )
+from payclient.cli.unfinished import Limits, Workload
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows.check import FileCheck, check_file
 from payclient.rows.left_out import write_left_out
@@ -113,10 +114,10 @@ def charge(
             if known is not None and known.in_use and not dry_run:
                 where = terminal.without_password(ledger or "")
                 raise LedgerInUseError(f"the ledger {where} is in use by another run; nothing was sent")
-            plan = plan_of(
-                checked,
-                known,
-                limits,
+            plan = Plan(
+                checked=checked,
+                known=known,
+                limits=limits,
                 profile=known_profile,
                 base_url=base_url,
                 ledger=ledger,
@@ -172,12 +173,10 @@ async def charge_file(
     with checked.requests() as requests:
         run = Run(
             requests,
-            checked.good_rows,
-            limits=limits,
+            Workload(checked.good_rows, limits, checked.longest_lane),
             report=report,
             page=page,
             look=look,
-            longest_lane=checked.longest_lane,
         )
         code = await run.charge(service)
     files = {"report": report, "html": page}

@@ -19,10 +19,10 @@ from payclient.cli.charge import charge_file
 from payclient.cli.html_report import Page
 from payclient.cli.lines import Tally
 from payclient.cli.report import Report
-from payclient.cli.running import Limits
 from payclient.cli.settings import Service
 from payclient.cli.simulate import settings_of
 from payclient.cli.tables import comparison_table
+from payclient.cli.unfinished import Limits
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile

@@ -16,8 +16,8 @@ from rich.text import Text
 from payclient.batch.estimate import Estimate, estimate
 from payclient.batch.results import passes
 from payclient.cli import terminal
-from payclient.cli.running import Limits
 from payclient.cli.tables import plan_table, simple_table
+from payclient.cli.unfinished import Limits
 from payclient.errors import LedgerInUseError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
@@ -89,7 +89,8 @@ class Plan:
 
     checked: FileCheck
     known: Known | None
-    expected: Estimate
+    limits: Limits
+    #: Where the bad rows go.
     left_out: Path | None
     #: Where it goes; None where a dry run was not told.
     base_url: str | None
@@ -144,49 +145,28 @@ class Plan:
         again = f" ({known.again:,} of them tried again)" if known.again else ""
         return f"{ledger} knows {known.states.total():,} rows: {counts}{again}"
 
+    def _expected(self) -> Estimate:
+        return estimate(
+            self.profile,
+            Attentive(window=self.profile.sale_window),  # as the tracker asks unless told otherwise
+            rows=self.to_send,
+            longest_lane=min(self.checked.longest_lane, self.to_send),
+            max_in_flight=self.limits.max_in_flight,
+            max_pending=self.limits.max_pending,
+            rate=self.limits.rate,
+            wait=self.limits.wait,
+        )
+
     def _to_send(self) -> str:
-        expected = self.expected
         if not self.to_send:
             return "nothing"
         if self.checked.bad_rows and self.left_out is None:
             return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
+        expected = self._expected()
         queries = f"{_rounded(expected.queries)} status queries"
         if self.profile.status is None:
             queries = "no status queries: the profile names none"
         return f"{self.to_send:,} charges; expect about {_about(expected.seconds)} ({expected.bound_by}), and {queries}"
-
-
-def plan_of(
-    checked: FileCheck,
-    known: Known | None,
-    limits: Limits,
-    *,
-    profile: ServiceProfile,
-    base_url: str | None,
-    ledger: str | None,
-    left_out: Path | None,
-) -> Plan:
-    """Put a plan together."""
-    rows = checked.good_rows - (0 if known is None else known.settled)
-    expected = estimate(
-        profile,
-        Attentive(window=profile.sale_window),  # as the tracker asks unless told otherwise
-        rows=rows,
-        longest_lane=min(checked.longest_lane, rows),
-        max_in_flight=limits.max_in_flight,
-        max_pending=limits.max_pending,
-        rate=limits.rate,
-        wait=limits.wait,
-    )
-    return Plan(
-        checked=checked,
-        known=known,
-        expected=expected,
-        left_out=left_out if checked.bad_rows else None,
-        base_url=base_url,
-        profile=profile,
-        ledger=ledger,
-    )
 
 
 def show_faults(checked: FileCheck) -> None:

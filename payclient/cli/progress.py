@@ -14,8 +14,8 @@ from rich.live import Live
 from payclient.batch import Charges
 from payclient.cli import terminal
 from payclient.cli.lines import Line, Tally, iso
-from payclient.cli.standing import Pace, Standing, standing
 from payclient.cli.tables import outcome_table, run_picture
+from payclient.cli.unfinished import Unfinished, Workload, unfinished
 from payclient.tracker import Tracker
 
 __all__: list[str] = []
@@ -33,9 +33,9 @@ LIVE_EVERY, JSON_EVERY = 0.25, 1.0
 class Progress:
     """Shows a tally that somebody else fills, and nothing by itself; opened by `async with`."""
 
-    def __init__(self, tally: Tally, pace: Pace, under_way: Collection[str]) -> None:
+    def __init__(self, tally: Tally, work: Workload, under_way: Collection[str]) -> None:
         self._tally = tally
-        self._pace = pace
+        self._work = work
         self._under_way = under_way
         self._task: asyncio.Task[None] | None = None
         self._began = time.monotonic()
@@ -68,27 +68,27 @@ class Progress:
         """The run is over."""
 
     @property
-    def pending(self) -> int:
-        """Sales that wait for a customer."""
-        return 0 if self.results is None else self.results.pending
+    def stopped(self) -> str | None:
+        """Why nothing more is sent; None while it is."""
+        return None if self.results is None else self.results.stopped
 
     @property
     def elapsed(self) -> float:
         """Seconds since it was opened."""
         return time.monotonic() - self._began
 
-    def standing(self) -> Standing:
+    def unfinished(self) -> Unfinished:
         """What is open now."""
         if self.tracker is None:
-            return Standing()
-        return standing(
+            return Unfinished()
+        return unfinished(
             self.tracker.open_sales(),
             self._under_way,
             done=self._tally.done,
-            pace=self._pace,
+            work=self._work,
             profile=self.tracker.profile,
             clock=self.tracker.clock,
-            stopped=self.results is not None and self.results.stopped is not None,
+            stopped=self.stopped is not None,
         )
 
 
@@ -102,13 +102,13 @@ class PlainProgress(Progress):
 
     def sentence(self) -> str:
         """All of it in one line."""
-        now, tally = self.standing(), self._tally
+        now, tally = self.unfinished(), self._tally
         counts = []
         for label, count in tally.counts.most_common():
             money = ", ".join(terminal.money(cents, name) for name, cents in tally.totals(label).items())
             counts.append(f"{count:,} {label} ({money})")
         parts = [
-            f"{terminal.at(time.time())}  {tally.done:,} of {self._pace.total:,} done",
+            f"{terminal.at(time.time())}  {tally.done:,} of {self._work.rows:,} done",
             "; ".join(counts) or "no outcome yet",
             f"{now.pending:,} wait for a customer",
         ]
@@ -141,13 +141,12 @@ class LiveProgress(PlainProgress):
                 await asyncio.sleep(LIVE_EVERY)
 
     def _picture(self) -> Any:
-        stopped = None if self.results is None else self.results.stopped
         return run_picture(
             self._tally,
-            self.standing(),
-            total=self._pace.total,
+            self.unfinished(),
+            total=self._work.rows,
             elapsed=self.elapsed,
-            stopped=stopped,
+            stopped=self.stopped,
             width=terminal.err.width,
         )
 
@@ -155,19 +154,19 @@ class LiveProgress(PlainProgress):
 class JsonProgress(Progress):
     """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `end`. Cents and UTC."""
 
-    def __init__(self, tally: Tally, pace: Pace, under_way: Collection[str]) -> None:
-        super().__init__(tally, pace, under_way)
+    def __init__(self, tally: Tally, work: Workload, under_way: Collection[str]) -> None:
+        super().__init__(tally, work, under_way)
         self._deaf = False
 
     async def _show(self) -> None:
-        self._emit("begin", rows=self._pace.total)
+        self._emit("begin", rows=self._work.rows)
         while True:
             await asyncio.sleep(JSON_EVERY)
-            now = self.standing()
+            now = self.unfinished()
             self._emit(
                 "progress",
                 done=self._tally.done,
-                rows=self._pace.total,
+                rows=self._work.rows,
                 pending=now.pending,
                 expired=now.expired,
                 unknown=now.unknown,
@@ -186,7 +185,7 @@ class JsonProgress(Progress):
 
     def end(self, code: int, **files: object) -> None:
         self._emit(
-            "end", exit_code=code, done=self._tally.done, rows=self._pace.total,
+            "end", exit_code=code, done=self._tally.done, rows=self._work.rows,
             outcomes=self._tally.summary(), **files,
         )  # fmt: skip
 
@@ -201,7 +200,7 @@ class JsonProgress(Progress):
             terminal.complain("stdout is closed: no more events; the run goes on")
 
 
-def progress_of(look: Look) -> Callable[[Tally, Pace, Collection[str]], Progress]:
+def progress_of(look: Look) -> Callable[[Tally, Workload, Collection[str]], Progress]:
     """What shows a run in this way."""
     if look == "json":
         return JsonProgress

@@ -13,16 +13,14 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
-import attrs
-
-from payclient.batch import Charges, charge_all
+from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.html_report import RELOAD, Page
 from payclient.cli.lines import Line, Tally, iso, line_of_open, line_of_result
 from payclient.cli.progress import Look, progress_of
 from payclient.cli.report import Report
 from payclient.cli.settings import Service
-from payclient.cli.standing import Pace
+from payclient.cli.unfinished import Workload
 from payclient.errors import PayError
 from payclient.models import SaleRequest
 from payclient.rows.check import CheckedRows
@@ -40,31 +38,18 @@ IN_FLIGHT = 0.5
 CHUNK = 500
 
 
-@attrs.frozen(kw_only=True)
-class Limits:
-    """How a run is paced; see `charge_all`."""
-
-    max_in_flight: int = 50
-    max_pending: int = 1000
-    rate: float | None = None
-    wait: float | None = None
-    retry: tuple[str, ...] = ()
-
-
 class Run:
     """Charges rows, and lists those that are left open; reads each once."""
 
     def __init__(
         self,
         requests: CheckedRows | Iterable[SaleRequest],
-        total: int,
+        work: Workload,
         *,
-        limits: Limits,
         report: Report | None = None,
         on_line: Callable[[Line], object] | None = None,
         look: Look = "auto",
         page: Page | None = None,
-        longest_lane: int = 1,
     ) -> None:
         self._source: CheckedRows | Iterator[SaleRequest]
         if isinstance(requests, CheckedRows):
@@ -72,24 +57,14 @@ class Run:
             self._source = requests
         else:
             self._source = map(self._note, requests)
-        self._limits = limits
+        self._work = work
         self._report = report
         self._page = page
-        self._total = total
         self._on_line = on_line
         self.tally = Tally()
         #: Rows that `charge_all` has read and not given back: a window's worth.
         self._under_way: dict[str, SaleRequest] = {}
-        pace = Pace(
-            total=total,
-            max_pending=limits.max_pending,
-            rate=limits.rate,
-            wait=limits.wait,
-            longest_lane=longest_lane,
-        )
-        self.progress = progress_of(look)(self.tally, pace, self._under_way)
-        self._tracker: Tracker | None = None
-        self._results: Charges | None = None
+        self.progress = progress_of(look)(self.tally, work, self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False
@@ -106,7 +81,7 @@ class Run:
                     return self._exit_code()
 
     async def _send_and_list(self, tracker: Tracker) -> None:
-        self._tracker = self.progress.tracker = tracker
+        self.progress.tracker = tracker
         async with self.progress, self._refreshed_page():
             reading = self._reading = asyncio.create_task(self._read(tracker))
             try:
@@ -121,7 +96,7 @@ class Run:
             reading.result()
 
     async def _read(self, tracker: Tracker) -> None:
-        limits = self._limits
+        limits = self._work.limits
         if isinstance(self._source, CheckedRows):
             self._source.scattered = tracker.shares
         try:
@@ -134,7 +109,7 @@ class Run:
                 wait=limits.wait,
                 retry=limits.retry,
             ) as results:
-                self._results = self.progress.results = results
+                self.progress.results = results
                 if self._signals:
                     results.stop("interrupted")
                 async for result in results:
@@ -177,8 +152,8 @@ class Run:
     def _fail(self, why: str) -> None:
         self._failed = True
         terminal.complain(why)
-        if self._results is not None:
-            self._results.stop(why)
+        if self.progress.results is not None:
+            self.progress.results.stop(why)
 
     def _exit_code(self) -> int:
         if self._report is not None:
@@ -186,9 +161,11 @@ class Run:
                 self._report.finish()
             except OSError as error:
                 self._fail(f"the report cannot be written: {error.strerror}")
-        code = 4 if self._failed or (self._stopped and not self._signals) else self.tally.exit_code
+        code = self.tally.exit_code
         if self._signals and self.tally.paid[None]:
             code = 130
+        elif self._failed or (self._stopped and not self._signals):
+            code = 4
         self._write_page(code)
         return code
 
@@ -196,7 +173,7 @@ class Run:
         if self._page is None:
             return
         try:
-            self._page.write(self.tally, total=self._total, code=code)
+            self._page.write(self.tally, total=self._work.rows, code=code)
         except OSError as error:
             # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
             terminal.complain(f"the page cannot be written: {error.strerror}")
@@ -223,8 +200,8 @@ class Run:
     def _interrupt(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            if self._results is not None:
-                self._results.stop("interrupted")
+            if self.progress.results is not None:
+                self.progress.results.stop("interrupted")
             self.progress.note(
                 "stopping",
                 "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting",
@@ -248,10 +225,10 @@ class Run:
             self._interrupt()
 
     def _say_until_when(self) -> None:
-        now = self.progress.standing()
-        if self._tracker is None or now.expires_at is None:
+        now, tracker = self.progress.unfinished(), self.progress.tracker
+        if tracker is None or now.expires_at is None:
             return
-        left = terminal.duration(now.expires_at - self._tracker.clock.time())
+        left = terminal.duration(now.expires_at - tracker.clock.time())
         self.progress.note(
             "waiting",
             f"waiting for {now.pending:,} customers until {terminal.at(now.expires_at)} (in {left})",

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.lines import PAID_WORDS, Line
-from payclient.cli.running import Limits, Run
+from payclient.cli.running import Run
 from payclient.cli.settings import (
     NO_AMOUNTS,
     AmountOptions,
@@ -22,6 +22,7 @@ from payclient.cli.settings import (
     service_of,
 )
 from payclient.cli.tables import facts
+from payclient.cli.unfinished import Limits, Workload
 from payclient.encoding import Encoder
 from payclient.models import SaleRequest
 
@@ -64,7 +65,7 @@ def sale(
     where = service_of(base_url, profile, ledger)
     Encoder(where.profile).sale(request)  # what the profile forbids is bad input
     lines: list[Line] = []
-    run = Run([request], 1, limits=Limits(wait=wait), on_line=lines.append)
+    run = Run([request], Workload(1, Limits(wait=wait)), on_line=lines.append)
     code = asyncio.run(run.charge(where))
     for line in lines:
         _show(line)

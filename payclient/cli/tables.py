@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from payclient.cli.lines import LABELS, NEVER_SENT, Tally, paid_word
-from payclient.cli.standing import Standing
 from payclient.cli.terminal import at, duration, money
+from payclient.cli.unfinished import Unfinished
 from payclient.lifecycle import State
 
 __all__: list[str] = []
@@ -76,7 +76,7 @@ def outcome_table(tally: Tally) -> Table:
 
 
 def run_picture(
-    tally: Tally, now: Standing, *, total: int, elapsed: float, stopped: str | None, width: int
+    tally: Tally, now: Unfinished, *, total: int, elapsed: float, stopped: str | None, width: int
 ) -> RenderableType:
     """A run while it goes: how far it is, what came of the rows with their money, and what is open."""
     share = tally.done / max(total, 1)
@@ -116,7 +116,7 @@ def run_picture(
     return Group(*parts)
 
 
-def _waiting(now: Standing) -> str:
+def _waiting(now: Unfinished) -> str:
     parts = []
     if now.next_left is not None:
         parts.append(f"for a customer; the next expires in {duration(now.next_left)}")

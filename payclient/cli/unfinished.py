@@ -1,4 +1,4 @@
-"""How a run stands at one moment: what is open, what expires next, and when it is over at the latest."""
+"""What of a run is not finished: what is open, what expires next, and when it is over at the latest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,28 @@ class _Rows(Container[str], Sized, Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class Standing:
+class Limits:
+    """How a run is paced; see `charge_all`."""
+
+    max_in_flight: int = 50
+    max_pending: int = 1000
+    rate: float | None = None
+    wait: float | None = None
+    retry: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Workload:
+    """What a run has to do, and within which limits."""
+
+    rows: int
+    limits: Limits = Limits()
+    #: Rows of the customer who has most.
+    longest_lane: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class Unfinished:
     """What is open. Times are UTC seconds since the epoch, durations seconds."""
 
     #: Sales that a customer can still approve.
@@ -40,35 +61,23 @@ class Standing:
     latest_end: float | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Pace:
-    """What bounds the end of a run: its rows and its limits."""
-
-    total: int
-    max_pending: int = 1000
-    rate: float | None = None
-    wait: float | None = None
-    #: Rows of the customer who has most.
-    longest_lane: int = 1
-
-
-def standing(
+def unfinished(
     sales: Iterable[PendingSale],
     under_way: _Rows,
     *,
     done: int,
-    pace: Pace,
+    work: Workload,
     profile: ServiceProfile,
     clock: Clock,
     stopped: bool,
-) -> Standing:
-    """How a run stands, from the tracker's open sales; those of other runs are passed over."""
-    now = clock.time()
-    window = profile.sale_window if pace.wait is None else min(profile.sale_window, pace.wait)
-    last_words = sum(LAST_QUERIES) * profile.sale_window / NORMAL_WINDOW
+) -> Unfinished:
+    """What is left of a run, by the tracker's open sales; those of other runs are passed over."""
+    now, limits = clock.time(), work.limits
+    window = profile.sale_window
+    last_words = sum(LAST_QUERIES) * window / NORMAL_WINDOW
+    if limits.wait is not None:
+        window, last_words = min(window, limits.wait), 0.0
     # An unknown sale is asked for until it is proven absent, a tenth later than the first proof.
-    if pace.wait is not None:
-        last_words = 0.0
     absence = max(last_words, 1.1 * profile.absent_after)
     counts = {State.PENDING: 0, State.EXPIRED: 0, State.UNKNOWN: 0}
     first = last = None
@@ -85,12 +94,12 @@ def standing(
             first = expires_at if first is None else min(first, expires_at)
             last = expires_at if last is None else max(last, expires_at)
     opened = sum(counts.values())
-    unsent = max(pace.total - done - opened, 0)
+    unsent = max(work.rows - done - opened, 0)
     if unsent and not stopped:
-        rounds = max(-(-unsent // pace.max_pending), pace.longest_lane)
-        sending = 0.0 if pace.rate is None else unsent / pace.rate
+        rounds = max(-(-unsent // limits.max_pending), work.longest_lane)
+        sending = 0.0 if limits.rate is None else unsent / limits.rate
         end = max(end, (last or now) + rounds * window + sending + last_words)
-    return Standing(
+    return Unfinished(
         pending=counts[State.PENDING],
         expired=counts[State.EXPIRED],
         unknown=counts[State.UNKNOWN],

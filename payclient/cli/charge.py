@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from payclient.cli import terminal
-from payclient.cli.file_options import FileOptions, left_out_path
+from payclient.cli.file_options import FileOptions, check_apart
 from payclient.cli.html_report import Page
 from payclient.cli.plan import Plan, ask_ledger, show, show_faults
 from payclient.cli.progress import Look
@@ -98,15 +98,14 @@ def charge(
     if rate == 0:
         raise ConfigurationError("--rate: must be above 0")
     service = None if dry_run else service_of(base_url, profile, ledger, token_file)
-    left_out = left_out_path(skip_bad, file)
-    if report is not None and report.exists() and file.exists() and report.samefile(file):
-        raise ConfigurationError("--report: is the file of the charges itself")
+    check_apart("--skip-bad", skip_bad, file)
+    check_apart("--report", report, file)
     if quiet and json:
         raise ConfigurationError("--quiet and --json: give one of them")
     look: Look = "json" if json else "quiet" if quiet else "auto"
     known_profile = profile_of(profile) if service is None else service.profile
     with check_file(file, options.format(), profile=known_profile) as checked:
-        good = can_go_on(checked, left_out)
+        good = can_go_on(checked, skip_bad)
         if not good and not dry_run:
             return 2
         if dry_run or not yes:
@@ -121,7 +120,7 @@ def charge(
                 profile=known_profile,
                 base_url=base_url,
                 ledger=ledger,
-                left_out=left_out,
+                left_out=skip_bad,
             )
         if service is None:
             show(terminal.out(), plan.picture())
@@ -132,9 +131,9 @@ def charge(
         page = None if html is None else Page(html, title=file.name, window=known_profile.sale_window)
         if not yes and not _confirmed(plan):
             return 2
-        if left_out is not None and checked.bad_rows:
-            write_left_out(checked, left_out)
-            terminal.say(f"{checked.bad_rows:,} rows are left out; they are in {left_out}")
+        if skip_bad is not None and checked.bad_rows:
+            write_left_out(checked, skip_bad)
+            terminal.say(f"{checked.bad_rows:,} rows are left out; they are in {skip_bad}")
         return asyncio.run(charge_file(checked, service, limits, book, page=page, look=look))[0]
 
 

@@ -34,6 +34,7 @@ __all__: list[str] = []
 ROWS = 200
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
+COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
 TOKEN = "demo"  # noqa: S105 - the simulator takes any
 
 #: The simulator's answers and windows, in the words of a profile.
@@ -110,31 +111,16 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
     return equal
 
 
-@attrs.frozen
 class Files:
     """The files of one demo, in one directory."""
 
-    directory: Path
-
-    @property
-    def charges(self) -> Path:
-        return self.directory / "charges.csv"
-
-    @property
-    def profile(self) -> Path:
-        return self.directory / "profile.toml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.directory / "demo.db"
-
-    @property
-    def report(self) -> Path:
-        return self.directory / "report.csv"
-
-    @property
-    def page(self) -> Path:
-        return self.directory / "report.html"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.charges = directory / "charges.csv"
+        self.profile = directory / "profile.toml"
+        self.ledger = directory / "demo.db"
+        self.report = directory / "report.csv"
+        self.page = directory / "report.html"
 
     def write(self) -> frozenset[str]:
         """Write the charges and the profile, and give the phones that the service will refuse."""
@@ -147,16 +133,7 @@ class Files:
         phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]
         with self.charges.open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
-            rows.writerow(
-                (
-                    "client_transaction_id",
-                    "phone_number",
-                    "country_code",
-                    "currency",
-                    "amount_with_tax",
-                    "tax",
-                )
-            )
+            rows.writerow(COLUMNS)
             for number, phone in enumerate(phones, 1):
                 price = split_tax(chance.randrange(300, 9000, 5), 15)
                 rows.writerow((f"demo-{number:03}", phone, "593", "USD", price.amount_with_tax, price.tax))

@@ -85,8 +85,7 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def left_out_path(skip_bad: Path | None, file: Path) -> Path | None:
-    """Where bad rows go; never over the file itself."""
-    if skip_bad is not None and skip_bad.exists() and file.exists() and skip_bad.samefile(file):
-        raise ConfigurationError("--skip-bad: is the file of the charges itself")
-    return skip_bad
+def check_apart(option: str, path: Path | None, file: Path) -> None:
+    """Raise `ConfigurationError` where the file of the charges would be written over."""
+    if path is not None and path.exists() and file.exists() and path.samefile(file):
+        raise ConfigurationError(f"{option}: is the file of the charges itself")

@@ -10,13 +10,13 @@ import base64
 import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from payclient.cli.drawing import histogram, patterns, share_bar, swatch
+from payclient.cli.html_pictures import patterns, share_bar, swatch
 from payclient.cli.html_style import STYLE
+from payclient.cli.html_times import AnswerTimes
 from payclient.cli.lines import LABELS, NEVER_SENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
@@ -28,9 +28,6 @@ __all__: list[str] = []
 
 #: Rows listed of each outcome that needs a person; all are counted.
 LISTED = 200
-
-#: Parts of the sale window in which answers are counted, and drawn.
-FINE, BARS = 3000, 20
 
 #: Seconds after which the page of a run that goes on loads itself again.
 RELOAD = 30
@@ -76,12 +73,8 @@ class Page:
         """`window`: seconds that people have to answer. Raises `ConfigurationError` where no page can be."""
         self.path = Path(path)
         self._title = title
-        self._window = window
+        self._times = AnswerTimes(window)
         self._listed: dict[str, list[Line]] = {label: [] for label in _NEEDS}
-        #: Answers in time, by outcome and part of the window.
-        self._answers: dict[str, Counter[int]] = {State.ACCEPTED: Counter(), State.CANCELLED: Counter()}
-        #: Decided, and heard of after the window.
-        self._late: Counter[str] = Counter()
         self._first: float | None = None
         self._last: float | None = None
         if self.path.suffix.lower() not in (".html", ".htm"):
@@ -105,16 +98,9 @@ class Page:
         if line.created_at is None:
             return
         self._first = line.created_at if self._first is None else min(self._first, line.created_at)
-        answered = line.notified_at if line.notified_at is not None else line.decided_at
         if line.decided_at is not None:
             self._last = line.decided_at if self._last is None else max(self._last, line.decided_at)
-        if answered is None or line.state not in self._answers:
-            return
-        part = (answered - line.created_at) / self._window
-        if part < 1:
-            self._answers[line.state][int(max(part, 0.0) * FINE)] += 1
-        else:
-            self._late[line.state] += 1
+        self._times.add(line, line.created_at)
 
     def write(self, tally: Tally, *, total: int, code: int | None = None) -> None:
         """Write the page: of a run that ended with an exit code, or (None) goes on. Raises `OSError`."""
@@ -137,7 +123,8 @@ class Page:
             f"<title>Charges: {title}</title><style>{STYLE}</style></head>\n<body>{patterns()}\n<main>\n"
             f'<header><p class="badge {kind}">{ending}</p><h1>Charges of {title}</h1>'
             f"{self._lead(tally, total)}</header>\n"
-            f"{self._outcomes(tally)}\n{self._times(tally)}\n{self._people(tally)}\n{self._when(tally, total, now)}\n"
+            f"{self._outcomes(tally)}\n{self._times.section(tally)}\n{self._people(tally)}\n"
+            f"{self._when(tally, total, now)}\n"
             "</main></body></html>\n"
         )
 
@@ -180,51 +167,6 @@ class Page:
             f'<th scope="col" class="number">Money</th></tr></thead><tbody>{"".join(rows)}</tbody>'
             f"{foot if rows else ''}</table></section>"
         )
-
-    def _times(self, tally: Tally) -> str:
-        accepted, cancelled = (self._answers[label] for label in (State.ACCEPTED, State.CANCELLED))
-        together = accepted + cancelled
-        heading = '<section class="times"><h2>How long people took to answer</h2>'
-        if not together:
-            return f'{heading}<p class="quiet">No answer was heard in time.</p></section>'
-        width = FINE // BARS
-        bars = [
-            tuple(sum(counter[number * width + part] for part in range(width)) for counter in (accepted, cancelled))
-            for number in range(BARS)
-        ]  # fmt: skip
-        pairs = [(bar[0], bar[1]) for bar in bars]
-        silent = tally.counts[State.EXPIRED] + self._late[State.CANCELLED] + tally.counts[State.UNKNOWN]
-        words = [
-            f"Half of them answered within <strong>{self._within(together, 0.5)}</strong>, "
-            f"nine of ten within <strong>{self._within(together, 0.9)}</strong>."
-        ]
-        if silent:
-            words.append(f"{silent:,} did not answer in time, as far as we heard.")
-        if late := self._late[State.ACCEPTED]:
-            words.append(f"{late:,} accepted ones were heard of later only.")
-        legend = "".join(
-            f"<span>{swatch(label)}{label}</span>" for label in (State.ACCEPTED, State.CANCELLED)
-        )
-        return (
-            f"{heading}<p>{' '.join(words)}</p>"
-            '<p class="quiet">Number of people, by the time they took</p>'
-            f"{histogram(pairs, self._ticks(5), 720, 'wide')}{histogram(pairs, self._ticks(2), 340, 'narrow')}"
-            f'<p class="legend">{legend}</p>'
-            '<p class="quiet">From sending to the answer: by the notification where one came, else by the status '
-            "query that found it, a little later.</p></section>"
-        )
-
-    def _ticks(self, steps: int) -> list[tuple[float, str]]:
-        spans = (_span(self._window * number / steps) for number in range(steps + 1))
-        return [(number / steps, span.replace(".0 s", " s")) for number, span in enumerate(spans)]
-
-    def _within(self, counter: Counter[int], share: float) -> str:
-        wanted, seen = share * counter.total(), 0
-        for part in sorted(counter):
-            seen += counter[part]
-            if seen >= wanted:
-                return _span((part + 1) / FINE * self._window)
-        return _span(self._window)
 
     def _people(self, tally: Tally) -> str:
         parts = ['<section id="people"><h2>Rows that need a person</h2>']
@@ -304,13 +246,6 @@ def _sums(totals: Mapping[str, int], between: str = "<br>") -> str:
 def _percent(count: int, total: int) -> str:
     share = 100 * count / max(total, 1)
     return "&lt; 0.1 %" if 0 < share < 0.1 else f"{share:.1f} %"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def _moment(when: float) -> str:

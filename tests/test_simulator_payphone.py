@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from payclient.simulator import PAYPHONE, TEST_MODE, Answers, ManualClock, Settings, Simulator
 from payclient.simulator.messages import english, wants_english
 from payclient.simulator.reading import canonical, read_body
-from payclient.simulator.rules import PREPARE_FIELDS, SALE_FIELDS, Refusal
+from payclient.simulator.refusals import Refusal
+from payclient.simulator.rules import PREPARE_FIELDS, SALE_FIELDS
 
 SAMPLES = Path(__file__).parent / "samples"
 BEARER = {"Authorization": "Bearer token-1"}
@@ -516,9 +517,9 @@ def test_the_language_is_the_one_preferred(header: str, expected: bool) -> None:
 
 def test_every_message_of_the_service_has_its_english() -> None:
     """No Spanish text is forgotten: each literal of the modules that speak is translated."""
-    from payclient.simulator import codes, status
+    from payclient.simulator import refusals, status
 
-    texts = [*codes._MESSAGES.values(), codes._UNPUBLISHED, *status._REASONS.values()]
+    texts = [*refusals._MESSAGES.values(), refusals._UNPUBLISHED, *status._REASONS.values()]
     texts.append(PAYPHONE.unauthorized_message)
     for text in texts:
         assert english({"message": text}) != {"message": text}

@@ -1,6 +1,6 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
-Read `settings`, `rules`, `codes`, `limits`, `answers`, `agenda`, `transactions`, `service`, `forms`, `changes`,
+Read `settings`, `refusals`, `rules`, `limits`, `answers`, `agenda`, `transactions`, `service`, `forms`, `changes`,
 `status`, `notify`, `external`, `pages`, then what goes wrong: `faults`, `traffic`, `deliveries`, `scenarios`, then the
 routes `reading`, `messages`, `api`, `site`, `control`, `steering`, `phone` with `guard` before them, and `listening`,
 `server`, `thread`, in this order; `payphone` is one real service's settings.

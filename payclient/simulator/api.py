@@ -8,12 +8,12 @@ from typing import Literal, TypeVar
 from aiohttp import web
 
 from .changes import CHANGES, Changes
-from .codes import refusal
 from .forms import METHODS, Form, Forms
 from .limits import QueryLimit
 from .messages import english, wants_english
 from .reading import read_body
-from .rules import PREPARE_FIELDS, SALE_FIELDS, Refusal
+from .refusals import Refusal, refusal
+from .rules import PREPARE_FIELDS, SALE_FIELDS
 from .service import Service
 from .status import status_of
 from .web_values import any_case, id_in_path, json_response

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from .clock import Clock
-from .codes import refusal
 from .forms import Form, Forms
-from .rules import Refusal, failing_reference, validation_refusal
+from .refusals import Refusal, refusal, validation_refusal
+from .rules import failing_reference
 from .service import Sale, Service
 from .settings import ACCEPTED
 from .transactions import Transaction

@@ -10,9 +10,9 @@ from attrs import define, field
 from .addresses import with_query
 from .agenda import Agenda
 from .clock import Clock
-from .codes import refusal
 from .limits import failing_limits, refused_on_demand
-from .rules import Refusal, failing_prepare_fields, redirect_field, validation_refusal
+from .refusals import Refusal, refusal, validation_refusal
+from .rules import failing_prepare_fields, redirect_field
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
 from .transactions import Reversal, Transactions
 

@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from .clock import Clock
-from .codes import refusal
-from .rules import Fault, Refusal
+from .refusals import FieldFault, Refusal, refusal
 from .settings import Settings
 
 __all__ = ["QueryLimit", "failing_limits", "refused_on_demand"]
@@ -15,17 +14,17 @@ _MINUTE = 60.0
 
 def failing_limits(
     body: Mapping[str, object], settings: Settings, max_lengths: Mapping[str, int]
-) -> list[Fault]:
+) -> list[FieldFault]:
     """The faults of a body whose numbers are out of range or whose texts are too long."""
     faults = []
     for name, (low, high) in settings.ranges.items():
         value = body.get(name)
         if type(value) is int and not low <= value <= high:
-            faults.append(Fault(name, f"El campo {name} debe estar entre {low} y {high}"))
+            faults.append(FieldFault(name, f"El campo {name} debe estar entre {low} y {high}"))
     for name, most in max_lengths.items():
         value = body.get(name)
         if isinstance(value, str) and len(value) > most:
-            faults.append(Fault(name, f"El campo {name} debe tener como máximo {most} caracteres"))
+            faults.append(FieldFault(name, f"El campo {name} debe tener como máximo {most} caracteres"))
     return faults
 
 

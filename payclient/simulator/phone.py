@@ -12,7 +12,7 @@ from .clock import Clock
 from .faults import FaultPlan
 from .forms import METHODS, Form, Forms
 from .journal import Journal
-from .rules import Refusal
+from .refusals import Refusal
 from .service import Sale, Service
 from .settings import Settings
 from .web_values import json_response

@@ -6,7 +6,8 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from .rules import NESTED_FIELDS, Fault, Refusal, validation_refusal
+from .refusals import FieldFault, Refusal, validation_refusal
+from .rules import NESTED_FIELDS
 
 __all__ = ["canonical", "read_body"]
 
@@ -22,16 +23,16 @@ def read_body(
         try:
             body: object = dict(parse_qsl(raw.decode("utf-8"), keep_blank_values=True, max_num_fields=500))
         except ValueError:
-            return validation_refusal([Fault("body", "El cuerpo no es un formulario")])
+            return validation_refusal([FieldFault("body", "El cuerpo no es un formulario")])
     elif content_type != "application/json":  # §5.2
-        return validation_refusal([Fault("Content-Type", "Debe ser application/json")])
+        return validation_refusal([FieldFault("Content-Type", "Debe ser application/json")])
     else:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
-            return validation_refusal([Fault("body", "El cuerpo no es JSON")])
+            return validation_refusal([FieldFault("body", "El cuerpo no es JSON")])
     if not isinstance(body, dict):
-        return validation_refusal([Fault("body", "El cuerpo debe ser un objeto")])
+        return validation_refusal([FieldFault("body", "El cuerpo debe ser un objeto")])
     return canonical(body, fields) if tolerant else body
 
 

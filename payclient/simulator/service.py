@@ -9,9 +9,9 @@ from attrs import define, field, fields, frozen
 from .agenda import Agenda
 from .answers import Answers
 from .clock import Clock
-from .codes import refusal
 from .limits import failing_limits, refused_on_demand
-from .rules import Refusal, failing_fields, validation_refusal
+from .refusals import Refusal, refusal, validation_refusal
+from .rules import failing_fields
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
 from .transactions import Reversal, Transaction, Transactions
 

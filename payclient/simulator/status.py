@@ -35,30 +35,11 @@ _REASONS: Final = {
 }
 
 #: Fields of the external notification, each the status field of that name with a small first letter.
-_EXTERNAL: Final = [
-    "Amount",
-    "AuthorizationCode",
-    "ClientTransactionId",
-    "StatusCode",
-    "TransactionStatus",
-    "StoreId",
-    "PhoneNumber",
-    "Email",
-    "CardType",
-    "Bin",
-    "DeferredCode",
-    "DeferredMessage",
-    "Deferred",
-    "CardBrandCode",
-    "CardBrand",
-    "Document",
-    "Currency",
-    "Taxes",
-    "Reference",
-    "AdditionalData",
-    "Products",
-    "TransactionId",
-]
+_EXTERNAL: Final = (
+    "Amount", "AuthorizationCode", "ClientTransactionId", "StatusCode", "TransactionStatus", "StoreId", "PhoneNumber",
+    "Email", "CardType", "Bin", "DeferredCode", "DeferredMessage", "Deferred", "CardBrandCode", "CardBrand", "Document",
+    "Currency", "Taxes", "Reference", "AdditionalData", "Products", "TransactionId",
+)  # fmt: skip
 
 
 def status_of(transaction: Transaction, settings: Settings) -> dict[str, object]:

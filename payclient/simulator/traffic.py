@@ -13,8 +13,7 @@ from aiohttp import web
 from .clock import Clock, sleep
 from .faults import Fault, FaultPlan
 from .journal import Journal
-from .rules import Fault as FieldFault
-from .rules import Refusal, validation_refusal
+from .refusals import FieldFault, Refusal, refusal, validation_refusal
 from .site import WHY
 from .web_values import json_response
 
@@ -179,13 +178,9 @@ def _throttled(fault: Fault) -> web.Response:
 
 def _refusal(code: int) -> Refusal:
     """The error object of a code as the document shows it (§7.2 to §7.6)."""
-    message = "La transacción no pudo ser creada (simulado)"
     if code == 800:
         return validation_refusal([FieldFault("Amount", "Rechazo simulado")])
-    if code == 2061:
-        entry = {"message": "El cliente tiene transacciones pendientes (simulado)", "errorCode": 2061}
-        return Refusal(22, message, (entry,))
-    return Refusal(code, message)
+    return refusal(22, 2061) if code == 2061 else refusal(code)
 
 
 async def _client_id(request: web.Request) -> str | None:

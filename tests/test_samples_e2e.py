@@ -396,7 +396,7 @@ async def test_a_form_that_expires_at_the_service_cannot_be_paid() -> None:
     """Ten minutes after its load a link is dead there too (§8), and the tracker never says that it was paid."""
     async with shop() as here:
         form = await here.tracker.prepare(PREPARE)
-        here.service._opened(form.payment_id, "card")
+        here.service._forms.opened(form.payment_id, "card")
         form.card.mark_loaded(here.clock.time())
         await here.clock.advance(600.0)
         with pytest.raises(ValueError, match="has expired"):
@@ -411,7 +411,7 @@ async def test_a_form_that_is_loaded_and_paid_at_the_last_moment_is_paid() -> No
     async with shop() as here:
         form = await here.tracker.prepare(PREPARE)
         await here.clock.advance(599.0)
-        here.service._opened(form.payment_id, "card")
+        here.service._forms.opened(form.payment_id, "card")
         await here.clock.advance(599.0)
         await here.service.pay(form.payment_id, "card")
         outcome = await here.outcome(ID)

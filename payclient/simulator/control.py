@@ -30,9 +30,8 @@ class Control:
         router.add_post("/_simulator/sales/{transaction_id}/{verb:approve|reject}", self._post_answer)
 
     async def _get_counts(self, _: web.Request) -> web.Response:
-        created = self._service.created_per_client_id
-        duplicates = {one: times for one, times in created.items() if times > 1}
-        return json_response({**attrs.asdict(self._service.counts), "duplicates": duplicates})
+        counts = attrs.asdict(self._service.counts)
+        return json_response({**counts, "duplicates": self._service.duplicates})
 
     async def _get_sales(self, _: web.Request) -> web.Response:
         return json_response([_summary(sale) for sale in self._service.sales.values()])

@@ -124,6 +124,16 @@ class Forms:
         """A link is opened; its first load starts its ten minutes (§8)."""
         form.deadlines.setdefault(method, self._clock.monotonic() + self._settings.form_window)
 
+    def opened(self, payment_id: str, method: Method) -> Form:
+        """The form of a link that a customer opens; LookupError if there is none, ValueError for another method."""
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+        form = self.forms.get(payment_id)
+        if form is None:
+            raise LookupError("no prepared payment has this payment id")
+        self.load(form, method)
+        return form
+
     def is_expired(self, form: Form, method: Method) -> bool:
         return method in form.deadlines and self._clock.monotonic() >= form.deadlines[method]
 

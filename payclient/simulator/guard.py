@@ -14,7 +14,7 @@ from aiohttp import web
 
 from .web_values import json_response
 
-__all__ = ["guard"]
+__all__ = ["guard", "is_loopback"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -32,6 +32,14 @@ def guard(bound_host: str) -> Any:
         return await handler(request)
 
     return check
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _refused(request: web.Request, bound_host: str) -> str | None:

@@ -72,7 +72,6 @@ class Phone:
         sales = list(self._service.sales.values())
         pending = [sale for sale in sales if sale.how is None]
         decided = [sale for sale in sales if sale.how is not None]
-        created = self._service.created_per_client_id
         return json_response(
             {
                 "time": self._simulator.clock.time(),
@@ -82,7 +81,7 @@ class Phone:
                 "decided": [self._push(sale) for sale in decided[-_SHOWN:][::-1]],
                 "forms": [self._form(form) for form in list(self._forms.forms.values())[-_SHOWN:][::-1]],
                 "counts": attrs.asdict(self._service.counts),
-                "duplicates": {one: times for one, times in created.items() if times > 1},
+                "duplicates": self._service.duplicates,
                 "faults": dict(self._simulator.faults.done),
             }
         )

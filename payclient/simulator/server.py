@@ -1,7 +1,6 @@
 """The `Simulator` that a program opens: the service, its routes and its notifications."""
 
 import asyncio
-import ipaddress
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType, TracebackType
@@ -17,8 +16,8 @@ from .control import Control
 from .deliveries import Deliveries
 from .external import ExternalNotices
 from .faults import Fault, FaultPlan, Faults
-from .forms import METHODS, Form, Forms, Method
-from .guard import guard
+from .forms import Form, Forms, Method
+from .guard import guard, is_loopback
 from .journal import Entry, Journal
 from .limits import QueryLimit
 from .listening import Listener
@@ -60,7 +59,7 @@ class Simulator:
         self.faults = FaultPlan(faults)
         self._host = host
         self._token = token
-        self._control = _is_loopback(host) if control is None else control
+        self._control = is_loopback(host) if control is None else control
         self._service = Service(self.settings, self.clock, answers, self._on_answered)
         self._journal = Journal(self.clock)
         self._notifier = Notifier(
@@ -204,11 +203,11 @@ class Simulator:
 
     def decide(self, sale: int | str, how: Literal["approved", "rejected"]) -> int:
         """The customer answers now, and the notification is on its way; the sale's transaction id."""
-        return self._service.answer(self._number(sale), how).transaction_id
+        return self._service.answer(sale, how).transaction_id
 
     async def ignore(self, sale: int | str) -> None:
         """The customer will not answer, so the sale expires; raises like `approve`."""
-        self._service.ignore(self._number(sale))
+        self._service.ignore(sale)
 
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
         """Send a notification though nobody answered, by default with the sale's own id; raises like `approve`."""
@@ -216,14 +215,13 @@ class Simulator:
 
     def start_forged(self, sale: int | str, pretended_id: int | None = None) -> int:
         """Like `forge`, without waiting for it; the sale's transaction id."""
-        number = self._number(sale)
-        pretended = number if pretended_id is None else pretended_id
-        self._deliveries.forge(self._service.sales[number], pretended)
-        return number
+        one = self._service.meant(sale)
+        self._deliveries.forge(one, one.transaction_id if pretended_id is None else pretended_id)
+        return one.transaction_id
 
     def notification_query(self, sale: int | str) -> str:
         """The query that the notification of this sale has (§6); LookupError if there is no such sale."""
-        return self._notifier.query(self._service.sales[self._number(sale)])
+        return self._notifier.query(self._service.meant(sale))
 
     async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
         """A customer opens the link and pays, with all that the form asks for, or with a card that is declined.
@@ -231,41 +229,21 @@ class Simulator:
         Returns the address to which the browser is sent. LookupError if there is no such payment, ValueError
         if it is paid, declined or cancelled already, or the link has expired.
         """
-        return self._forms.pay(self._opened(payment_id, method), method, declined=declined)
+        return self._forms.pay(self._forms.opened(payment_id, method), method, declined=declined)
 
     async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
         """A customer opens the link and closes it by its X; otherwise like `pay`.
 
         None if the merchant gave no address for it.
         """
-        return self._forms.cancel(self._opened(payment_id, method), method)
+        return self._forms.cancel(self._forms.opened(payment_id, method), method)
 
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
         await self._notifier.delivered()
 
-    def _opened(self, payment_id: str, method: Method) -> Form:
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-        form = self._forms.forms.get(payment_id)
-        if form is None:
-            raise LookupError("no prepared payment has this payment id")
-        self._forms.load(form, method)
-        return form
-
     async def _answer(self, transaction_id: int, how: Literal["approved", "rejected"]) -> None:
         await self._notifier.delivered(self.decide(transaction_id, how))
-
-    def _number(self, sale: int | str) -> int:
-        """The transaction id of a sale that exists."""
-        if isinstance(sale, int):
-            if self._service.find(sale) is None:
-                raise LookupError(f"no sale has the transaction id {sale}")
-            return sale
-        for transaction_id, one in reversed(self._service.sales.items()):
-            if one.client_transaction_id == sale:
-                return transaction_id
-        raise LookupError(f"no sale has the client transaction id {sale!r}")
 
     def _on_decided(self, sale: Sale) -> None:
         self._journal.write(
@@ -310,10 +288,3 @@ class Simulator:
             Steering(self, self._journal, self._restart_soon).add_routes(application.router)
             Phone(self, self._service, self._forms, self._journal).add_routes(application.router)
         return application
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -105,6 +105,11 @@ class Service:
         known = {attribute.name: self.tally[attribute.name] for attribute in fields(Counts)}
         return Counts(**{**known, "pending": len(self._pending), "collected": self.transactions.collected})
 
+    @property
+    def duplicates(self) -> dict[str, int]:
+        """How many sales were created under one client transaction id, where that is more than one."""
+        return {one: times for one, times in self.created_per_client_id.items() if times > 1}
+
     def create(self, body: Mapping[str, object]) -> Sale | Refusal:
         """A new pending sale with its push on the way, or the reason why there is none."""
         settings = self.settings
@@ -131,17 +136,15 @@ class Service:
         self._add(sale)
         return sale
 
-    def answer(self, transaction_id: int, how: Literal["approved", "rejected"]) -> Sale:
+    def answer(self, sale: int | str, how: Literal["approved", "rejected"]) -> Sale:
         """The customer approves or rejects now; LookupError if unknown, ValueError if not pending."""
-        sale = self._require_pending(transaction_id)
-        self._decide(sale, how)
-        return sale
+        found = self._pending_one(sale)
+        self._decide(found, how)
+        return found
 
-    def ignore(self, transaction_id: int) -> Sale:
+    def ignore(self, sale: int | str) -> None:
         """The customer will never answer: the sale expires, whatever the crowd had in mind."""
-        sale = self._require_pending(transaction_id)
-        sale.ignored = True
-        return sale
+        self._pending_one(sale).ignored = True
 
     def use(self, answers: Answers | None) -> None:
         """The crowd that answers what is created from now on; None: nobody does by itself."""
@@ -154,6 +157,18 @@ class Service:
     def find(self, transaction_id: int) -> Sale | None:
         self.agenda.run_due()
         return self.sales.get(transaction_id)
+
+    def meant(self, sale: int | str) -> Sale:
+        """The sale of a transaction id, or the newest of a client transaction id; LookupError if there is none."""
+        self.agenda.run_due()
+        if isinstance(sale, int):
+            if sale not in self.sales:
+                raise LookupError(f"no sale has the transaction id {sale}")
+            return self.sales[sale]
+        for one in reversed(self.sales.values()):
+            if one.client_transaction_id == sale:
+                return one
+        raise LookupError(f"no sale has the client transaction id {sale!r}")
 
     def query(self, transaction_id: int) -> Transaction | None:
         """The transaction that a status query finds."""
@@ -208,13 +223,11 @@ class Service:
     def _is_forgotten(self, transaction: Transaction) -> bool:
         return self.settings.forgets_expired and transaction.how == "expired"
 
-    def _require_pending(self, transaction_id: int) -> Sale:
-        sale = self.find(transaction_id)
-        if sale is None:
-            raise LookupError(f"no sale has the transaction id {transaction_id}")
-        if sale.how is not None:
-            raise ValueError(f"sale {transaction_id} is not pending: it was {sale.how}")
-        return sale
+    def _pending_one(self, sale: int | str) -> Sale:
+        found = self.meant(sale)
+        if found.how is not None:
+            raise ValueError(f"sale {found.transaction_id} is not pending: it was {found.how}")
+        return found
 
     def _decide(self, sale: Sale, how: How) -> None:
         settings = self.settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from payclient.cli.simulate import STATUS, settings_of
+from payclient.cli.simulate import STATUS, settings_for, settings_of
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.session import PaySession
@@ -68,7 +68,7 @@ def test_the_demo_agrees_with_what_the_simulator_did(tmp_path: Path) -> None:
 async def test_a_service_may_forget_expired_transactions() -> None:
     """Then a query by either id answers the not-found error object, and others are found as ever."""
     clock = ManualClock()
-    settings = attrs.evolve(settings_of(DOCUMENT, sale_window=3), forgets_expired=True)
+    settings = attrs.evolve(settings_of(DOCUMENT), sale_window=3, forgets_expired=True)
     async with (
         Simulator(settings=settings, clock=clock) as simulator,
         PaySession(
@@ -114,5 +114,6 @@ def test_a_simulated_service_speaks_a_profiles_words() -> None:
     assert (settings.state_field, dict(settings.state_words)) == ("status", {"Aceptado": "Paid"})
     assert (settings.nick_name_flag, settings.duplicate_code, settings.not_found) == ("byUser", 23, (404, 44))
     assert (settings.sale_window, settings.form_window) == (7, 8)
-    assert settings_of(profile, sale_window=1, form_window=2).form_window == 2
+    changed = settings_for(None, sale_window=None, form_window=2)
+    assert (changed.sale_window, changed.form_window) == (300, 2)
     assert settings_of(ServiceProfile(name="other")).status_by_transaction_id is None

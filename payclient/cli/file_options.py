@@ -16,6 +16,7 @@ __all__: list[str] = []
 
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
 
+_REPEATABLE = Parameter(negative=(), show_default=False)
 
 #: Where `--help` shows them.
 FILE = Group("How the file is written", sort_key=1)
@@ -29,23 +30,18 @@ class FileOptions:
     key: Annotated[str, Parameter(help="The column that is the client transaction id.")] = KEY
     map: Annotated[
         tuple[str, ...],
-        Parameter(
-            negative=(),
-            show_default=False,
-            help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable.",
-        ),
+        _REPEATABLE,
+        Parameter(help="FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."),
     ] = ()
     set: Annotated[
         tuple[str, ...],
-        Parameter(
-            negative=(),
-            show_default=False,
-            help="FIELD=VALUE, the same in every row: currency=USD. Repeatable.",
-        ),
+        _REPEATABLE,
+        Parameter(help="FIELD=VALUE, the same in every row: currency=USD. Repeatable."),
     ] = ()
     ignore: Annotated[
         tuple[str, ...],
-        Parameter(negative=(), show_default=False, help="A column to pass over. Repeatable."),
+        _REPEATABLE,
+        Parameter(help="A column to pass over. Repeatable."),
     ] = ()
     delimiter: Annotated[
         str | None, Parameter(help="Between columns: , ; tab or another character. Default: found.")

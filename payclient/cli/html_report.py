@@ -6,8 +6,6 @@ again from the ledger, and sends nothing.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,7 @@ from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded
 from payclient.lifecycle import State
 from payclient.rows.replacing import replacing
+from payclient.web.pages import hash_of
 
 __all__: list[str] = []
 
@@ -110,14 +109,13 @@ class Page:
     def render(self, tally: Tally, *, total: int, code: int | None, now: float) -> str:
         """The page's text; `now` is UTC seconds since the epoch."""
         kind, ending = _ENDINGS.get(code, ("look", "Ended early"))
-        digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
         reload = f'<meta http-equiv="refresh" content="{RELOAD}">' if code is None else ""
         title = _text(self._title)
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="generator" content="payclient">'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; base-uri 'none'; "
-            f"form-action 'none'; style-src 'sha256-{digest}'\">"
+            f"form-action 'none'; style-src '{hash_of(STYLE)}'\">"
             f'<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta name="referrer" content="no-referrer"><meta name="robots" content="noindex">{reload}'
             f"<title>Charges: {title}</title><style>{STYLE}</style></head>\n<body>{patterns()}\n<main>\n"

@@ -20,7 +20,7 @@ from payclient.cli.ledger_opening import Identifier, newest, with_ledger
 from payclient.cli.ledger_resolve import resolve
 from payclient.cli.ledger_words import RESTS_ON, is_unresolved, local, move, refusal, utc, what, why
 from payclient.cli.lines import PAID_WORDS
-from payclient.cli.settings import Flag, LedgerUrl, Profile, profile_of
+from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import facts, simple_table
 from payclient.errors import ConfigurationError
 from payclient.ledger import Change, Ledger, open_ledger
@@ -115,7 +115,7 @@ def moved(
     *,
     ledger: LedgerUrl = None,
     base_url: Annotated[str, Parameter(help="The service's new address.")],
-    yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Say that the service is at another address from now on: the same one, with all that was charged there."""
     address = check_base_url(base_url)

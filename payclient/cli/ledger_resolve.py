@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.ledger_opening import Identifier, newest, with_ledger
 from payclient.cli.ledger_words import RESTS_ON, utc
-from payclient.cli.settings import Flag, LedgerUrl
+from payclient.cli.settings import LedgerUrl, Yes
 from payclient.errors import ConfigurationError
 from payclient.ledger import Ledger
 from payclient.lifecycle import (
@@ -55,7 +55,7 @@ def resolve(
     actor: Annotated[str, Parameter(help="Who decides; kept in the history.")],
     reason: Annotated[str, Parameter(help="Why, and by what proof; kept in the history.")],
     ledger: LedgerUrl = None,
-    yes: Annotated[bool, Flag, Parameter(help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence."""
     for option, value in (("--actor", actor), ("--reason", reason)):

@@ -78,6 +78,7 @@ Wait = Annotated[
     ),
 ]
 Flag = Parameter(negative=(), show_default=False)
+Yes = Annotated[bool, Flag, Parameter(help="Do not ask.")]
 
 
 @attrs.frozen(kw_only=True)

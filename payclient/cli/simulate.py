@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -88,7 +90,9 @@ def simulate(
             crowd = Answers.parse(answers, delay=(20.0, 0.6))
         if crowd is not None:
             crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
-        settings = _settings(profile, sale_window, form_window, confirm_window)
+        settings = settings_for(
+            profile, sale_window=sale_window, form_window=form_window, confirm_window=confirm_window
+        )
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if not 0 <= port <= 65535:
@@ -102,36 +106,27 @@ def simulate(
         faults=attrs.evolve(chosen.faults, seed=seed),
         control=True,
     )
-    return asyncio.run(_serve(simulator, ReadyFile(ready_file, token or ANY_TOKEN), is_open(host)))
+    return asyncio.run(_serve(simulator, host, ready_file, token or ANY_TOKEN))
 
 
-@attrs.frozen
-class ReadyFile:
-    """Tells another program where the service is, once it listens."""
-
-    path: Path | None
-    token: str = attrs.field(repr=False)
-
-    def write(self, url: str) -> None:
-        """Whole or not at all, and for this user alone: it holds the token."""
-        if self.path is None:
-            return
-        members = {"url": url, "token": self.token, "pid": os.getpid()}
-        with replacing(self.path, 0o600) as file:
-            file.write(json.dumps(members).encode())
-
-    def remove(self) -> None:
-        """Nobody listens any more."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+@contextmanager
+def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
+    """While this lasts, a file tells another program where the service is. It is its owner's: it holds the token."""
+    if path is None:
+        yield
+        return
+    try:
+        with replacing(path, 0o600) as file:
+            file.write(json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
+    except OSError as error:
+        raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
-def is_open(host: str) -> bool:
-    """Whether others than this machine may reach it."""
-    return not is_loopback(host)
-
-
-async def _serve(simulator: Simulator, ready: ReadyFile, others: bool) -> int:
+async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -143,18 +138,12 @@ async def _serve(simulator: Simulator, ready: ReadyFile, others: bool) -> int:
                 f"this simulates the service: no real money moves; play with it at {simulator.url}/ ; "
                 "Ctrl-C stops it"
             )
-            if others:
+            if not is_loopback(host):  # others than this machine may reach it
                 terminal.complain(
                     "--host: whoever reaches this address can answer for the customers and read the log"
                 )
-            try:
-                ready.write(simulator.url)
-            except OSError as error:
-                raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
-            try:
+            with _ready_file(ready_file, simulator.url, token):
                 await stopped.wait()
-            finally:
-                ready.remove()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     counts = simulator.counts
@@ -165,30 +154,23 @@ async def _serve(simulator: Simulator, ready: ReadyFile, others: bool) -> int:
     return 0
 
 
-def _settings(
-    profile: str | None, sale_window: float | None, form_window: float | None, confirm_window: float | None
-) -> Settings:
-    if profile != PAYPHONE_NAME:
-        if confirm_window is not None:
-            raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
-        return settings_of(profile_of(profile), sale_window=sale_window, form_window=form_window)
-    return attrs.evolve(
-        PAYPHONE,
-        sale_window=PAYPHONE.sale_window if sale_window is None else sale_window,
-        form_window=PAYPHONE.form_window if form_window is None else form_window,
-        confirm_window=PAYPHONE.confirm_window if confirm_window is None else confirm_window,
-    )
+def settings_for(profile: str | None, **windows: float | None) -> Settings:
+    """The simulated service of `--profile`, with what was told of its windows, in seconds."""
+    given: dict[str, Any] = {name: seconds for name, seconds in windows.items() if seconds is not None}
+    if profile == PAYPHONE_NAME:
+        return attrs.evolve(PAYPHONE, **given)
+    if "confirm_window" in given:
+        raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
+    return attrs.evolve(settings_of(profile_of(profile)), **given)
 
 
-def settings_of(
-    profile: ServiceProfile, *, sale_window: float | None = None, form_window: float | None = None
-) -> Settings:
+def settings_of(profile: ServiceProfile) -> Settings:
     """A simulated service that is what the profile says of it."""
     status = profile.status or (STATUS if profile is DOCUMENT else None)
     names = {state: word for word, state in (status.states if status else {}).items()}
     settings = Settings(
-        sale_window=profile.sale_window if sale_window is None else sale_window,
-        form_window=profile.form_window if form_window is None else form_window,
+        sale_window=profile.sale_window,
+        form_window=profile.form_window,
         nick_name_flag=profile.nick_name_flag,
         language_field=profile.language_field,
         wallet_link_field=profile.wallet_link_field or "payWithWallet",

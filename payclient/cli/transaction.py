@@ -11,7 +11,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.settings import BaseUrl, Flag, Profile, Whole, profile_of, session_settings
+from payclient.cli.settings import BaseUrl, Profile, Whole, Yes, profile_of, session_settings
 from payclient.cli.tables import facts
 from payclient.errors import ConfigurationError, RefusedError, TransportError
 from payclient.models import StatusReport
@@ -46,8 +46,6 @@ class Which:
 
 
 _NONE = Which()
-
-Yes = Annotated[bool, Flag, Parameter(help="Do not ask.")]
 
 
 def status(*, which: Which = _NONE, base_url: BaseUrl = None, profile: Profile = None) -> int:

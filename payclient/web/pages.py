@@ -74,8 +74,8 @@ def make_page(
 ) -> Page:
     """The page around `content`, which is HTML, as `head` is; `sources` are further directives of its policy."""
     policy = (
-        f"default-src 'none'; style-src '{_hash(_STYLE)}'; "
-        + (f"script-src '{_hash(script)}'; " if script else "")
+        f"default-src 'none'; style-src '{hash_of(_STYLE)}'; "
+        + (f"script-src '{hash_of(script)}'; " if script else "")
         + f"{sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     body = f"""<!DOCTYPE html>
@@ -126,5 +126,6 @@ def check_address(address: str, name: str) -> str:
     return address
 
 
-def _hash(text: str) -> str:
+def hash_of(text: str) -> str:
+    """A style or a script, as a Content-Security-Policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from payclient.errors import InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import ServiceProfile
-from payclient.rows import read_rows
 from payclient.rows.check import MAX_FAULTS, check_file
 from payclient.rows.formats import Format
 from payclient.rows.row import Row
 from payclient.spelling import to_service
+from reading_rows import read_rows
 
 HEADER = "phone_number,country_code,currency,amount_with_tax,tax,client_transaction_id"
 GOOD = "0991112223,593,USD,1000,150,order-1"
@@ -135,7 +135,7 @@ def test_a_nick_name_needs_no_phone(write: Write) -> None:
 def test_a_bad_header_is_one_clear_error(write: Write, content: str, said: str) -> None:
     """Nothing can be sent; a header that is a person's data is not repeated."""
     with pytest.raises(InvalidRequestError, match=said) as caught:
-        rows_of(write(content))
+        check_file(write(content))
     assert "0991112223" not in str(caught.value)
 
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.rows import read_rows
 from payclient.rows.check import check_file
 from payclient.rows.decimals import AMBIGUOUS, cents_of, mark_of
 from payclient.rows.faults import kind_of
 from payclient.rows.formats import Format
 from payclient.rows.index import Index
 from payclient.rows.left_out import write_left_out
+from reading_rows import read_rows
 
 SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
 SPANISH = {

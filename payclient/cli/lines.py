@@ -9,12 +9,10 @@ from typing import Any
 
 import attrs
 
-from payclient.batch import ChargeResult
 from payclient.errors import PayError, RefusedError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.outcomes import Outcome
-from payclient.pending import PendingSale
 
 __all__: list[str] = []
 
@@ -105,16 +103,6 @@ def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | No
     if error is not None:
         return attrs.evolve(line, message=str(error) if isinstance(error, PayError) else type(error).__name__)
     return line
-
-
-def line_of_result(request: SaleRequest, result: ChargeResult) -> Line:
-    """The line of what `charge_all` gave."""
-    return line_of(request, result.outcome, result.error)
-
-
-def line_of_open(request: SaleRequest, pending: PendingSale | None) -> Line:
-    """The line of a row that this run did not finish."""
-    return line_of(request, None if pending is None else pending.outcome)
 
 
 class Tally:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.html_report import RELOAD, Page
-from payclient.cli.lines import Line, Tally, iso, line_of_open, line_of_result
+from payclient.cli.lines import Line, Tally, iso, line_of
 from payclient.cli.progress import Look, progress_of
 from payclient.cli.report import Report
 from payclient.cli.settings import Service
@@ -114,7 +114,7 @@ class Run:
                     results.stop("interrupted")
                 async for result in results:
                     request = self._under_way.pop(result.request_key)
-                    self._tell(line_of_result(request, result))
+                    self._tell(line_of(request, result.outcome, result.error))
                 self._stopped = results.stopped is not None
         except PayError as error:
             self._fail(str(error))
@@ -131,7 +131,8 @@ class Run:
             while chunk := list(itertools.islice(left, CHUNK)):
                 known = await tracker.find_many([request.client_transaction_id for request in chunk])
                 for request in chunk:
-                    self._tell(line_of_open(request, known.get(request.client_transaction_id)))
+                    pending = known.get(request.client_transaction_id)
+                    self._tell(line_of(request, None if pending is None else pending.outcome))
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
 

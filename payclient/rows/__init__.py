@@ -6,7 +6,6 @@ rounded or guessed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from payclient.rows.faults import CellError
 from payclient.rows.formats import AMOUNTS, Format
 from payclient.rows.jsonl_rows import JsonlRows
 from payclient.rows.lines import Lines, Sniffed, sniff
-from payclient.rows.row import Row
 
 __all__: list[str] = []
 
@@ -95,18 +93,3 @@ def _constants(form: Format, cells: Cells) -> dict[str, object]:
         except CellError as error:
             raise ConfigurationError(f"--set {field}: {error}") from None
     return values
-
-
-def read_rows(path: str | os.PathLike[str], form: Format | None = None) -> Iterator[Row]:
-    """Read the rows of a file, one at a time; each is judged by itself.
-
-    `InvalidRequestError`: the file cannot be read, is empty, or its header is at fault.
-    """
-    path = Path(path)
-    found = False
-    with open_rows(path, form if form is not None else Format()) as (rows, _):
-        for row in rows:
-            found = True
-            yield row
-    if not found:
-        raise InvalidRequestError(f"{path.name}: has no rows")

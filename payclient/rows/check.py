@@ -18,7 +18,7 @@ from payclient.rows.checked import CheckedRows, FileCheck
 from payclient.rows.csv_rows import CsvRows
 from payclient.rows.decimals import AMBIGUOUS, MARKS, mark_of
 from payclient.rows.faults import Fault, faults_of
-from payclient.rows.formats import Format
+from payclient.rows.formats import KEY, Format
 from payclient.rows.index import Index, Place
 from payclient.rows.jsonl_rows import JsonlRows
 from payclient.rows.row import Row
@@ -77,8 +77,8 @@ class _Pass:
                 self._take(row, reader)
             fatal = self._mixed_marks(reader)
             description = _describe(reader, seen.encoding.name)
-            key = _key_name(reader, self._form)
-            phone = _phone_name(reader)
+            key = reader.spelled.get(KEY, self._form.key_column)
+            phone = reader.spelled.get("phone_number", "phone_number")
         if rows == 0:
             raise InvalidRequestError(f"{self._path.name}: has no rows")
         self._condemn(self._repeated(key))
@@ -181,14 +181,6 @@ class _Pass:
             f"{self._path.name}: some amounts have a decimal {MARKS[mark]} and others a decimal {MARKS[other]}: "
             f"give --decimal-mark {mark} or --decimal-mark {other}"
         )
-
-
-def _key_name(reader: CsvRows | JsonlRows, form: Format) -> str:
-    return reader.spelled.get("client_transaction_id", form.key_column)
-
-
-def _phone_name(reader: CsvRows | JsonlRows) -> str:
-    return reader.spelled.get("phone_number", "phone_number")
 
 
 def _describe(reader: CsvRows | JsonlRows, encoding: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from payclient.cli import main
-from payclient.cli.lines import Line
 from payclient.cli.report import Report
+from payclient.cli.report_lines import Line
 from payclient.cli.spreadsheet import defuse
 from payclient.errors import ConfigurationError
 

@@ -19,7 +19,7 @@ from payclient.access import environment_digest
 from payclient.cli import main, terminal
 from payclient.cli.ledger_export import COLUMNS
 from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
-from payclient.cli.lines import PAID_WORDS
+from payclient.cli.report_lines import PAID_WORDS
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Conflicted, Created, Evidence, Expired, Lost, Notified, Record, Refused, State
 from test_ledger import NOW, brought, fresh

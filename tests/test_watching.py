@@ -17,8 +17,8 @@ from rich.console import Console
 
 from payclient.cli import main, terminal
 from payclient.cli.html_report import LISTED, Page
-from payclient.cli.lines import NEVER_SENT, Line, Tally
 from payclient.cli.progress import JsonProgress, PlainProgress, Progress, progress_of
+from payclient.cli.report_lines import NEVER_SENT, Line, Tally
 from payclient.cli.tables import run_picture
 from payclient.cli.unfinished import Limits, Unfinished, Workload, unfinished
 from payclient.errors import ConfigurationError

@@ -1,4 +1,8 @@
-"""The command `payclient`. Read `app`, `charge`, `running`, in this order."""
+"""The command `payclient`: `app` names the module of each command, which mostly is that of its own name.
+
+Of a run over rows read `charge`, `plan`, `running`, `report_lines`, `report`, `progress`, `unfinished`, `tables`, then
+the page for people: `html_report`, `html_times`.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from payclient.amounts import split_tax
 from payclient.cli import terminal
 from payclient.cli.charge import charge_file
 from payclient.cli.html_report import Page
-from payclient.cli.lines import Tally
 from payclient.cli.report import Report
+from payclient.cli.report_lines import Tally
 from payclient.cli.settings import Service
 from payclient.cli.simulate import settings_of
 from payclient.cli.tables import comparison_table

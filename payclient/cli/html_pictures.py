@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from payclient.cli.lines import LABELS, NEVER_SENT
+from payclient.cli.report_lines import LABELS, NEVER_SENT
 from payclient.lifecycle import State
 
 __all__: list[str] = []

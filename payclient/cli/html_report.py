@@ -15,7 +15,7 @@ from pathlib import Path
 from payclient.cli.html_pictures import patterns, share_bar, swatch
 from payclient.cli.html_style import STYLE
 from payclient.cli.html_times import AnswerTimes
-from payclient.cli.lines import LABELS, NEVER_SENT, Line, Tally, paid_word
+from payclient.cli.report_lines import LABELS, NEVER_SENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded

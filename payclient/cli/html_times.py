@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from payclient.cli.html_pictures import histogram, swatch
-from payclient.cli.lines import Line, Tally
+from payclient.cli.report_lines import Line, Tally
 from payclient.lifecycle import State
 
 __all__: list[str] = []

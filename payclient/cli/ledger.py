@@ -19,7 +19,7 @@ from payclient.cli.ledger_export import new_file, write_attempts
 from payclient.cli.ledger_opening import Identifier, newest, with_ledger
 from payclient.cli.ledger_resolve import resolve
 from payclient.cli.ledger_words import RESTS_ON, is_unresolved, local, move, refusal, utc, what, why
-from payclient.cli.lines import PAID_WORDS
+from payclient.cli.report_lines import PAID_WORDS
 from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import facts, simple_table
 from payclient.errors import ConfigurationError

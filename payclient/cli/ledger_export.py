@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from payclient.cli.lines import iso
+from payclient.cli.report_lines import iso
 from payclient.cli.spreadsheet import csv_line, json_line
 from payclient.errors import ConfigurationError
 from payclient.ledger import Ledger

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from payclient.batch import Charges
 from payclient.cli import terminal
-from payclient.cli.lines import Line, Tally, iso
+from payclient.cli.report_lines import Line, Tally, iso
 from payclient.cli.tables import outcome_table, run_picture
 from payclient.cli.unfinished import Unfinished, Workload, unfinished
 from payclient.tracker import Tracker

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from payclient.cli.lines import Line
+from payclient.cli.report_lines import Line
 from payclient.cli.spreadsheet import csv_line, json_line
 from payclient.errors import ConfigurationError
 from payclient.rows.replacing import replacing

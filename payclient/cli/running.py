@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.html_report import RELOAD, Page
-from payclient.cli.lines import Line, Tally, iso, line_of
 from payclient.cli.progress import Look, progress_of
 from payclient.cli.report import Report
+from payclient.cli.report_lines import Line, Tally, iso, line_of
 from payclient.cli.settings import Service
 from payclient.cli.unfinished import Workload
 from payclient.errors import PayError

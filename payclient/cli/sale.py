@@ -9,7 +9,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.lines import PAID_WORDS, Line
+from payclient.cli.report_lines import PAID_WORDS, Line
 from payclient.cli.running import Run
 from payclient.cli.settings import (
     NO_AMOUNTS,

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from payclient.cli.lines import LABELS, NEVER_SENT, Tally, paid_word
+from payclient.cli.report_lines import LABELS, NEVER_SENT, Tally, paid_word
 from payclient.cli.terminal import at, duration, money
 from payclient.cli.unfinished import Unfinished
 from payclient.lifecycle import State

@@ -13,10 +13,10 @@ from .limits import QueryLimit
 from .messages import english, wants_english
 from .reading import read_body
 from .refusals import Refusal, refusal
+from .routing import any_case, id_in_path, json_response
 from .rules import PREPARE_FIELDS, SALE_FIELDS
 from .service import Service
 from .status import status_of
-from .web_values import any_case, id_in_path, json_response
 
 __all__ = ["Api"]
 

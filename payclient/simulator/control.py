@@ -7,8 +7,8 @@ import attrs
 from aiohttp import web
 
 from .forms import Form, Forms
+from .routing import id_in_path, json_response
 from .service import Sale, Service
-from .web_values import id_in_path, json_response
 
 __all__ = ["Control"]
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from .web_values import json_response
+from .routing import json_response
 
 __all__ = ["guard", "is_loopback"]
 

@@ -13,9 +13,9 @@ from .faults import FaultPlan
 from .forms import METHODS, Form, Forms
 from .journal import Journal
 from .refusals import Refusal
+from .routing import json_response
 from .service import Sale, Service
 from .settings import Settings
-from .web_values import json_response
 
 __all__ = ["Phone"]
 

@@ -7,8 +7,8 @@ from aiohttp import web
 from .addresses import host_of, with_query
 from .forms import METHODS, Form, Forms, Method
 from .pages import ASKED, STYLE_HASH, denied_page, form_page, missing, notice_page
+from .routing import any_case
 from .settings import Settings
-from .web_values import any_case
 
 __all__ = ["WHY", "Site"]
 

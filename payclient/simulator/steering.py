@@ -13,9 +13,9 @@ from .clock import Clock
 from .faults import KINDS, Fault, FaultPlan
 from .forms import METHODS, Method
 from .journal import Journal
+from .routing import id_in_path, json_response
 from .scenarios import SCENARIOS
 from .traffic import ASIDE_PATH
-from .web_values import id_in_path, json_response
 
 __all__ = ["Steered", "Steering"]
 

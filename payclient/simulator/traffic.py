@@ -14,8 +14,8 @@ from .clock import Clock, sleep
 from .faults import Fault, FaultPlan
 from .journal import Journal
 from .refusals import FieldFault, Refusal, refusal, validation_refusal
+from .routing import json_response
 from .site import WHY
-from .web_values import json_response
 
 __all__ = ["ASIDE_PATH", "Traffic", "is_of"]
 

@@ -1,4 +1,4 @@
-"""What the routes have in common."""
+"""What the routes have in common: paths, and answers in JSON."""
 
 import itertools
 import re

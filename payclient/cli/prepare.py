@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 from rich.markup import escape
-from rich.table import Table
 
 from payclient.cli import terminal
 from payclient.cli.settings import NO_AMOUNTS, AmountOptions, BaseUrl, LedgerUrl, Profile, Service, service_of
+from payclient.cli.tables import facts
 from payclient.encoding import Encoder
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
@@ -68,14 +68,14 @@ async def _prepare(where: Service, request: PrepareRequest) -> tuple[PaymentForm
 
 
 def _show(form: PaymentForm, now: float) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("payment id", escape(form.payment_id))
-    for name, link in form.links.items():
-        left = max(link.expires_at - now, 0.0)
-        # Whole on one line, so that it can be copied.
-        table.add_row(escape(name), f"{left / 60:.0f} minutes left")
-    terminal.out().print(table)
+    left = {name: max(link.expires_at - now, 0.0) / 60 for name, link in form.links.items()}
+    rows = {
+        "payment id": form.payment_id,
+        **{name: f"{each:.0f} minutes left" for name, each in left.items()},
+    }
+    terminal.out().print(facts(rows))
     for link in form.links.values():
+        # Whole on one line, so that it can be copied.
         terminal.out().print(escape(link.url), soft_wrap=True, highlight=False)
     terminal.say(
         "send the customer there from a page of your registered domain, under Referrer-Policy: origin"

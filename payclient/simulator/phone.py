@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.resources import files
 from itertools import count
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 from aiohttp import web
@@ -15,7 +15,6 @@ from .journal import Journal
 from .refusals import Refusal
 from .routing import json_response
 from .service import Sale, Service
-from .settings import Settings
 
 __all__ = ["Phone"]
 
@@ -37,19 +36,14 @@ _SAMPLES: Final = (
 )
 
 
-class Phoned(Protocol):
-    """Whose pushes the phone shows: the `Simulator`."""
-
-    clock: Clock
-    faults: FaultPlan
-    settings: Settings
-
-
 class Phone:
     """The page's routes. They show payment ids, as links, so they are part of the control routes."""
 
-    def __init__(self, simulator: Phoned, service: Service, forms: Forms, journal: Journal) -> None:
-        self._simulator = simulator
+    def __init__(
+        self, service: Service, forms: Forms, faults: FaultPlan, clock: Clock, journal: Journal
+    ) -> None:
+        self._faults = faults
+        self._clock = clock
         self._service = service
         self._forms = forms
         self._journal = journal
@@ -74,15 +68,15 @@ class Phone:
         decided = [sale for sale in sales if sale.how is not None]
         return json_response(
             {
-                "time": self._simulator.clock.time(),
-                "sale_window": self._simulator.settings.sale_window,
+                "time": self._clock.time(),
+                "sale_window": self._service.settings.sale_window,
                 "pushes": [self._push(sale) for sale in pending[-_SHOWN:][::-1]],
                 "more_pushes": max(0, len(pending) - _SHOWN),
                 "decided": [self._push(sale) for sale in decided[-_SHOWN:][::-1]],
                 "forms": [self._form(form) for form in list(self._forms.forms.values())[-_SHOWN:][::-1]],
                 "counts": attrs.asdict(self._service.counts),
                 "duplicates": self._service.duplicates,
-                "faults": dict(self._simulator.faults.done),
+                "faults": dict(self._faults.done),
             }
         )
 
@@ -105,7 +99,7 @@ class Phone:
         )
 
     def _push(self, sale: Sale) -> dict[str, object]:
-        window = self._simulator.settings.sale_window
+        window = self._service.settings.sale_window
         return {
             "transaction_id": sale.transaction_id,
             "client_transaction_id": sale.client_transaction_id,
@@ -113,7 +107,7 @@ class Phone:
             "amount": sale.amount,
             "currency": sale.currency,
             "customer": f"…{sale.customer[-3:]}",
-            "expires_in": max(0.0, sale.created_at + window - self._simulator.clock.time()),
+            "expires_in": max(0.0, sale.created_at + window - self._clock.time()),
             "ignored": sale.ignored,
             "how": sale.how,
             "state": sale.state,

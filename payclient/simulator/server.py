@@ -286,5 +286,7 @@ class Simulator:
         if self._control:
             Control(self._service, self._forms, self._answer).add_routes(application.router)
             Steering(self, self._journal, self._restart_soon).add_routes(application.router)
-            Phone(self, self._service, self._forms, self._journal).add_routes(application.router)
+            Phone(self._service, self._forms, self.faults, self.clock, self._journal).add_routes(
+                application.router
+            )
         return application

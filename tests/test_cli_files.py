@@ -102,6 +102,18 @@ def test_a_dry_run_shows_all_that_is_known(
     assert main(arguments) == 0
 
 
+def test_a_plan_says_where_it_goes_also_by_the_profile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset has the address of the real service."""
+    monkeypatch.delenv("PAYCLIENT_BASE_URL", raising=False)
+    profile = tmp_path / "shop.toml"
+    profile.write_text('name = "shop"\nbase_url = "https://pay.example"\n', encoding="utf-8")
+    file = write_csv(tmp_path / "charges.csv", rows_of("where", 2))
+    assert main(["charge", str(file), "--dry-run", "--profile", str(profile)]) == 0
+    assert "to https://pay.example as shop" in " ".join(capfd.readouterr().out.split())
+
+
 def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Exit 2 as the real run would, unless they are left out."""
     assert main(["charge", str(sample), "--dry-run", *SPANISH]) == 2

@@ -118,7 +118,7 @@ def charge(
                 known=known,
                 limits=limits,
                 profile=known_profile,
-                base_url=base_url,
+                base_url=base_url or known_profile.base_url,
                 ledger=ledger,
                 left_out=skip_bad,
             )

@@ -56,6 +56,13 @@ _NEEDS: dict[str, tuple[str, str]] = {
     ),
 }
 
+#: Columns that not every row fills: head, attributes of a cell, and which member of a line.
+_COLUMNS = (
+    ("Transaction id", 'data-name="transaction "', "transaction_id"),
+    ("Code", 'data-name="code "', "error_code"),
+    ("What was said", 'class="said"', "message"),
+)
+
 _ENDINGS = {
     None: ("running", "Still running"),
     0: ("good", "Finished: everybody paid"),
@@ -201,40 +208,28 @@ class Page:
 
 def _table(rows: Sequence[Line]) -> str:
     """The rows, with the columns that some of them fill."""
-    numbered = any(row.transaction_id is not None for row in rows)
-    coded, said = any(row.error_code is not None for row in rows), any(row.message for row in rows)
-    heads = ['<th scope="col">Client transaction id</th><th scope="col" class="number">Amount</th>']
-    if numbered:
-        heads.append('<th scope="col">Transaction id</th>')
-    if coded:
-        heads.append('<th scope="col">Code</th>')
-    if said:
-        heads.append('<th scope="col">What was said</th>')
-    lines = []
-    for row in rows:
-        cells = [
-            f'<th scope="row">{_text(row.client_transaction_id)}</th>'
-            f'<td class="number">{_text(money(row.amount, row.currency))}</td>'
-        ]
-        if numbered:
-            cells.append(f'<td data-name="transaction ">{_or_none(row.transaction_id)}</td>')
-        if coded:
-            cells.append(f'<td data-name="code ">{_or_none(row.error_code)}</td>')
-        if said:
-            cells.append(f'<td class="said">{_text(row.message)}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+    columns = [
+        (head, attributes, values)
+        for head, attributes, name in _COLUMNS
+        if any(values := ["" if (value := getattr(row, name)) is None else str(value) for row in rows])
+    ]
+    heads = "".join(f'<th scope="col">{head}</th>' for head, _, _ in columns)
+    lines = "".join(
+        f'<tr><th scope="row">{_text(row.client_transaction_id)}</th>'
+        f'<td class="number">{_text(money(row.amount, row.currency))}</td>'
+        + "".join(f"<td {attributes}>{_text(values[number])}</td>" for _, attributes, values in columns)
+        + "</tr>"
+        for number, row in enumerate(rows)
+    )
     return (
-        f'<table class="rows"><thead><tr>{"".join(heads)}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        '<table class="rows"><thead><tr><th scope="col">Client transaction id</th>'
+        f'<th scope="col" class="number">Amount</th>{heads}</tr></thead><tbody>{lines}</tbody></table>'
     )
 
 
 def _text(text: str) -> str:
     """Text that others wrote: no markup, nothing that turns the line around, and room to break."""
     return escape(bounded(text)).replace("&#x27;", "&#39;")
-
-
-def _or_none(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def _sums(totals: Mapping[str, int], between: str = "<br>") -> str:

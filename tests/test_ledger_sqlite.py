@@ -20,9 +20,13 @@ import attrs
 import pytest
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
-from payclient.ledger import files, schema
-from payclient.ledger.files import filesystem_of
+from payclient.ledger import Change, Ledger
+from payclient.ledger import sqlite_files as files
+from payclient.ledger import sqlite_schema as schema
+from payclient.ledger.columns import permit_row
+from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
+from payclient.ledger.sqlite_files import filesystem_of
 from payclient.lifecycle import (
     TRANSITIONS,
     Created,
@@ -32,11 +36,13 @@ from payclient.lifecycle import (
     FoundCancelled,
     Lost,
     Notified,
+    NotSent,
     Record,
     Refused,
     State,
 )
 
+V3 = Path(__file__).parent / "samples" / "ledger_v3.sql"
 NOW = 1_700_000_000.0
 CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 PATHS: dict[State, tuple[Event, ...]] = {
@@ -149,9 +155,11 @@ async def test_a_symbolic_link(path: Path) -> None:
 async def test_no_personal_data(path: Path) -> None:
     """Nothing is kept but what a record and a change hold."""
     await filled(path)
-    columns = {name for (name,) in raw(path, "SELECT name FROM pragma_table_info('attempts')")}
-    beside = {"seq", "event", "event_evidence", "event_at", "event_detail"}
-    assert columns - beside == {field.name for field in attrs.fields(Record)}
+    tables = "SELECT c.name FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.name = ?"
+    columns = {name for table in ("attempts", "changes") for (name,) in raw(path, tables, table)}
+    known = {field.name for each in (Record, Change) for field in attrs.fields(each)}
+    assert columns - known == {"id", "attempt_id", "state_evidence"}
+    assert {name for (name,) in raw(path, tables, "undecided")} == {"attempt_id"}
 
 
 async def test_memory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +181,7 @@ def _newer(path: Path) -> None:
 
 def _stripped(path: Path) -> None:
     asyncio.run(filled(path))
-    raw(path, "DROP TRIGGER attempts_move")
+    raw(path, "DROP TRIGGER changes_insert")
 
 
 def _keyless(path: Path) -> None:
@@ -400,7 +408,7 @@ def test_the_loop_closes_before_the_answer(path: Path) -> None:
     with pytest.raises(UsageError, match="another event loop"):
         asyncio.run(ledgers[0].get("order-1"))
     asyncio.run(ledgers[0].aclose())
-    assert raw(path, "SELECT state FROM attempts") == [("sending",)]
+    assert raw(path, "SELECT state FROM records") == [("sending",)]
 
 
 def test_after_a_fork(path: Path) -> None:
@@ -436,7 +444,7 @@ def test_after_a_fork(path: Path) -> None:
         path,
     )
     assert said == "refused\n"
-    assert raw(path, "SELECT client_transaction_id FROM attempts ORDER BY seq") == [("a",), ("c",)]
+    assert raw(path, "SELECT client_transaction_id FROM attempts ORDER BY id") == [("a",), ("c",)]
 
 
 async def test_a_cancelled_open(path: Path) -> None:
@@ -460,115 +468,235 @@ async def test_a_cancelled_open(path: Path) -> None:
 def test_the_schema_has_a_version() -> None:
     """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old files, and then changes this."""
     digest = hashlib.sha256("\n".join(schema.SCHEMA).encode()).hexdigest()
-    assert (schema.VERSION, digest[:16]) == (3, "a0ef59c7038b151d")
+    assert (schema.VERSION, digest[:16]) == (4, "b1e6bbd8d7b00cee")
 
 
-async def test_an_older_file_is_converted(path: Path) -> None:
-    """A file of version 1 keeps its records and history, and gets the guards of today."""
-    await filled(path, State.PENDING)
-    before = raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")
+async def _write_what_version_3_wrote(ledger: Ledger) -> None:
+    """What `samples/ledger_v3.sql` holds."""
+
+    async def attempt(
+        client_transaction_id: str, *events: Event, attempt: int = 1, kind: str = "sale"
+    ) -> None:
+        record = attrs.evolve(
+            fresh(client_transaction_id, attempt),
+            kind=kind,
+            digest=b"d" * 16,
+            created_at=NOW + attempt,
+            expires_at=None if kind == "sale" else NOW + 900,
+        )
+        assert await ledger.permit(record)
+        for event in events:
+            record = await ledger.apply(record, event)
+
+    def created(transaction_id: int) -> Created:
+        return Created(at=NOW + 2, transaction_id=transaction_id, expires_at=NOW + 300)
+
+    busy = Refused(
+        at=NOW + 2, error_type="CustomerBusyError", error_code=2061, messages=("Ya tiene", 'a "b" \u00e9')
+    )
+    await attempt("sending")
+    await attempt("pending", created(1))
+    await attempt(
+        "noted",
+        Notified(at=NOW + 1, transaction_id=2),
+        created(2),
+        Notified(at=NOW + 9, transaction_id=2),
+    )
+    await attempt(
+        "corrected",
+        created(3),
+        Expired(at=NOW + 300),
+        FoundCancelled(at=NOW + 301),
+        FoundAccepted(at=NOW + 400),
+        Notified(at=NOW + 500, transaction_id=3),
+    )
+    await attempt("again", busy)
+    await attempt("form", Lost(at=NOW + 3, expires_at=NOW + 900), kind="form")
+    await attempt("again", NotSent(at=NOW + 4), attempt=2)
+    await attempt("again", created(5), FoundAccepted(at=NOW + 50), attempt=3)
+
+
+async def _all_of(ledger: Ledger) -> list[object]:
+    records = [record async for record in ledger.records()]
+    return [
+        records,
+        [record async for record in ledger.unfinished()],
+        await ledger.changes(),
+        [await ledger.history(record.client_transaction_id) for record in records],
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+async def test_an_older_file_is_converted(path: Path, version: int) -> None:
+    """A file of version 3 keeps its records, history and cursors, and gets the guards of today."""
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("DROP INDEX attempts_open")
+    connection.executescript(V3.read_text(encoding="utf-8"))
     connection.execute("CREATE INDEX attempts_old ON attempts (amount)")
-    connection.execute("DROP TRIGGER attempts_move")
-    connection.execute("CREATE TRIGGER attempts_move BEFORE UPDATE ON attempts BEGIN SELECT 1; END")
-    connection.execute("DROP TABLE environment")
-    connection.execute("PRAGMA user_version = 1")
+    if version == 1:
+        connection.execute("DROP TABLE environment")
+    connection.execute(f"PRAGMA user_version = {version}")
+    ((key,),) = connection.execute("SELECT digest_key FROM meta").fetchall()
     connection.close()
+
     ledger = await SqliteLedger.open(str(path))
+    assert ledger.digest_key == key
+    expected = MemoryLedger()
+    await _write_what_version_3_wrote(expected)
+    assert await _all_of(ledger) == await _all_of(expected)
+    assert await ledger.environment(b"mine") == (b"mine" if version == 1 else b"e" * 32)
+    assert await ledger.permit(fresh("pending", attempt=2)) is False
+    assert await ledger.permit(fresh("later"))
     await ledger.aclose()
-    assert (raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")) == before
+
+    fresh_path = path.with_name("fresh.db")
+    await filled(fresh_path)
+    names = "SELECT type, name, sql FROM sqlite_schema ORDER BY name"
+    assert raw(path, names) == raw(fresh_path, names)
     assert raw(path, "PRAGMA user_version") == [(schema.VERSION,)]
     assert raw(path, "SELECT schema_version FROM meta") == [(schema.VERSION,)]
-    indexes = "SELECT name FROM sqlite_schema WHERE name IN ('attempts_old', 'attempts_open')"
-    assert raw(path, indexes) == [("attempts_open",)]
-    with pytest.raises(sqlite3.IntegrityError, match="illegal move"):
-        raw(path, "UPDATE attempts SET state = 'sending', version = version + 1")
+    with pytest.raises(sqlite3.IntegrityError, match="what is written stays"):
+        raw(path, "UPDATE changes SET after = 'accepted'")
+
+
+#: The next change, by hand: what version, and what it becomes.
+ADD_CHANGE = """
+    {verb} INTO changes (cursor, attempt_id, version, at, event, evidence, after, state_evidence, decided_at)
+    SELECT {cursor}, id, version + {step}, 9.0, 'Made', 'operator', ?, 'operator',
+        CASE WHEN ? IN ('accepted', 'cancelled', 'refused') THEN 9.0 END
+    FROM records"""
+
+
+def add_change(path: Path, after: str, *, verb: str = "INSERT", cursor: str = "100", step: int = 1) -> None:
+    raw(path, ADD_CHANGE.format(verb=verb, cursor=cursor, step=step), after, after)
 
 
 @pytest.mark.parametrize("before", State)
 async def test_illegal_moves(path: Path, before: State) -> None:
     """The database takes a move exactly where the lifecycle has one."""
-    await filled(path, before)
     for after in State:
+        path.unlink(missing_ok=True)
+        await filled(path, before)
         try:
-            connection = sqlite3.connect(path, isolation_level=None)
-            connection.execute("BEGIN")
-            connection.execute("UPDATE attempts SET state = ?, version = version + 1", (after.value,))
+            add_change(path, after.value)
             taken = True
         except sqlite3.IntegrityError:
             taken = False
-        finally:
-            connection.close()
         assert taken is ((before, after) in LEGAL), after
+        assert raw(path, "SELECT state FROM records") == [(after.value if taken else before.value,)]
+
+
+@pytest.mark.parametrize("verb", ["INSERT", "REPLACE"])
+@pytest.mark.parametrize(
+    ("after", "cursor", "step"),
+    [
+        ("paid", "100", 1),
+        ("accepted", "100", 0),  # the newest change once more
+        ("accepted", "100", 2),
+        ("accepted", "(SELECT max(cursor) FROM changes)", 1),
+        ("accepted", "1", 1),
+    ],
+)
+async def test_a_change_is_the_next_one(path: Path, verb: str, after: str, cursor: str, step: int) -> None:
+    """No other comes in, nor does it take another's place."""
+    await filled(path)
+    before = raw(path, "SELECT * FROM changes")
+    with pytest.raises(sqlite3.IntegrityError):
+        add_change(path, after, verb=verb, cursor=cursor, step=step)
+    assert raw(path, "SELECT * FROM changes") == before
+
+
+async def test_a_change_needs_its_attempt(path: Path) -> None:
+    """One that is written before its permit would decide it."""
+    await filled(path)
+    with pytest.raises(sqlite3.IntegrityError, match="illegal move"):
+        raw(
+            path,
+            "INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, after, state_evidence)"
+            " VALUES (100, 101, 1, 9.0, 'Made', 'operator', 'pending', 'operator')",
+        )
 
 
 @pytest.mark.parametrize(
     "sql",
     [
-        "UPDATE attempts SET state = 'pending'",
-        "UPDATE attempts SET version = version + 2",
-        "UPDATE attempts SET client_transaction_id = 'other', version = version + 1",
-        "UPDATE attempts SET attempt = 2, version = version + 1",
-        "UPDATE attempts SET digest = x'00', version = version + 1",
-        "UPDATE attempts SET amount = 1, version = version + 1",
-        "UPDATE attempts SET state = 'paid', version = version + 1",
-        "UPDATE attempts SET transaction_id = 'seven', version = version + 1",
+        "UPDATE attempts SET client_transaction_id = 'other'",
+        "UPDATE attempts SET attempt = 2",
+        "UPDATE attempts SET digest = x'00'",
+        "UPDATE attempts SET amount = 1",
         "DELETE FROM attempts",
         "UPDATE changes SET after = 'accepted'",
+        "UPDATE changes SET transaction_id = 8",
         "DELETE FROM changes",
-        "REPLACE INTO changes SELECT cursor, client_transaction_id, attempt, at, event, before, 'accepted',"
-        " evidence, detail FROM changes",
+        "REPLACE INTO attempts SELECT id, 'other', 1, kind, digest, lane, amount, currency, 1.0, NULL FROM attempts",
+        "DELETE FROM undecided",
+        "UPDATE undecided SET attempt_id = 7",
     ],
 )
 async def test_what_is_written_stays(path: Path, sql: str) -> None:
-    """No statement can alter what an attempt is, or the history."""
+    """No statement can alter what an attempt is, its history, or that it is open."""
     await filled(path)
-    before = raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")
+    tables = [f"SELECT * FROM {table}" for table in ("attempts", "changes", "undecided")]  # noqa: S608
+    before = [raw(path, table) for table in tables]
     with pytest.raises(sqlite3.IntegrityError):
         raw(path, sql)
-    assert (raw(path, "SELECT * FROM attempts"), raw(path, "SELECT * FROM changes")) == before
+    assert [raw(path, table) for table in tables] == before
 
 
 @pytest.mark.parametrize("verb", ["INSERT", "REPLACE"])
 @pytest.mark.parametrize(
-    ("state", "attempt", "inserted", "granted"),
+    ("state", "attempt", "granted"),
     [
-        (State.PENDING, 1, "sending", False),
-        (State.PENDING, 2, "sending", False),
-        (State.ACCEPTED, 1, "sending", False),
-        (State.REFUSED, 1, "sending", False),
-        (State.REFUSED, 3, "sending", False),
-        (State.REFUSED, 0, "sending", False),
-        (State.REFUSED, 2, "pending", False),
-        (State.REFUSED, 2, "sending", True),
+        (State.PENDING, 1, False),
+        (State.PENDING, 2, False),
+        (State.ACCEPTED, 1, False),
+        (State.ACCEPTED, 2, False),
+        (State.REFUSED, 1, False),
+        (State.REFUSED, 3, False),
+        (State.REFUSED, 0, False),
+        (State.REFUSED, 2, True),
     ],
 )
 async def test_the_database_grants_permits(
-    path: Path, verb: str, state: State, attempt: int, inserted: str, granted: bool
+    path: Path, verb: str, state: State, attempt: int, granted: bool
 ) -> None:
-    """The next attempt after a refused one, as SENDING, and no other."""
+    """The next attempt after a refused one, and no other."""
     await filled(path, state)
-    columns = "client_transaction_id, kind, digest, lane, amount, currency, created_at, evidence, version"
     sql = f"""
-        {verb} INTO attempts ({columns}, attempt, state, event, event_evidence, event_at)
-        SELECT client_transaction_id, kind, digest, lane, amount, currency, created_at, 'permit', 0, ?, ?,
-            'Permitted', 'permit', 1.0
+        {verb} INTO attempts
+        SELECT 100, client_transaction_id, ?, kind, digest, lane, amount, currency, created_at, expires_at
         FROM attempts"""  # noqa: S608
     if granted:
-        raw(path, sql, attempt, inserted)
+        raw(path, sql, attempt)
     else:
         with pytest.raises(sqlite3.IntegrityError):
-            raw(path, sql, attempt, inserted)
+            raw(path, sql, attempt)
     assert raw(path, "SELECT count(*) FROM attempts") == [(1 + granted,)]
 
 
-async def test_the_index_alone_refuses_a_second_open_attempt(path: Path) -> None:
-    """Without its trigger the database still has the unique index."""
+async def test_the_key_alone_refuses_a_second_permit(path: Path) -> None:
+    """Without its trigger the database still has the unique key."""
     await filled(path)
     raw(path, "DROP TRIGGER attempts_insert")
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        raw(path, schema.insert_attempts(1), *schema.permit_row(fresh(attempt=2)))
+        raw(path, schema.insert_attempts(1), 100, *permit_row(fresh()))
+
+
+async def test_reading_goes_by_keys(path: Path) -> None:
+    """However long the ledger, no reader looks at all of it, and the feed and the pages sort nothing."""
+    await filled(path)
+    tables = {"attempts", "changes"}
+    for sql, values, sorts in (
+        (schema.SELECT_ATTEMPT, ("a", 1), False),
+        (schema.SELECT_UNFINISHED, (), True),
+        (schema.SELECT_RECORDS, (0, 1), False),
+        (schema.SELECT_HISTORY, ("a",), True),
+        (schema.SELECT_CHANGES, (0, 1), False),
+        (schema.select_newest(2), ("a", "b"), False),
+        (schema.LAST_CURSOR, (), False),
+    ):
+        plan = [row[-1] for row in raw(path, f"EXPLAIN QUERY PLAN {sql}", *values)]
+        assert not [step for step in plan if step.startswith("SCAN") and set(step.split()) & tables], plan
+        assert ("USE TEMP B-TREE FOR ORDER BY" in plan) is sorts, plan
 
 
 # The disk
@@ -761,7 +889,7 @@ def test_killed(path: Path) -> None:
             said.append(line)
             if len(said) == 500:
                 process.send_signal(signal.SIGKILL)
-    states = dict(raw(path, "SELECT client_transaction_id, state FROM attempts"))
+    states = dict(raw(path, "SELECT client_transaction_id, state FROM records"))
     for line in said:
         letter, _, key = line.rstrip("\n").partition(" ")
         if not line.endswith("\n"):

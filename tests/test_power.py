@@ -23,7 +23,8 @@ import attrs
 import pytest
 
 from payclient.errors import PayError
-from payclient.ledger import files, open_ledger
+from payclient.ledger import open_ledger
+from payclient.ledger import sqlite_files as files
 from payclient.lifecycle import Created, FoundAccepted, Record, State
 
 ROOT = Path(__file__).parents[1]

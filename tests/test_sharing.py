@@ -16,8 +16,8 @@ from payclient import sharing
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
-from payclient.ledger.connecting import Address
 from payclient.ledger.postgres import PostgresLedger
+from payclient.ledger.postgres_connecting import Address
 from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt

@@ -149,8 +149,8 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
         return await SqliteLedger.open(path)
     if kind == "postgresql" and path.startswith("//"):
         try:
-            from payclient.ledger.connecting import Address
             from payclient.ledger.postgres import PostgresLedger
+            from payclient.ledger.postgres_connecting import Address
         except ImportError:
             raise ConfigurationError(
                 "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"

@@ -11,9 +11,10 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.ledger import Change
-from payclient.ledger.connecting import Address, Connect, connector, drop, open_ledger_schema
+from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
-from payclient.ledger.listening import POLL, Listener, Woken
+from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
+from payclient.ledger.postgres_listening import POLL, Listener, Woken
 from payclient.ledger.postgres_schema import (
     CLAIM,
     DROP_LANES,
@@ -33,7 +34,6 @@ from payclient.ledger.postgres_schema import (
     TAKE_LANES,
 )
 from payclient.ledger.postgres_writer import Apply, Get, Permit, Read, Writer
-from payclient.ledger.schema import change_of, permit_row, record_of
 from payclient.lifecycle import Event, Record, State
 
 __all__ = ["PostgresLedger"]

@@ -7,14 +7,18 @@ written under settings that could lose its commit.
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
-from payclient.ledger.details import FEED
-from payclient.ledger.schema import CHANGE, CHANGING, NEWS, RECORD, legal_moves
+from payclient.ledger.columns import CHANGE, NEWS, RECORD, legal_moves, quoted
+from payclient.ledger.details import FEED, describe
+from payclient.lifecycle import Event, Record
 
 __all__ = [
     "APPLICATION",
     "BARRIER",
+    "CHANGING",
     "CHANNEL",
     "CLAIM",
     "DROP_LANES",
@@ -42,6 +46,7 @@ __all__ = [
     "TAKE_LANES",
     "VERSION",
     "WRITE",
+    "apply_row",
 ]
 
 #: What makes a schema called `payclient` ours.
@@ -54,9 +59,14 @@ CHANNEL = "payclient"
 #: Waits until all that was being written is committed or undone. "PayL", and one for the ledger as a whole.
 BARRIER = "SELECT pg_advisory_xact_lock(1348565324, 1)"
 
-_NOTIFIED = ", ".join(f"'{state}'" for state in sorted(FEED))
+_NOTIFIED = quoted(*sorted(FEED))
+# What changes with an event, in the order of `apply_row`; its first three say which row.
+CHANGING = (
+    "state", "evidence", "transaction_id", "candidate_id", "expires_at", "notified_at", "decided_at",
+    "error_code", "error_type", "messages", "event", "event_evidence", "event_at", "event_detail",
+)  # fmt: skip
 _ARRAYS = (
-    # Of `permit_row`, without its last, which says the time once more.
+    # Of `permit_row`.
     *("text[]", "integer[]", "text[]", "bytea[]", "bytea[]", "bigint[]", "text[]", *["double precision[]"] * 2),
     # Of `apply_row`.
     *("text[]", "integer[]", "integer[]", "text[]", "text[]", "bigint[]", "bigint[]", *["double precision[]"] * 3),
@@ -248,7 +258,7 @@ WHEN (new.attempt > 1 OR new.state <> 'sending' OR new.version <> 0) EXECUTE FUN
         "attempts_move",
         f"""UPDATE ON payclient.attempts FOR EACH ROW
 WHEN (NOT (CASE WHEN new.version = old.version THEN {_same()}
-    ELSE new.version = old.version + 1 AND {legal_moves("false")} END))""",
+    ELSE new.version = old.version + 1 AND {legal_moves("old.state", "new.state", "false")} END))""",
         "illegal move",
     ),
     _refused(
@@ -373,3 +383,25 @@ ON CONFLICT (lane) DO UPDATE SET holder = excluded.holder WHERE l.holder = exclu
     SELECT FROM payclient.followers AS f WHERE f.follower = l.holder AND f.until > clock_timestamp()
 ) RETURNING l.lane"""
 DROP_LANES = "UPDATE payclient.lanes SET holder = '' WHERE lane = ANY($2) AND holder = $1"
+
+
+def apply_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
+    return (
+        before.client_transaction_id,
+        before.attempt,
+        before.version,
+        after.state._value_,
+        after.evidence._value_,
+        after.transaction_id,
+        after.candidate_id,
+        after.expires_at,
+        after.notified_at,
+        after.decided_at,
+        after.error_code,
+        after.error_type,
+        json.dumps(after.messages) if after.messages else None,
+        type(event).__name__,
+        event.evidence._value_,
+        event.at,
+        describe(event),
+    )

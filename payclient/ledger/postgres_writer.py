@@ -16,9 +16,9 @@ import asyncpg
 import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
-from payclient.ledger.connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
-from payclient.ledger.postgres_schema import BARRIER, SELECT_ATTEMPTS, WRITE
-from payclient.ledger.schema import CHANGING, apply_row, record_of
+from payclient.ledger.columns import record_of
+from payclient.ledger.postgres_connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
+from payclient.ledger.postgres_schema import BARRIER, CHANGING, SELECT_ATTEMPTS, WRITE, apply_row
 from payclient.lifecycle import Event, NotSent, Record, State, advance
 
 __all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
@@ -251,7 +251,7 @@ class Writer:
         return await self._reconsider(rest) if rest else []
 
     def _columns(self, writes: list[Write]) -> list[object]:
-        permits = [each.row[:_PERMIT_COLUMNS] for each in writes if isinstance(each, Permit)]
+        permits = [each.row for each in writes if isinstance(each, Permit)]
         applies = [each.row for each in writes if isinstance(each, Apply) and each.after is not None]
         columns: list[object] = []
         columns += zip(*permits, strict=True) if permits else [()] * _PERMIT_COLUMNS

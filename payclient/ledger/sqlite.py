@@ -11,21 +11,19 @@ from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.ledger import Change
+from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
-from payclient.ledger.files import Connect, connect
-from payclient.ledger.schema import (
+from payclient.ledger.sqlite_files import Connect, connect
+from payclient.ledger.sqlite_schema import (
     SELECT_CHANGES,
     SELECT_ENVIRONMENT,
     SELECT_HISTORY,
     SELECT_RECORDS,
     SELECT_UNFINISHED,
     SET_ENVIRONMENT,
-    apply_row,
-    change_of,
-    permit_row,
-    record_of,
+    change_row,
 )
-from payclient.ledger.writer import Apply, Get, Permit, Read, Writer
+from payclient.ledger.sqlite_writer import Apply, Get, Permit, Read, Writer
 from payclient.lifecycle import Event, Record, State, advance
 
 __all__ = ["SqliteLedger"]
@@ -93,7 +91,7 @@ class SqliteLedger:
         except TransitionError:  # the ledger's record may be newer, and take it
             self._writer.submit(Apply(future, record, event, None, ()))
         else:
-            self._writer.submit(Apply(future, record, event, after, apply_row(record, event, after)))
+            self._writer.submit(Apply(future, record, event, after, change_row(event, after)))
         result: Record = await future
         return result
 

@@ -76,7 +76,7 @@ def watch_sql(place: Place) -> None:
                 self.kinds.clear()
             elif words == ["INSERT", "INTO", "attempts"]:
                 self.kinds.add("permit")
-            elif words[:2] == ["UPDATE", "attempts"]:
+            elif words == ["INSERT", "INTO", "changes"]:
                 self.kinds |= {_kind_of(value) for value in parameters} - {""}
             elif sql == "COMMIT":
                 for kind in sorted(self.kinds):

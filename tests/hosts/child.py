@@ -8,7 +8,8 @@ from functools import partial
 import payclient
 from payclient import sharing
 from payclient.cli import main, settings
-from payclient.ledger import listening, postgres
+from payclient.ledger import postgres
+from payclient.ledger import postgres_listening as listening
 from payclient.schedule import Fixed
 
 TOTAL = 1.0

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.ledger.schema import SCHEMA, SELECT_ATTEMPT, record_of, select_newest
+from payclient.ledger.columns import record_of
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.writer import Apply, Operation, Permit, Writer, _Answers, _resolve
+from payclient.ledger.sqlite_schema import SCHEMA, SELECT_ATTEMPT, select_newest
+from payclient.ledger.sqlite_writer import Apply, Operation, Permit, Writer, _Answers, _resolve
 from payclient.lifecycle import Record, State
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Store:
         self.connection.deserialize(_empty())
         self.connection.execute("PRAGMA recursive_triggers = ON")
         self.digest_key = world.random.randbytes(32)
+        self.cursors = count(1)
 
     def newest(self, client_id: str) -> Record | None:
         """The newest attempt."""
@@ -55,7 +58,7 @@ class Store:
 
     def all(self) -> list[Record]:
         """Every attempt."""
-        keys = self.connection.execute("SELECT client_transaction_id, attempt FROM attempts ORDER BY seq")
+        keys = self.connection.execute("SELECT client_transaction_id, attempt FROM attempts ORDER BY id")
         return [record for key in keys.fetchall() if (record := self.attempt(*key)) is not None]
 
 
@@ -85,6 +88,7 @@ class LoopWriter(Writer):
         # Not `super().__init__`, which starts the thread.
         self._process = process
         self._store = store
+        self._cursors = store.cursors
         self._loop = process.loop
         self._pending: list[Operation] = []
         self._queued: list[Operation] = []

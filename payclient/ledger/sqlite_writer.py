@@ -11,19 +11,22 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import Any
 
 import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
-from payclient.ledger.files import Connect, open_file, unavailable
-from payclient.ledger.schema import (
+from payclient.ledger.columns import record_of
+from payclient.ledger.sqlite_files import Connect, open_file, unavailable
+from payclient.ledger.sqlite_schema import (
+    SELDOM,
     SELECT_ATTEMPT,
-    apply_row,
+    change_row,
     insert_attempts,
-    record_of,
+    insert_changes,
     select_newest,
-    update_attempts,
 )
 from payclient.lifecycle import Event, Record, State, advance
 
@@ -42,9 +45,9 @@ _VALUE_FAULTS = (
     ValueError,
 )
 
-
-class _Conflict(Exception):  # noqa: N818 - never leaves this module
-    """Fewer rows took a statement than were asked to."""
+_NOTHING = (None,) * SELDOM
+_PLAIN_CHANGES = partial(insert_changes, whole=False)
+_WHOLE_CHANGES = partial(insert_changes, whole=True)
 
 
 # Mutable, since attrs makes those four times as fast; nothing changes them but the thread that has them.
@@ -91,6 +94,8 @@ class Writer:
         self._connect = connect
         self._loop = loop
         self._digest_key = b""
+        #: What numbers permits and changes, in one order.
+        self._cursors: Iterator[int] = count(1)
         self._pending: list[Operation] = []
         # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`.
         self._inbox: queue.SimpleQueue[list[Operation] | None] = queue.SimpleQueue()
@@ -127,10 +132,11 @@ class Writer:
         # the connection, which would tear the write-ahead log from under its parent.
         connection: sqlite3.Connection | None = None
         try:
-            connection, self._digest_key = open_file(self._path, self._connect)
+            connection, self._digest_key, last = open_file(self._path, self._connect)
         except BaseException as error:  # the opener's
             self._answer([(self.opened, None, error)])
             return
+        self._cursors = count(last + 1)
         self._answer([(self.opened, self._digest_key, None)])
         going_on = True
         while going_on:
@@ -166,7 +172,7 @@ class Writer:
             writes = [each for each in batch if isinstance(each, (Permit, Apply))]
             if writes:
                 try:
-                    answers = _write(connection, writes)
+                    answers = _write(connection, writes, self._cursors)
                 except Exception as error:  # whatever it is, nothing of it was committed
                     answers = [_fault(each, error) for each in writes]
                     if not _rolled_back(connection):
@@ -179,10 +185,11 @@ class Writer:
         return connection
 
     def _open_again(self) -> sqlite3.Connection:
-        connection, digest_key = open_file(self._path, self._connect)
+        connection, digest_key, last = open_file(self._path, self._connect)
         if digest_key != self._digest_key:
             connection.close()
             raise LedgerUnavailableError("another file has taken the ledger's place")
+        self._cursors = count(last + 1)
         return connection
 
     def _answer(self, answers: _Answers) -> None:
@@ -209,35 +216,42 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
             start += size
 
 
-def _execute_many(
-    connection: sqlite3.Connection, statement: Callable[[int], str], values: list[Any], count: int
+def _insert(
+    connection: sqlite3.Connection,
+    statement: Callable[[int], str],
+    rows: list[tuple[Any, ...]],
+    cursors: Iterator[int],
 ) -> None:
-    """Carry out a statement for so many rows, whose values stand one after another."""
-    if not count:
-        return
-    width = len(values) // count
-    for start, end in _chunks(count):
-        cursor = connection.execute(statement(end - start), values[start * width : end * width])
-        if cursor.rowcount != end - start:
-            raise _Conflict
+    for start, end in _chunks(len(rows)):
+        values: list[Any] = []
+        for row in rows[start:end]:
+            values.append(next(cursors))
+            values += row
+        connection.execute(statement(end - start), values)
 
 
-def _write(connection: sqlite3.Connection, writes: list[Permit | Apply]) -> _Answers:
+def _insert_changes(
+    connection: sqlite3.Connection, rows: list[tuple[Any, ...]], cursors: Iterator[int]
+) -> None:
+    # It takes sqlite3 as long to bind a None as SQLite takes to store ten: those that all have are left out.
+    _insert(connection, _PLAIN_CHANGES, [row[:-SELDOM] for row in rows if row[-SELDOM:] == _NOTHING], cursors)
+    _insert(connection, _WHOLE_CHANGES, [row for row in rows if row[-SELDOM:] != _NOTHING], cursors)
+
+
+def _write(connection: sqlite3.Connection, writes: list[Permit | Apply], cursors: Iterator[int]) -> _Answers:
     """Commit them all in one transaction."""
     # Order matters only within one client transaction id; where none comes twice, like goes with like.
-    permits: list[Any] = []
-    applies: list[Any] = []
-    count = 0
+    permits: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
     answers: _Answers = []
     ids = set()
     for each in writes:
         ids.add(each.record.client_transaction_id)
         if isinstance(each, Permit):
-            count += 1
-            permits += each.row
+            permits.append(each.row)
             answers.append((each.future, True, None))
         else:
-            applies += each.row
+            changes.append(each.row)
             answers.append((each.future, each.after, None))
             if each.after is None:
                 ids.clear()  # the record that it takes must be looked for
@@ -245,22 +259,26 @@ def _write(connection: sqlite3.Connection, writes: list[Permit | Apply]) -> _Ans
     if len(ids) == len(writes):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _execute_many(connection, insert_attempts, permits, count)
-            _execute_many(connection, update_attempts, applies, len(writes) - count)
-        except (_Conflict, sqlite3.IntegrityError, *_VALUE_FAULTS):
+            _insert(connection, insert_attempts, permits, cursors)
+            _insert_changes(connection, changes, cursors)
+        except (sqlite3.IntegrityError, *_VALUE_FAULTS):
             connection.execute("ROLLBACK")
         else:
             connection.execute("COMMIT")
             return answers
     connection.execute("BEGIN IMMEDIATE")
-    answers = [_one_by_one(connection, each) for each in writes]
+    answers = [_one_by_one(connection, each, cursors) for each in writes]
     connection.execute("COMMIT")
     return answers
 
 
-def _one_by_one(connection: sqlite3.Connection, write: Permit | Apply) -> _Answer:
+def _one_by_one(connection: sqlite3.Connection, write: Permit | Apply, cursors: Iterator[int]) -> _Answer:
+    result: object
     try:
-        result = _permit(connection, write) if isinstance(write, Permit) else _apply(connection, write)
+        if isinstance(write, Permit):
+            result = _permit(connection, write, cursors)
+        else:
+            result = _apply(connection, write, cursors)
     except TransitionError as error:
         return write.future, None, error
     except _VALUE_FAULTS as error:
@@ -274,7 +292,7 @@ def _fault(write: Permit | Apply, error: BaseException) -> _Answer:
     return write.future, None, fault
 
 
-def _permit(connection: sqlite3.Connection, write: Permit) -> bool:
+def _permit(connection: sqlite3.Connection, write: Permit, cursors: Iterator[int]) -> bool:
     record = write.record
     attempts = _newest(connection, [record.client_transaction_id])
     newest = attempts.get(record.client_transaction_id)
@@ -284,18 +302,18 @@ def _permit(connection: sqlite3.Connection, write: Permit) -> bool:
         raise TransitionError(
             "the attempt before it is missing", client_transaction_id=record.client_transaction_id
         )
-    _execute_many(connection, insert_attempts, [*write.row], 1)
+    _insert(connection, insert_attempts, [write.row], cursors)
     return True
 
 
-def _apply(connection: sqlite3.Connection, write: Apply) -> Record:
+def _apply(connection: sqlite3.Connection, write: Apply, cursors: Iterator[int]) -> Record:
     record = write.record
     row = connection.execute(SELECT_ATTEMPT, (record.client_transaction_id, record.attempt)).fetchone()
     if row is None:
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     current = record_of(row)
     after = advance(current, write.event)
-    _execute_many(connection, update_attempts, [*apply_row(current, write.event, after)], 1)
+    _insert_changes(connection, [change_row(write.event, after)], cursors)
     return after
 
 

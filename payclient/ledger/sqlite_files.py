@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
-from payclient.ledger.schema import APPLICATION_ID, SCHEMA, SELECT_KEY, VERSION
+from payclient.ledger.sqlite_schema import APPLICATION_ID, CONVERT, LAST_CURSOR, SCHEMA, SELECT_KEY, VERSION
 
 __all__ = ["Connect", "connect", "filesystem_of", "open_file", "unavailable"]
 
@@ -69,8 +69,8 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
-def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes]:
-    """Open, lock and check a ledger's file, made if there is none; with it its digest key.
+def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes, int]:
+    """Open, lock and check a ledger's file, made if there is none; with it its digest key and its last cursor.
 
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerInUseError`,
     `LedgerUnavailableError`.
@@ -82,7 +82,7 @@ def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes]:
         _check_place(path)
         connection = connect(path)
         try:
-            return connection, _prepare(connection, path)
+            return connection, _prepare(connection, path), connection.execute(LAST_CURSOR).fetchone()[0]
         except BaseException:
             with suppress(sqlite3.Error):
                 connection.close()
@@ -139,7 +139,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
         _tighten(each)
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     if not names >= _names(SCHEMA):
-        raise ConfigurationError("the ledger lacks a table, an index or a trigger that it was made with")
+        raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
     key = connection.execute(SELECT_KEY).fetchone()
     if key is None or len(key[0]) != 32:
         raise ConfigurationError("the ledger has no digest key")
@@ -172,24 +172,26 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _convert(connection: sqlite3.Connection) -> None:
-    """Bring an older file up to date: no table has changed since version 1, some were added; the guards have."""
+    """Bring an older file up to date."""
     connection.execute("BEGIN IMMEDIATE")
     guards = connection.execute(
         "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
     )
     for kind, name in guards.fetchall():
         connection.execute(f'DROP {kind} "{name}"')
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    for statement in SCHEMA:
-        if not _names((statement,)) <= there:
+    kept = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")} - {
+        "attempts",
+        "changes",
+    }
+    for statement in CONVERT:
+        if not _names((statement,)) & kept:
             connection.execute(statement)
-    connection.execute("UPDATE meta SET schema_version = ?", (VERSION,))
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 
 
 def _names(schema: tuple[str, ...]) -> set[str]:
-    return {match[1] for each in schema if (match := re.search(r"(?:TABLE|INDEX|TRIGGER) (\w+)", each))}
+    return {match[1] for each in schema if (match := re.search(r"CREATE (?:TABLE|VIEW|TRIGGER) (\w+)", each))}
 
 
 def _tighten(path: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import asyncpg
 
 from payclient.errors import PayError
-from payclient.ledger.connecting import FAULTS, Connect, drop
+from payclient.ledger.postgres_connecting import FAULTS, Connect, drop
 from payclient.ledger.postgres_schema import CHANNEL
 
 __all__ = ["POLL", "Listener", "Woken"]

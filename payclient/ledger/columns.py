@@ -1,0 +1,106 @@
+"""What both databases keep of an attempt: the columns, rows <-> records, and the legal moves as SQL."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from payclient.ledger import Change
+from payclient.ledger.details import FEED
+from payclient.lifecycle import TRANSITIONS, Evidence, Record, State
+
+__all__ = [
+    "CHANGE",
+    "NEWS",
+    "RECORD",
+    "change_of",
+    "legal_moves",
+    "permit_row",
+    "quoted",
+    "record_of",
+]
+
+#: Of `record_of`.
+RECORD = """
+    client_transaction_id, attempt, kind, digest, lane, amount, currency, state, evidence, version,
+    transaction_id, candidate_id, created_at, expires_at, notified_at, decided_at, error_code, error_type,
+    messages
+"""
+#: Of `change_of`.
+CHANGE = "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail"
+
+
+def quoted(*states: State) -> str:
+    return ", ".join(f"'{state}'" for state in states)
+
+
+#: Which changes the feed tells of.
+NEWS = f"after <> before AND after IN ({quoted(*sorted(FEED))})"
+
+
+def legal_moves(before: str, after: str, no: str = "0") -> str:
+    """Whether that move is legal, as an expression; a state may always stay, as it does for a hint."""
+    cases = []
+    for state, table in TRANSITIONS.items():
+        targets = sorted({target for target in table.values() if target is not None} | {state})
+        # Not `IN`: for three and more SQLite would build a table each time the trigger fires.
+        legal = " OR ".join(f"{after} = '{target}'" for target in targets)
+        cases.append(f"WHEN '{state}' THEN {legal}")
+    return f"CASE {before} {' '.join(cases)} ELSE {no} END"
+
+
+def permit_row(record: Record) -> tuple[Any, ...]:
+    return (
+        record.client_transaction_id,
+        record.attempt,
+        record.kind,
+        # sqlite3 takes a bytearray by a shorter way than bytes.
+        bytearray(record.digest),
+        bytearray(record.lane),
+        record.amount,
+        record.currency,
+        record.created_at,
+        record.expires_at,
+    )
+
+
+_STATES: dict[str | None, State] = {state.value: state for state in State}
+_EVIDENCE = {evidence.value: evidence for evidence in Evidence}
+
+
+def record_of(row: tuple[Any, ...]) -> Record:
+    return Record(
+        client_transaction_id=row[0],
+        attempt=row[1],
+        kind=row[2],
+        digest=row[3],
+        lane=row[4],
+        amount=row[5],
+        currency=row[6],
+        state=_STATES[row[7]],
+        evidence=_EVIDENCE[row[8]],
+        version=row[9],
+        transaction_id=row[10],
+        candidate_id=row[11],
+        created_at=row[12],
+        expires_at=row[13],
+        notified_at=row[14],
+        decided_at=row[15],
+        error_code=row[16],
+        error_type=row[17],
+        messages=tuple(json.loads(row[18])) if row[18] else (),
+    )
+
+
+def change_of(row: tuple[Any, ...]) -> Change:
+    return Change(
+        cursor=row[0],
+        client_transaction_id=row[1],
+        attempt=row[2],
+        at=row[3],
+        event=row[4],
+        before=_STATES.get(row[5]),
+        after=_STATES[row[6]],
+        evidence=_EVIDENCE[row[7]],
+        detail=row[8],
+    )

@@ -31,7 +31,7 @@ from payclient.ledger import postgres_connecting as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connecting import Address
-from payclient.ledger.postgres_schema import SCHEMA, VERSION
+from payclient.ledger.postgres_schema import BARRIER, SCHEMA, VERSION
 from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
 from payclient.permits import Permits
 from payclient.tracker import open_tracker
@@ -667,7 +667,12 @@ async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -
 
         workers = asyncio.gather(*(work(str(number)) for number in range(10)))
         await until(lambda: asyncio.sleep(0, len(granted) > 20))
+        # One batch is under way when it crashes.
+        blocker = await asyncpg.connect(postgres.url(database))
+        await blocker.execute(f"BEGIN; {BARRIER}")
+        await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
         await asyncio.to_thread(postgres.stop)
+        blocker.terminate()
         before = len(granted)
         await asyncio.to_thread(postgres.start)
         await until(lambda: asyncio.sleep(0.01, len(granted) > before))

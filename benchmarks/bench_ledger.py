@@ -190,16 +190,19 @@ async def durable_sales(directory: str) -> None:
                 times.append(time.perf_counter() - start)
             return statistics.median(times)
 
-        added = []
+        added, own = [], []
         for _ in range(ROUNDS):
             syncs = 2 / fsync_rate(directory)
-            added.append((await p50(tracked) - await p50(raw)) / syncs)
+            seconds = await p50(tracked) - await p50(raw)
+            added.append(seconds / syncs)
+            own.append(seconds - syncs)
         row(
             "tracker.sale one at a time: added p50",
             statistics.median(added),
             1.5,
             "two fdatasyncs of this disk",
         )
+        print(f"      {statistics.median(own) * 1e6:7.0f} us of it are not the disk's")
         await tracker.aclose()
         await tracker._ledger.aclose()
     await ledger.aclose()

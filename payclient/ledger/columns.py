@@ -35,7 +35,7 @@ def quoted(*states: State) -> str:
 
 
 #: Which changes the feed tells of.
-NEWS = f"after <> before AND after IN ({quoted(*sorted(FEED))})"
+NEWS = f"after IN ({quoted(*sorted(FEED))}) AND after <> before"
 
 
 def legal_moves(before: str, after: str, no: str = "0") -> str:

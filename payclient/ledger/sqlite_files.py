@@ -16,7 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
-from payclient.ledger.sqlite_schema import APPLICATION_ID, CONVERT, LAST_CURSOR, SCHEMA, SELECT_KEY, VERSION
+from payclient.ledger.sqlite_schema import (
+    APPLICATION_ID,
+    CONVERT,
+    CONVERTED,
+    FORGET,
+    LAST_CURSOR,
+    SCHEMA,
+    SELECT_KEY,
+    VERSION,
+)
 
 __all__ = ["Connect", "connect", "filesystem_of", "open_file", "unavailable"]
 
@@ -183,9 +192,17 @@ def _convert(connection: sqlite3.Connection) -> None:
         "attempts",
         "changes",
     }
-    for statement in CONVERT:
-        if not _names((statement,)) & kept:
-            connection.execute(statement)
+    try:
+        for statement in CONVERT:
+            if not _names((statement,)) & kept:
+                connection.execute(statement)
+        whole = connection.execute(CONVERTED).fetchone()[0]
+    except sqlite3.IntegrityError:
+        whole = False
+    if not whole:  # there is no other copy
+        raise ConfigurationError("the ledger's attempts and their history disagree; the file stays as it is")
+    for statement in FORGET:
+        connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 

@@ -18,6 +18,8 @@ from payclient.lifecycle import Event, Record, State
 __all__ = [
     "APPLICATION_ID",
     "CONVERT",
+    "CONVERTED",
+    "FORGET",
     "LAST_CURSOR",
     "SCHEMA",
     "SELDOM",
@@ -47,7 +49,7 @@ _DECIDED = " OR ".join(f"after = '{state}'" for state in State if state.decided)
 _BEFORE = """coalesce(
     (SELECT CASE version WHEN new.version - 1 THEN after ELSE '' END FROM changes
         WHERE attempt_id = new.attempt_id ORDER BY version DESC LIMIT 1),
-    CASE new.version WHEN 1 THEN 'sending' END
+    (SELECT 'sending' FROM attempts WHERE id = new.attempt_id AND new.version = 1)
 )"""
 
 _TABLES = (
@@ -111,15 +113,15 @@ SELECT id, client_transaction_id, attempt, kind, digest, lane, amount, currency,
     coalesce(version, 0) AS version, transaction_id, candidate_id, created_at,
     coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
     error_code, error_type, messages
-FROM attempts LEFT JOIN changes ON attempt_id = id
-    AND version = (SELECT max(version) FROM changes WHERE attempt_id = attempts.id)""",
+FROM attempts LEFT JOIN changes ON cursor = (
+    SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
+)""",
     """
 CREATE VIEW moves AS
-SELECT cursor, client_transaction_id, attempt, at, event,
-    coalesce(
-        (SELECT after FROM changes AS last WHERE attempt_id = id AND last.version = changes.version - 1), 'sending'
-    ) AS before, after, evidence, detail
-FROM changes JOIN attempts ON id = attempt_id""",
+SELECT changes.cursor, client_transaction_id, attempt, changes.at, changes.event,
+    coalesce(last.after, 'sending') AS before, changes.after, changes.evidence, changes.detail
+FROM changes JOIN attempts ON id = changes.attempt_id
+LEFT JOIN changes AS last ON last.attempt_id = changes.attempt_id AND last.version = changes.version - 1""",
     """
 CREATE VIEW history AS
 SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
@@ -196,6 +198,16 @@ LEFT JOIN old_attempts AS o ON o.client_transaction_id = c.client_transaction_id
     AND o.version = c.number
 WHERE c.number > 0 ORDER BY c.cursor""",  # noqa: S608 - our own words
     "INSERT INTO undecided SELECT id FROM records WHERE decided_at IS NULL",
+)
+_FIELDS = [name.strip() for name in RECORD.split(",")]
+#: Whether every record and the whole history came over.
+CONVERTED = f"""
+SELECT (SELECT count(*) FROM old_attempts) = (
+    SELECT count(*) FROM old_attempts AS o JOIN records AS r USING (client_transaction_id, attempt)
+    WHERE ({", ".join(f"o.{name}" for name in _FIELDS)}) IS ({", ".join(f"r.{name}" for name in _FIELDS)})
+) AND (SELECT count(*) FROM old_changes) = (SELECT count(*) FROM history)"""  # noqa: S608 - our own column names
+#: And then.
+FORGET = (
     "DROP TABLE old_attempts",
     "DROP TABLE old_changes",
     *_TRIGGERS,

@@ -38,6 +38,7 @@ __all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
 _CHUNKS = (128, 64, 32, 16, 8, 4, 2, 1)
 #: What a value that no column takes raises. It is that operation's own fault, not the batch's.
 _VALUE_FAULTS = (
+    sqlite3.IntegrityError,
     sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
     sqlite3.DataError,
@@ -261,7 +262,7 @@ def _write(connection: sqlite3.Connection, writes: list[Permit | Apply], cursors
         try:
             _insert(connection, insert_attempts, permits, cursors)
             _insert_changes(connection, changes, cursors)
-        except (sqlite3.IntegrityError, *_VALUE_FAULTS):
+        except _VALUE_FAULTS:
             connection.execute("ROLLBACK")
         else:
             connection.execute("COMMIT")
@@ -346,6 +347,8 @@ def _read(connection: sqlite3.Connection | None, reads: Sequence[Get | Read]) ->
             for each in reads
         ]
     except Exception as error:  # a thread must answer
+        if isinstance(error, _VALUE_FAULTS) and len(reads) > 1:
+            return [answer for each in reads for answer in _read(connection, [each])]
         return [(each.future, None, unavailable(error, "read")) for each in reads]
 
 

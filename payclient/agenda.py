@@ -23,25 +23,26 @@ class Agenda:
         self._slots: dict[int, deque[Entry]] = {}
         self._order: list[int] = []
         self._new: deque[Entry] = deque()
-        self._new_due = math.inf
+        #: When the new ones are given out; infinity if there are none.
+        self.new_due = math.inf
 
     def put_new(self, entry: Entry, soonest: float) -> None:
         """A new one, which is due then or later: `pop_new` gives it out in time to `put` it."""
         entry.slot = self._new
         self._new.append(entry)
-        if soonest < self._new_due:
-            self._new_due = soonest
+        if soonest < self.new_due:
+            self.new_due = soonest
 
     def pop_new(self, now: float) -> Entry | None:
         """A new one, as long as there are any once one of them may be due; None if none may be."""
-        if self._new_due > now:
+        if self.new_due > now:
             return None
         while self._new:
             entry = self._new.popleft()
             if entry.slot is self._new:
                 entry.slot = None
                 return entry
-        self._new_due = math.inf
+        self.new_due = math.inf
         return None
 
     def put(self, entry: Entry, when: float) -> None:
@@ -59,7 +60,7 @@ class Agenda:
 
     def first(self) -> float:
         """When something is due next; infinity if nothing ever is."""
-        return min(self._order[0] * self._width, self._new_due) if self._order else self._new_due
+        return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
 
     def pop(self, now: float) -> Entry | None:
         """An entry that is due, in the order of the slots; None if none is."""
@@ -78,4 +79,4 @@ class Agenda:
         self._slots.clear()
         self._order.clear()
         self._new.clear()
-        self._new_due = math.inf
+        self.new_due = math.inf

@@ -26,7 +26,7 @@ __all__: list[str] = []
 
 logger = logging.getLogger("payclient.following")
 
-#: Entries looked at in one turn of the loop.
+#: Entries looked at, and new ones planned, in one turn of the loop.
 PER_TURN = 500
 
 #: Seconds after which one that still waits for its turn is looked at again.
@@ -84,9 +84,15 @@ class Driver:
         elif (
             -self._new < now - entry.offset - record.created_at < self._new and record.expires_at is not None
         ):
-            soonest = now + self._planning.soonest
-            self._agenda.put_new(entry, soonest)
-            if soonest < self._timer_at:
+            due, expires = self._agenda.new_due, entry.offset + record.expires_at
+            if (
+                due == math.inf
+            ):  # the first of a line; nothing is due sooner for those behind it but an expiry
+                due = now + self._planning.soonest()
+            if expires < due:
+                due = expires
+            self._agenda.put_new(entry, due)
+            if due < self._timer_at:
                 self._arm()
         else:
             self._plan(entry, self._planning.first(entry, now))
@@ -147,13 +153,14 @@ class Driver:
         self._timer, self._timer_at = None, math.inf
         now = self._clock.monotonic()
         for _ in range(PER_TURN):
-            if (entry := self._agenda.pop_new(now)) is not None:
-                if self._entries.holds(entry):
-                    self._agenda.put(entry, self._planning.first_of_new(entry))
-            elif (entry := self._agenda.pop(now)) is not None:
-                if self._entries.holds(entry):
-                    self._look(entry, now)
-            else:
+            # One of each, so that no stream of new ones keeps waiting what is due.
+            new = self._agenda.pop_new(now)
+            if new is not None and self._entries.holds(new):
+                self._agenda.put(new, self._planning.first_of_new(new))
+            entry = self._agenda.pop(now)
+            if entry is not None and self._entries.holds(entry):
+                self._look(entry, now)
+            if new is None and entry is None:
                 break
         self.go_on()
 

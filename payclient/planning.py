@@ -43,9 +43,12 @@ class Planning:
         self.scale = sale_window / NORMAL_WINDOW
         #: Seconds between two queries of one sale, at least.
         self.least = min(1.0, self.scale)
-        #: Seconds after which something may be due for a new entry, which is one of an age below `least`.
-        #: Notifications, of which none has come yet, only thin the queries, and forms are asked for more seldom.
-        self.soonest = max(min(self._gap("sale", 0.0, first_part(0.0)), sale_window) - self.least, 0.0)
+
+    def soonest(self) -> float:
+        """Seconds from now after which something but an expiry may be due for an entry of an age below `least`, and for
+        those that come after it: notifications only thin the queries, and forms are asked for more seldom.
+        """
+        return max(self._gap("sale", 0.0, first_part(0.0), heard=0.0) - self.least, 0.0)
 
     def first_of_new(self, entry: Entry) -> float:
         """When a new sale is first looked at. The spread hangs on its id alone, as it does after a restart."""
@@ -112,13 +115,14 @@ class Planning:
             due = case.absent_at + self._absent_after / 10
         return max(now, due) if entry.asked_at < due else None
 
-    def _gap(self, kind: str, age: float, part: float) -> float:
-        heard = self._arrivals.share
+    def _gap(self, kind: str, age: float, part: float, *, heard: float | None = None) -> float:
+        if heard is None:
+            heard = self._arrivals.share
         try:
             if kind == "sale":
-                gap = self._schedule.gap(age, part=part, heard=heard)
+                gap = float(self._schedule.gap(age, part=part, heard=heard))
             else:
-                gap = FORM_SLOWNESS * self._schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard)
+                gap = FORM_SLOWNESS * float(self._schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard))
         except Exception as error:  # a user's own schedule must not end the driver
             logger.error("the schedule failed: %s", type(error).__name__)
             gap = 2.0 * self.scale

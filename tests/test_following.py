@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import attrs
 import pytest
@@ -12,9 +13,9 @@ import pytest
 import payclient
 from crowd import virtual
 from fake_service import PROFILE, FakeService, sale
-from payclient.driving import EXPIRIES_AT_ONCE
+from payclient.driving import EXPIRIES_AT_ONCE, PER_TURN
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import FoundAccepted
+from payclient.lifecycle import FoundAccepted, Prepared
 from payclient.schedule import phase
 from payclient.session import PaySession
 
@@ -171,6 +172,93 @@ def test_a_sale_that_was_decided_early_is_never_planned() -> None:
     in_virtual_time(main)
 
 
+def test_a_stream_of_new_sales_keeps_nothing_waiting() -> None:
+    """What is due is looked at while they are planned, however many there are."""
+
+    async def main() -> None:
+        service = virtual.Service(1, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
+        async with tracker:
+            driver = tracker._following._driver
+            await tracker.sale(virtual.request("order-1"))
+            service.truth["order-1"] = (1e9, "Aceptado")
+            entry = tracker._following._entries.get("order-1")
+            assert entry is not None
+            now = tracker.clock.time()
+            for number in range(4 * PER_TURN):
+                tracker._following.follow(
+                    payclient.Record(
+                        client_transaction_id=f"new-{number}",
+                        state=State.PENDING,
+                        transaction_id=10**6 + number,
+                        created_at=now,
+                        expires_at=now + 300.0,
+                    )
+                )
+            driver._agenda.new_due = tracker.clock.monotonic()
+            driver._agenda.put(entry, driver._agenda.new_due - 1.0)
+            driver._turn()
+            assert entry.query is not None
+            assert len(driver._agenda._new) > 2 * PER_TURN
+            await asyncio.sleep(1.0)
+            assert not driver._agenda._new
+
+    in_virtual_time(main)
+
+
+def test_an_expiry_is_noted_before_the_first_query() -> None:
+    """What lives a shorter time than new sales usually wait expires when it does."""
+
+    async def main() -> None:
+        service = virtual.Service(1, faults=False)
+        tracker = virtual.tracking(service, schedule=payclient.Fixed(1000.0))
+        async with tracker:
+            await tracker.sale(virtual.request("order-1"))
+            now = tracker.clock.time()
+            short = payclient.Record(
+                client_transaction_id="short",
+                kind="form",
+                state=State.PENDING,
+                created_at=now,
+                expires_at=now + 60.0,
+            )
+            await tracker._ledger.permit(attrs.evolve(short, state=State.SENDING))
+            tracker._following.follow(
+                await tracker._ledger.apply(
+                    attrs.evolve(short, state=State.SENDING), Prepared(at=now, expires_at=now + 60.0)
+                )
+            )
+            await asyncio.sleep(61.0)
+            found = await tracker.find("short")
+            assert found is not None
+            assert found.state is State.EXPIRED
+
+    in_virtual_time(main)
+
+
+def test_a_schedule_may_change() -> None:
+    """New sales go by what it says when they come."""
+
+    @attrs.define
+    class Changing:
+        seconds: float
+
+        def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
+            return self.seconds * part
+
+    async def main() -> None:
+        service, schedule = virtual.Service(1, faults=False), Changing(100.0)
+        tracker = virtual.tracking(service, schedule=schedule)
+        async with tracker:
+            schedule.seconds = 2.0
+            service.truth["order-1"] = (1e9, "Aceptado")
+            await tracker.sale(virtual.request("order-1"))
+            await asyncio.sleep(4.0)
+            assert service.queries
+
+    in_virtual_time(main)
+
+
 def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
     """By the routine, a notification, and those who check, all together; the chase after a notification aside."""
 
@@ -194,7 +282,7 @@ def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) ->
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
 
     class Odd:
-        answers = iter([float("nan"), -5.0, float("inf")])
+        answers: Iterator[Any] = iter([float("nan"), "soon", -5.0, float("inf")])
 
         def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
             return next(self.answers, None) or 1 / 0
@@ -209,6 +297,7 @@ def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) ->
     in_virtual_time(main)
     Odd.answers = iter(())
     in_virtual_time(main)
+    assert "the schedule failed: ValueError" in caplog.text
     assert "the schedule failed: ZeroDivisionError" in caplog.text
 
 

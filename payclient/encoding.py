@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import attrs
 import cattrs.fns
 import orjson
+from cattrs import Converter
 from cattrs.gen import make_dict_unstructure_fn, override
-from cattrs.preconf.orjson import OrjsonConverter, make_converter
 
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
@@ -87,7 +87,7 @@ def _unstructurers(
     nick_name_flag: str | None, language_field: str | None, response_url_field: str
 ) -> tuple[Callable[[SaleRequest], dict[str, Any]], Callable[[PrepareRequest], dict[str, Any]]]:
     """The functions that cattrs writes for a profile's names; the models checked every value already."""
-    converter = make_converter(detailed_validation=False)
+    converter = Converter(detailed_validation=False)
     special = {
         ("SaleRequest", "by_nick_name"): override(rename=nick_name_flag)
         if nick_name_flag
@@ -114,7 +114,7 @@ def _unstructurers(
 
 
 def _register(
-    converter: OrjsonConverter,
+    converter: Converter,
     model: type,
     special: Mapping[tuple[str, str], Any],
     inner: Mapping[str, Callable[[Any], Any]],

@@ -7,7 +7,6 @@ the setting; nothing is guessed.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,8 @@ class ServiceProfile:
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
+        import tomllib  # here: most programs load one profile at the most
+
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

@@ -122,7 +122,7 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened to an attempt, at a UTC time."""
+    """Something that happened to an attempt, at a UTC time. What has no fields of its own is a plain subclass."""
 
     evidence: ClassVar[Evidence]
     at: float
@@ -155,7 +155,6 @@ class Refused(Event):
     messages: tuple[str, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
 class NotSent(Event):
     """Proven not to have reached the service, after its permit was committed."""
 
@@ -180,37 +179,31 @@ class Recovered(Event):
 
 
 @attrs.frozen(kw_only=True)
-class FoundPending(Event):
+class Found(Event):
+    """A status query was answered."""
+
+    evidence = Evidence.QUERY
+    transaction_id: int | None = None
+
+
+class FoundPending(Found):
     """The service says `Pendiente` of this transaction."""
 
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
 
-
-@attrs.frozen(kw_only=True)
-class FoundAccepted(Event):
+class FoundAccepted(Found):
     """The service says `Aceptado`."""
 
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
 
-
-@attrs.frozen(kw_only=True)
-class FoundCancelled(Event):
+class FoundCancelled(Found):
     """The service says `Cancelado`."""
 
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
 
-
-@attrs.frozen(kw_only=True)
 class ProvenAbsent(Event):
     """The service answered "not found" twice, late enough."""
 
     evidence = Evidence.ABSENT
 
 
-@attrs.frozen(kw_only=True)
 class Expired(Event):
     """The window passed by our clock."""
 
@@ -226,17 +219,14 @@ class Decision(Event):
     reason: str
 
 
-@attrs.frozen(kw_only=True)
 class DecidedAccepted(Decision):
     """An operator says that it was paid."""
 
 
-@attrs.frozen(kw_only=True)
 class DecidedCancelled(Decision):
     """An operator says that it was not paid."""
 
 
-@attrs.frozen(kw_only=True)
 class DecidedRefused(Decision):
     """An operator says that nothing was created, which allows another attempt."""
 
@@ -257,14 +247,12 @@ class Returned(Event):
     transaction_id: int | None = None
 
 
-@attrs.frozen(kw_only=True)
 class Abandoned(Event):
     """The browser came back cancelled, and the service, asked, knows of no payment."""
 
     evidence = Evidence.UNPAID
 
 
-@attrs.frozen(kw_only=True)
 class Withdrawn(Event):
     """The service took our withdrawal of a request that nobody answered."""
 
@@ -279,7 +267,6 @@ class Conflicted(Event):
     what: str
 
 
-@attrs.frozen(kw_only=True)
 class Suspected(Event):
     """A later attempt of the same lane got code 2061 while this one was unknown: it may have landed."""
 
@@ -375,7 +362,7 @@ def advance(record: Record, event: Event) -> Record:
                 changes["candidate_id"] = candidate_id
         case Prepared(expires_at=expires_at) | Recovered(expires_at=expires_at):
             changes["expires_at"] = expires_at
-        case FoundPending() | FoundAccepted() | FoundCancelled():
+        case Found():
             if record.transaction_id is None:
                 # A form whose card was declined may yet be paid by another, which is another transaction.
                 if record.kind == "sale" or not isinstance(event, FoundCancelled):

@@ -10,10 +10,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from payclient.batch.estimate import sends_per_second
 from payclient.batch.feeding import begin_lanes, next_row, rows_of
 from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
-from payclient.batch.pace import Pace
+from payclient.batch.pace import Pace, sends_per_second
 from payclient.batch.results import ChargeResult
 from payclient.batch.tries import Tries
 from payclient.clock import Timer

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from payclient.asking import StatusSource
+from payclient.budget import Budget
 from payclient.clock import Clock
 from payclient.driving import Driver
 from payclient.entries import Entries, Entry
@@ -26,7 +27,7 @@ from payclient.outcomes import Outcome
 from payclient.planning import Planning
 from payclient.querying import Querying
 from payclient.schedule import Schedule
-from payclient.sharing import Budget, Sharing
+from payclient.sharing import Sharing
 from payclient.turns import Pace
 from payclient.waiting import Waiting
 

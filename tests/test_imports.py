@@ -22,7 +22,7 @@ ROWS = [
     "session",
     "asking permits entries cases recalling",
     "agenda turns waiting notifying",
-    "planning querying sharing",
+    "planning querying sharing budget",
     "driving",
     "sending following forms confirming",
     "pending",

@@ -15,7 +15,7 @@ from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
 from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
 from payclient.ledger.postgres_listening import POLL, Listener, Woken
-from payclient.ledger.postgres_schema import (
+from payclient.ledger.postgres_statements import (
     CLAIM,
     DROP_LANES,
     HELD,

@@ -47,6 +47,7 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
+from payclient.events import Event, Evidence
 from payclient.forms import (
     FormLink,
     PaymentForm,
@@ -56,14 +57,7 @@ from payclient.ledger import (
     Ledger,
     open_ledger,
 )
-from payclient.lifecycle import (
-    TRANSITIONS,
-    Event,
-    Evidence,
-    Record,
-    State,
-    advance,
-)
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from payclient.models import (
     BillTo,
     FormLinks,

@@ -24,17 +24,9 @@ from payclient.errors import (
     TransitionError,
     UnauthorizedError,
 )
+from payclient.events import Abandoned, Conflicted, Event, FoundAccepted, FoundCancelled, Returned
 from payclient.ledger import Ledger
-from payclient.lifecycle import (
-    Abandoned,
-    Conflicted,
-    Event,
-    FoundAccepted,
-    FoundCancelled,
-    Record,
-    Returned,
-    State,
-)
+from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.recalling import given_up, heard_ids

@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine
 from payclient.agenda import Agenda
 from payclient.clock import Clock, Timer
 from payclient.entries import Entries, Entry
-from payclient.lifecycle import Expired, Record, State
+from payclient.events import Expired
+from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.planning import Planning
 from payclient.querying import Querying

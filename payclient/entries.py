@@ -15,8 +15,9 @@ import attrs
 
 from payclient.clock import Clock
 from payclient.errors import LedgerError, TransitionError
+from payclient.events import Event
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, Record, State
+from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 
 __all__: list[str] = []

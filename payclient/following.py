@@ -18,8 +18,9 @@ from payclient.budget import Budget
 from payclient.clock import Clock
 from payclient.driving import Driver
 from payclient.entries import Entries, Entry
+from payclient.events import Suspected
 from payclient.ledger import Ledger, Shared
-from payclient.lifecycle import Record, State, Suspected
+from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
 from payclient.notifying import Arrivals, Notifying

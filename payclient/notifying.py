@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from payclient.clock import Clock
 from payclient.entries import NEVER, PENDING, Entries, Entry
+from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.ledger import Ledger
-from payclient.lifecycle import Conflicted, Event, Evidence, Notified, Record, State
+from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
 

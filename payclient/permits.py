@@ -21,8 +21,9 @@ from payclient.errors import (
     RefusedError,
     TransitionError,
 )
+from payclient.events import Event, NotSent, Refused
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, NotSent, Record, Refused, advance
+from payclient.lifecycle import Record, advance
 
 __all__: list[str] = []
 

@@ -23,10 +23,11 @@ from payclient.errors import (
     TransitionError,
     UsageError,
 )
+from payclient.events import Recovered, Withdrawn
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
-from payclient.lifecycle import Record, Recovered, State, Withdrawn
+from payclient.lifecycle import Record, State
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome

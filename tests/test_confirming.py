@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import payclient
 from fake_service import FakeService, answer, refusal, sale
 from payclient.cases import MOST_IDS, MOST_REFUSALS
+from payclient.events import DecidedRefused, FoundAccepted, Prepared, Returned
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import DecidedRefused, FoundAccepted, Prepared, Returned
 from payclient.session import PaySession
 from test_tracker import outcome_of, tracking
 

@@ -13,8 +13,8 @@ import payclient
 from crowd import virtual
 from fake_service import PROFILE, FakeService, sale
 from payclient.driving import EXPIRIES_AT_ONCE
+from payclient.events import FoundAccepted
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import FoundAccepted
 from payclient.schedule import phase
 from payclient.session import PaySession
 

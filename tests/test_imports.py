@@ -13,7 +13,7 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
-    "bodies checks links answering profile_tables",
+    "bodies checks links answering profile_tables events",
     "models profile",
     "encoding wire lifecycle schedule notifications profiles",
     "operations",

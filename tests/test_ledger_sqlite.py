@@ -20,15 +20,7 @@ import attrs
 import pytest
 
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, UsageError
-from payclient.ledger import Change, Ledger
-from payclient.ledger import sqlite_files as files
-from payclient.ledger import sqlite_schema as schema
-from payclient.ledger.columns import permit_row
-from payclient.ledger.memory import MemoryLedger
-from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import filesystem_of
-from payclient.lifecycle import (
-    TRANSITIONS,
+from payclient.events import (
     Created,
     Event,
     Expired,
@@ -37,10 +29,16 @@ from payclient.lifecycle import (
     Lost,
     Notified,
     NotSent,
-    Record,
     Refused,
-    State,
 )
+from payclient.ledger import Change, Ledger
+from payclient.ledger import sqlite_files as files
+from payclient.ledger import sqlite_schema as schema
+from payclient.ledger.columns import permit_row
+from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.ledger.sqlite_files import filesystem_of
+from payclient.lifecycle import TRANSITIONS, Record, State
 
 V3 = Path(__file__).parent / "samples" / "ledger_v3.sql"
 NOW = 1_700_000_000.0
@@ -863,7 +861,8 @@ def test_killed(path: Path) -> None:
     program = """
         import asyncio, sys
         from payclient.ledger import open_ledger
-        from payclient.lifecycle import Created, Record
+        from payclient.events import Created
+        from payclient.lifecycle import Record
 
         async def main():
             ledger = await open_ledger("sqlite:" + sys.argv[1])

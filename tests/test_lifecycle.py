@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient import lifecycle
+from payclient import events
 from payclient.errors import TransitionError
-from payclient.lifecycle import (
-    TRANSITIONS,
+from payclient.events import (
     Abandoned,
     Conflicted,
     Created,
@@ -30,15 +29,13 @@ from payclient.lifecycle import (
     NotSent,
     Prepared,
     ProvenAbsent,
-    Record,
     Recovered,
     Refused,
     Returned,
-    State,
     Suspected,
     Withdrawn,
-    advance,
 )
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
 
 SENDING, UNKNOWN, PENDING, EXPIRED, ACCEPTED, CANCELLED, REFUSED = State
 DECIDED = {ACCEPTED, CANCELLED, REFUSED}
@@ -157,8 +154,8 @@ def test_every_state_has_its_row() -> None:
 
 def test_every_event_of_the_module_is_in_the_table() -> None:
     """But the bases, which nothing takes."""
-    events = {kind for kind in vars(lifecycle).values() if isinstance(kind, type) and issubclass(kind, Event)}
-    assert events - {Event, Found, Decision} == set(EXAMPLES)
+    kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    assert kinds - {Event, Found, Decision} == set(EXAMPLES)
 
 
 def test_every_state_can_be_reached() -> None:

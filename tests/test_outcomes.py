@@ -6,8 +6,9 @@ import attrs
 import pytest
 
 from payclient.errors import RefusedError
+from payclient.events import Evidence
 from payclient.ledger import Change
-from payclient.lifecycle import Evidence, Record, State
+from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.outcomes import Outcome
 

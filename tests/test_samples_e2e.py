@@ -21,8 +21,9 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
+from payclient.events import Evidence
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Evidence, State
+from payclient.lifecycle import State
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import Exchange, PaySession

@@ -56,9 +56,10 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
+from payclient.events import Prepared
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Prepared, Record
+from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.session import Exchange, PaySession
 from payclient.simulator import ManualClock

@@ -12,9 +12,9 @@ import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, lost_answer, lost_request, no_connection, refuses, sale
+from payclient.events import DecidedRefused, NotSent
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import DecidedRefused, NotSent
 from payclient.session import PaySession
 
 State = payclient.State

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
+from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
@@ -34,7 +35,7 @@ from payclient.ledger.postgres_statements import (
     TAKE_LANES,
 )
 from payclient.ledger.postgres_writer import Apply, Get, Permit, Read, Writer
-from payclient.lifecycle import Event, Record, State
+from payclient.lifecycle import Record, State
 
 __all__ = ["PostgresLedger"]
 

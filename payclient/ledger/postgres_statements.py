@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from payclient.events import Event
 from payclient.ledger.columns import CHANGE, NEWS, RECORD
 from payclient.ledger.details import describe
 from payclient.ledger.postgres_schema import ARRAYS
-from payclient.lifecycle import Event, Record
+from payclient.lifecycle import Record
 
 __all__ = [
     "CLAIM",

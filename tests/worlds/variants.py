@@ -14,8 +14,9 @@ from payclient import State, wire
 from payclient.driving import Driver
 from payclient.entries import Entry
 from payclient.errors import OutcomeUnknownError
+from payclient.events import Event, FoundAccepted, NotSent
 from payclient.following import Following
-from payclient.lifecycle import Event, FoundAccepted, NotSent, Record
+from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
 from payclient.session import PaySession

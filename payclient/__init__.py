@@ -48,6 +48,7 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Event, Evidence
+from payclient.exchanging import Exchange
 from payclient.forms import (
     FormLink,
     PaymentForm,
@@ -96,10 +97,7 @@ from payclient.schedule import (
     Schedule,
     Steps,
 )
-from payclient.session import (
-    Exchange,
-    PaySession,
-)
+from payclient.session import PaySession
 from payclient.tracker import (
     Tracker,
     as_decided,

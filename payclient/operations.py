@@ -129,8 +129,8 @@ def undo_request(
 def decode_undone(
     response: HttpResponse,
     profile: ServiceProfile,
-    operation: Literal["cancel", "reverse"],
     client_transaction_id: str | None,
+    operation: Literal["cancel", "reverse"],
 ) -> None:
     """Read the answer to a cancel or a reverse: a bare `true` is the success, and nothing else is.
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from payclient.access import environment_digest
+from payclient.access import TokenSource, environment_digest
 from payclient.asking import StatusSource, session_status
 from payclient.clock import Clock, LoopClock, sleep
 from payclient.confirming import Confirming
@@ -36,7 +36,7 @@ from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
 from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
 from payclient.sending import Sender
-from payclient.session import PaySession, TokenSource
+from payclient.session import PaySession
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 

@@ -18,7 +18,7 @@ ROWS = [
     "encoding wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",
-    "outcomes",
+    "outcomes exchanging",
     "session",
     "asking permits entries cases recalling",
     "agenda turns waiting notifying",

@@ -15,7 +15,7 @@ from payclient.events import Created
 from payclient.following import Following
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.models import Notification, StatusReport
+from payclient.results import Notification, StatusReport
 from payclient.schedule import Schedule
 
 T = TypeVar("T")

@@ -59,19 +59,7 @@ from payclient.ledger import (
     open_ledger,
 )
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
-from payclient.models import (
-    BillTo,
-    FormLinks,
-    LineItem,
-    Notification,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    SaleResult,
-    StatusReport,
-    derive_id,
-)
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, derive_id
 from payclient.notifications import (
     Receipt,
     acknowledgement,
@@ -90,6 +78,7 @@ from payclient.profile_tables import ConfirmProfile, ReturnProfile, StatusProfil
 from payclient.profiles import (
     PAYPHONE,
 )
+from payclient.results import FormLinks, Notification, PrepareResult, SaleResult, StatusReport
 from payclient.schedule import (
     Attentive,
     Fixed,

@@ -17,9 +17,9 @@ from payclient.clock import Clock, Timer
 from payclient.entries import Entries, Entry
 from payclient.events import Expired
 from payclient.lifecycle import Record, State
-from payclient.models import StatusReport
 from payclient.planning import Planning
 from payclient.querying import Querying
+from payclient.results import StatusReport
 from payclient.sharing import LEASE
 from payclient.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
 

@@ -18,7 +18,7 @@ from payclient.errors import LedgerError, TransitionError
 from payclient.events import Event
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
-from payclient.models import StatusReport
+from payclient.results import StatusReport
 
 __all__: list[str] = []
 

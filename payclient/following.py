@@ -21,12 +21,12 @@ from payclient.entries import Entries, Entry
 from payclient.events import Suspected
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
-from payclient.models import Notification
 from payclient.notifications import Receipt
 from payclient.notifying import Arrivals, Notifying
 from payclient.outcomes import Outcome
 from payclient.planning import Planning
 from payclient.querying import Querying
+from payclient.results import Notification
 from payclient.schedule import Schedule
 from payclient.sharing import Sharing
 from payclient.turns import Pace

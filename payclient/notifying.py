@@ -9,8 +9,8 @@ from payclient.entries import NEVER, PENDING, Entries, Entry
 from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
-from payclient.models import Notification
 from payclient.notifications import Receipt
+from payclient.results import Notification
 
 __all__: list[str] = []
 

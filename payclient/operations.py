@@ -23,8 +23,8 @@ from payclient.errors import (
     RateLimitedError,
     RefusedError,
 )
-from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
+from payclient.results import StatusReport
 from payclient.wire import HttpRequest, HttpResponse, decode_report, read_refusal, retry_after
 
 __all__: list[str] = []

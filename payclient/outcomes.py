@@ -10,7 +10,7 @@ from payclient.errors import PayError, RefusedError
 from payclient.events import Evidence
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
-from payclient.models import StatusReport
+from payclient.results import StatusReport
 
 __all__ = ["Outcome"]
 

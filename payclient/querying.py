@@ -10,7 +10,7 @@ from payclient.entries import Entries, Entry
 from payclient.errors import PayError, RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
 from payclient.lifecycle import State
-from payclient.models import StatusReport
+from payclient.results import StatusReport
 from payclient.turns import Pace
 
 __all__: list[str] = []

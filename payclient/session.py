@@ -19,7 +19,7 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.exchanging import Decode, Exchange, Exchanges
-from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.operations import (
     confirm_request,
     decode_confirm,
@@ -29,6 +29,7 @@ from payclient.operations import (
 )
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.profiles import find_profile
+from payclient.results import PrepareResult, SaleResult, StatusReport
 from payclient.transport import AiohttpTransport
 from payclient.wire import (
     BeforeSend,

@@ -28,12 +28,13 @@ from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record, State
-from payclient.models import Notification, PrepareRequest, SaleRequest
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
+from payclient.results import Notification
 from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
 from payclient.sending import Sender
 from payclient.session import PaySession

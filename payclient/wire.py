@@ -26,8 +26,8 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.links import is_safe_link
-from payclient.models import FormLinks, PrepareResult, SaleResult, StatusReport
 from payclient.profile import ServiceProfile
+from payclient.results import FormLinks, PrepareResult, SaleResult, StatusReport
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 

@@ -14,7 +14,7 @@ ROOT = Path(payclient.__file__).parent
 ROWS = [
     "errors amounts spelling",
     "bodies checks links answering profile_tables events",
-    "models profile",
+    "models results profile",
     "encoding wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",

@@ -25,8 +25,9 @@ from payclient.events import Evidence
 from payclient.exchanging import Exchange
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import State
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
+from payclient.results import StatusReport
 from payclient.session import PaySession
 from payclient.simulator import Form, ManualClock, Settings, Simulator
 from payclient.spelling import from_service

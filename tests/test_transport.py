@@ -32,8 +32,9 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.exchanging import RETRY_DELAYS, Exchanges
-from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.results import PrepareResult, SaleResult, StatusReport
 from payclient.session import PaySession
 from raw_server import (
     ConnectProxy,

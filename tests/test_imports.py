@@ -24,7 +24,7 @@ ROWS = [
     "agenda turns waiting notifying",
     "planning querying sharing budget",
     "driving",
-    "sending following forms confirming",
+    "sending following forms confirming withdrawing",
     "pending",
     "tracker",
     "batch rows web",

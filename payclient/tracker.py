@@ -18,9 +18,7 @@ from payclient.errors import (
     CustomerBusyError,
     InvalidNotificationError,
     TrackerClosedError,
-    TransitionError,
 )
-from payclient.events import Recovered
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
@@ -387,18 +385,9 @@ class Tracker:
 
     async def _take_over(self, records: Sequence[Record]) -> None:
         """Whoever sent these is gone: SENDING is unknown from now on; what is open is followed on."""
-        window, total = self._session.profile.sale_window, self._session.timeouts.total
-        now = self._clock.time()
-
-        async def recover(record: Record) -> Record:
-            event = Recovered(at=now, expires_at=record.created_at + total + window)
-            try:
-                return await self._ledger.apply(record, event)
-            except TransitionError:
-                return await self._ledger.get(record.client_transaction_id) or record
-
+        window = self._session.profile.sale_window
         stale = [record for record in records if record.state is State.SENDING]
-        recovered = await asyncio.gather(*(recover(record) for record in stale))
+        recovered = await asyncio.gather(*(self._permits.recover(record, window) for record in stale))
         for record in [record for record in records if record.state is not State.SENDING] + recovered:
             self._follow(record)
         await self._confirming.recover([record for record in records if record.kind == "form"])

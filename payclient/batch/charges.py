@@ -260,22 +260,19 @@ class Charges(AsyncIterator[ChargeResult]):
             and not self._left
         ):
             if self._answered:
-                lane = self._answered.popleft()
+                work = self._charge(self._answered.popleft())
+            elif self._must_take(self._turns.first()):
+                work = self._take(self._turns.take())
             else:
-                if self._must_take(self._turns.first()):
-                    self._in_flight += 1
-                    self._prompts += 1
-                    self._start(self._take(self._turns.take()))
-                    continue
                 if self.stopped is None:
                     if (wait := self._pace.wait()) > 0:
                         self._wake_in(wait)
                         return
                     self._pace.take()
-                lane = self._turns.take()
+                work = self._charge(self._turns.take())
             self._in_flight += 1
             self._prompts += 1
-            self._start(self._charge(lane))
+            self._start(work)
 
     def _wake_in(self, seconds: float) -> None:
         if self._alarm is not None:

@@ -61,7 +61,7 @@ class ServiceProfile:
     #: Seconds after the permit from which "not found" may prove absence; twice the sale window unless given.
     absent_after: float = attrs.field()
     #: Hosts that a form link may name; None: not checked.
-    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=attrs.converters.optional(to_set))
+    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=to_set)
     #: Longest text by our field name, in characters (§2.2: length limits are not shown).
     max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=to_mapping)
     #: Smallest and largest number by our field name.

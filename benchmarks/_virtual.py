@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from payclient.asking import TransactionRef
 from payclient.entries import Entry
+from payclient.events import Created
 from payclient.following import Following
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Created, Record
-from payclient.models import Notification, StatusReport
+from payclient.lifecycle import Record
+from payclient.results import Notification, StatusReport
 from payclient.schedule import Schedule
 
 T = TypeVar("T")

@@ -16,8 +16,9 @@ from itertools import count
 
 from _measure import interleaved, pin, ratio, row, server
 from bench_wire import minimal
+from payclient.events import Created
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Created, Record
+from payclient.lifecycle import Record
 from payclient.session import PaySession
 from payclient.tracker import Tracker
 

@@ -24,8 +24,9 @@ from pathlib import Path
 import payclient
 from _measure import row
 from bench_ledger import fsync_rate
+from payclient.events import Created, Notified
 from payclient.ledger import Ledger, Shared, open_ledger
-from payclient.lifecycle import Created, Notified, Record
+from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 
 NOW = 1_700_000_000.0

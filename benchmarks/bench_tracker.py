@@ -23,12 +23,13 @@ from _measure import pin, ratio, row
 from payclient.asking import TransactionRef
 from payclient.clock import LoopClock, SystemClock
 from payclient.driving import Driver
+from payclient.events import Created, Event, Evidence
 from payclient.following import Following
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Created, Event, Evidence, Record, State, advance
-from payclient.models import Notification, StatusReport
+from payclient.lifecycle import Record, State, advance
+from payclient.results import Notification, StatusReport
 from payclient.schedule import Attentive, Fixed, Schedule
 
 PENDING = "Pendiente"

@@ -47,6 +47,8 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
+from payclient.events import Event, Evidence
+from payclient.exchanging import Exchange
 from payclient.forms import (
     FormLink,
     PaymentForm,
@@ -56,27 +58,8 @@ from payclient.ledger import (
     Ledger,
     open_ledger,
 )
-from payclient.lifecycle import (
-    TRANSITIONS,
-    Event,
-    Evidence,
-    Record,
-    State,
-    advance,
-)
-from payclient.models import (
-    BillTo,
-    FormLinks,
-    LineItem,
-    Notification,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    SaleResult,
-    StatusReport,
-    derive_id,
-)
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, derive_id
 from payclient.notifications import (
     Receipt,
     acknowledgement,
@@ -95,6 +78,7 @@ from payclient.profile_tables import ConfirmProfile, ReturnProfile, StatusProfil
 from payclient.profiles import (
     PAYPHONE,
 )
+from payclient.results import FormLinks, Notification, PrepareResult, SaleResult, StatusReport
 from payclient.schedule import (
     Attentive,
     Fixed,
@@ -102,10 +86,7 @@ from payclient.schedule import (
     Schedule,
     Steps,
 )
-from payclient.session import (
-    Exchange,
-    PaySession,
-)
+from payclient.session import PaySession
 from payclient.tracker import (
     Tracker,
     as_decided,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, NotSentError
 from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
 
 __all__: list[str] = []
+
+TokenSource = str | Callable[[], Awaitable[str]]
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
@@ -47,6 +51,61 @@ def token_fault(token: object) -> str | None:
     if not _TOKEN.fullmatch(token):
         return "token: has blanks, control characters or other than ASCII"
     return None
+
+
+class Token:
+    """A session's token: a text, or asked of a callable at first and after a 401, once however many wait."""
+
+    def __init__(self, source: TokenSource, profile: ServiceProfile, seconds: float) -> None:
+        self._source = source
+        self._profile = profile
+        #: Within which the callable gives one.
+        self._seconds = seconds
+        #: None while there is none.
+        self.headers: Authorization | None = None
+        self._asking: asyncio.Task[Authorization] | None = None
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for what is no token and gives none."""
+        if isinstance(self._source, str):
+            self.headers = authorization(self._source, self._profile)
+        elif not callable(self._source):
+            raise ConfigurationError("token: is a text or an async callable")
+
+    @property
+    def renews(self) -> bool:
+        """Whether another one can be asked for."""
+        return not isinstance(self._source, str)
+
+    def refused(self, headers: Authorization) -> None:
+        """The service answered 401 to these: another one is asked for, unless that was done meanwhile."""
+        if self.renews and self.headers is headers:
+            self.headers = None
+
+    async def ask(self) -> Authorization:
+        """Ask the callable. `NotSentError` where it gives none in time; what it raises comes through."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._fetch())
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._asking)
+
+    async def _fetch(self) -> Authorization:
+        assert not isinstance(self._source, str)  # noqa: S101 - a text is never asked for
+        try:
+            async with asyncio.timeout(self._seconds):
+                self.headers = authorization(await self._source(), self._profile)
+        except (TimeoutError, asyncio.CancelledError):
+            pass
+        else:
+            return self.headers
+        finally:
+            self._asking = None
+        raise NotSentError("no token was given in time")
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
 
 
 def check_base_url(base_url: object) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
-from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # loaded by whoever converts: a charge itself has no fractions
+    from fractions import Fraction
 
 __all__ = ["TaxSplit", "split_tax", "to_cents"]
 
@@ -27,6 +29,8 @@ class TaxSplit(NamedTuple):
 
 
 def _exact(value: Decimal | str | int, what: str) -> Fraction:
+    from fractions import Fraction
+
     if isinstance(value, bool) or not isinstance(value, (Decimal, str, int)):
         raise TypeError(f"{what} is a Decimal, a text or an int, not {type(value).__name__}")
     if isinstance(value, int):

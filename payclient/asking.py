@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 
 from payclient.lifecycle import Record
-from payclient.models import StatusReport
+from payclient.results import StatusReport
 from payclient.session import PaySession
 
 __all__ = ["StatusSource", "TransactionRef"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from payclient.lifecycle import Record
-from payclient.models import StatusReport
+from payclient.results import StatusReport
 
 __all__: list[str] = []
 

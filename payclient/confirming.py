@@ -24,20 +24,12 @@ from payclient.errors import (
     TransitionError,
     UnauthorizedError,
 )
+from payclient.events import Abandoned, Conflicted, Event, FoundAccepted, FoundCancelled, Returned
 from payclient.ledger import Ledger
-from payclient.lifecycle import (
-    Abandoned,
-    Conflicted,
-    Event,
-    FoundAccepted,
-    FoundCancelled,
-    Record,
-    Returned,
-    State,
-)
-from payclient.models import StatusReport
+from payclient.lifecycle import Record, State
 from payclient.notifications import Return
 from payclient.recalling import given_up, heard_ids
+from payclient.results import StatusReport
 from payclient.session import PaySession
 
 __all__: list[str] = []
@@ -110,10 +102,13 @@ class Confirming:
             return
         if question.asked is None or question.asked.done():
             question.asked = asyncio.get_running_loop().create_future()
-        until = self._clock.monotonic() + self._session.timeouts.total
-        timer = self._clock.call_at(until, end, question.asked)
+        await self._wait(question.asked, self._clock.monotonic() + self._session.timeouts.total)
+
+    async def _wait(self, ended: asyncio.Future[None], when: float) -> None:
+        """Until it was ended, or until then."""
+        timer = self._clock.call_at(when, end, ended)
         try:
-            await asyncio.shield(question.asked)
+            await asyncio.shield(ended)
         finally:
             timer.cancel()
 
@@ -212,11 +207,9 @@ class Confirming:
 
     async def _rest(self, case: Case, when: float) -> None:
         case.wake = asyncio.get_running_loop().create_future()
-        timer = self._clock.call_at(when, end, case.wake)
         try:
-            await case.wake
+            await self._wait(case.wake, when)
         finally:
-            timer.cancel()
             case.wake = None
 
     async def _try(self, case: Case, question: Question) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Coroutine
 from payclient.agenda import Agenda
 from payclient.clock import Clock, Timer
 from payclient.entries import Entries, Entry
-from payclient.lifecycle import Expired, Record, State
-from payclient.models import StatusReport
+from payclient.events import Expired
+from payclient.lifecycle import Record, State
 from payclient.planning import Planning
 from payclient.querying import Querying
+from payclient.results import StatusReport
 from payclient.sharing import LEASE
 from payclient.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import attrs
-import cattrs.fns
 import orjson
-from cattrs.gen import make_dict_unstructure_fn, override
-from cattrs.preconf.orjson import OrjsonConverter, make_converter
 
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
@@ -18,6 +15,8 @@ from payclient.profile import ServiceProfile
 from payclient.spelling import to_service
 
 __all__: list[str] = []
+
+_T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 
 class Encoder:
@@ -87,42 +86,24 @@ def _unstructurers(
     nick_name_flag: str | None, language_field: str | None, response_url_field: str
 ) -> tuple[Callable[[SaleRequest], dict[str, Any]], Callable[[PrepareRequest], dict[str, Any]]]:
     """The functions that cattrs writes for a profile's names; the models checked every value already."""
-    converter = make_converter(detailed_validation=False)
-    special = {
-        ("SaleRequest", "by_nick_name"): override(rename=nick_name_flag)
-        if nick_name_flag
-        else override(omit=True),
-        ("PrepareRequest", "language"): override(rename=language_field)
-        if language_field
-        else override(omit=True),
-        ("PrepareRequest", "response_url"): override(rename=response_url_field),
-    }
-    # Inner classes first: the outer functions call the inner ones directly.
-    _register(converter, BillTo, special, {})
-    _register(converter, LineItem, special, {})
-    bill_to, item = converter.get_unstructure_hook(BillTo), converter.get_unstructure_hook(LineItem)
-    _register(
-        converter,
-        Order,
-        special,
-        {"bill_to": bill_to, "line_items": lambda items: [item(one) for one in items]},
-    )
-    order = converter.get_unstructure_hook(Order)
-    _register(converter, SaleRequest, special, {"order": order})
-    _register(converter, PrepareRequest, special, {"order": order})
-    return converter.get_unstructure_hook(SaleRequest), converter.get_unstructure_hook(PrepareRequest)
+    import cattrs.fns  # with the first session: who reads a ledger or takes notifications needs none of it
+    from cattrs.gen import make_dict_unstructure_fn, override
 
+    converter = cattrs.Converter(detailed_validation=False)
 
-def _register(
-    converter: OrjsonConverter,
-    model: type,
-    special: Mapping[tuple[str, str], Any],
-    inner: Mapping[str, Callable[[Any], Any]],
-) -> None:
-    overrides = {}
-    for field in attrs.fields(model):
-        rule = special.get((model.__name__, field.name), override(rename=to_service(field.name)))
-        hook = inner.get(field.name, cattrs.fns.identity)
-        overrides[field.name] = attrs.evolve(rule, unstruct_hook=hook)
-    hook = make_dict_unstructure_fn(model, converter, _cattrs_omit_if_default=True, **overrides)
-    converter.register_unstructure_hook(model, hook)
+    def write(
+        model: type[_T], names: Mapping[str, str | None], **inner: Callable[[Any], Any]
+    ) -> Callable[[_T], dict[str, Any]]:
+        """`names` are the profile's (None: left out), all others the service's; `inner` functions are called."""
+        rules: dict[str, Any] = {}
+        for field in attrs.fields(model):
+            name = names.get(field.name, to_service(field.name))
+            hook = inner.get(field.name, cattrs.fns.identity)
+            rules[field.name] = override(rename=name, omit=name is None, unstruct_hook=hook)
+        return make_dict_unstructure_fn(model, converter, _cattrs_omit_if_default=True, **rules)
+
+    bill_to, item = write(BillTo, {}), write(LineItem, {})
+    order = write(Order, {}, bill_to=bill_to, line_items=lambda items: [item(one) for one in items])
+    sale = write(SaleRequest, {"by_nick_name": nick_name_flag}, order=order)
+    prepare_names = {"language": language_field, "response_url": response_url_field}
+    return sale, write(PrepareRequest, prepare_names, order=order)

@@ -15,9 +15,10 @@ import attrs
 
 from payclient.clock import Clock
 from payclient.errors import LedgerError, TransitionError
+from payclient.events import Event
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, Record, State
-from payclient.models import StatusReport
+from payclient.lifecycle import Record, State
+from payclient.results import StatusReport
 
 __all__: list[str] = []
 

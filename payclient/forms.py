@@ -18,9 +18,11 @@ from payclient.errors import (
     NotSentError,
     RefusedError,
 )
-from payclient.lifecycle import Event, Lost, NotSent, Prepared, Record, State
-from payclient.models import PrepareRequest, PrepareResult, derive_id
+from payclient.events import Event, Lost, NotSent, Prepared
+from payclient.lifecycle import Record, State
+from payclient.models import PrepareRequest, derive_id
 from payclient.permits import Permits, TakenError
+from payclient.results import PrepareResult
 from payclient.session import PaySession
 
 __all__ = ["FormLink", "PaymentForm"]

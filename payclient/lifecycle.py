@@ -1,4 +1,4 @@
-"""The life of one attempt: states, events and one table of what each state takes. Pure: no clock, no I/O.
+"""The life of one attempt: its states, and one table of which events each takes. Pure: no clock, no I/O.
 
 Two rules. A state that has no entry for an event raises `TransitionError`, and nothing changes. Clocks and
 notifications are attributes of the record, not states; EXPIRED is the one presumption, and the service's word
@@ -11,13 +11,38 @@ import enum
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
 from payclient.errors import TransitionError
+from payclient.events import (
+    Abandoned,
+    Conflicted,
+    Created,
+    DecidedAccepted,
+    DecidedCancelled,
+    DecidedRefused,
+    Event,
+    Evidence,
+    Expired,
+    Found,
+    FoundAccepted,
+    FoundCancelled,
+    FoundPending,
+    Lost,
+    Notified,
+    NotSent,
+    Prepared,
+    ProvenAbsent,
+    Recovered,
+    Refused,
+    Returned,
+    Suspected,
+    Withdrawn,
+)
 
-__all__ = ["TRANSITIONS", "Event", "Evidence", "Record", "State", "advance"]
+__all__ = ["TRANSITIONS", "Record", "State", "advance"]
 
 
 class State(enum.StrEnum):
@@ -50,41 +75,6 @@ class State(enum.StrEnum):
         if self is State.ACCEPTED:
             return True
         return False if self in (State.CANCELLED, State.REFUSED) else None
-
-
-class Evidence(enum.StrEnum):
-    """What a state rests on."""
-
-    #: The commit of the permit.
-    PERMIT = "permit"
-    #: The service's answer to our own request.
-    ANSWER = "answer"
-    #: Proof that no byte reached the service.
-    NOT_SENT = "not sent"
-    #: No usable answer.
-    NO_ANSWER = "no answer"
-    #: The owner of a SENDING attempt is gone.
-    RECOVERY = "recovery"
-    #: A status query.
-    QUERY = "query"
-    #: Proof by queries that nothing was created.
-    ABSENT = "absent"
-    #: Our clock.
-    CLOCK = "clock"
-    #: A named person.
-    OPERATOR = "operator"
-    #: Two ids, unsigned.
-    NOTIFICATION = "notification"
-    #: The customer's browser came back: two ids, unsigned.
-    RETURN = "return"
-    #: The browser came back cancelled, and the service says that nothing was paid.
-    UNPAID = "unpaid"
-    #: The service took our withdrawal.
-    WITHDRAWN = "withdrawn"
-    #: A report about something that is not ours.
-    CONFLICT = "conflict"
-    #: Code 2061 of a later attempt in the same lane.
-    LANE_BUSY = "lane busy"
 
 
 @attrs.frozen(kw_only=True)
@@ -120,173 +110,6 @@ class Record:
     messages: tuple[str, ...] = attrs.field(default=(), repr=False)
 
 
-@attrs.frozen(kw_only=True)
-class Event:
-    """Something that happened to an attempt, at a UTC time."""
-
-    evidence: ClassVar[Evidence]
-    at: float
-
-
-@attrs.frozen(kw_only=True)
-class Created(Event):
-    """Our POST was answered with a transaction id."""
-
-    evidence = Evidence.ANSWER
-    transaction_id: int
-    expires_at: float
-
-
-@attrs.frozen(kw_only=True)
-class Prepared(Event):
-    """Our Prepare was answered with a payment id: the form is there to be paid."""
-
-    evidence = Evidence.ANSWER
-    expires_at: float
-
-
-@attrs.frozen(kw_only=True)
-class Refused(Event):
-    """Our POST was answered with an error object."""
-
-    evidence = Evidence.ANSWER
-    error_type: str
-    error_code: int | None = None
-    messages: tuple[str, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class NotSent(Event):
-    """Proven not to have reached the service, after its permit was committed."""
-
-    evidence = Evidence.NOT_SENT
-
-
-@attrs.frozen(kw_only=True)
-class Lost(Event):
-    """Sent, and no usable answer came."""
-
-    evidence = Evidence.NO_ANSWER
-    expires_at: float
-    candidate_id: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class Recovered(Event):
-    """Found SENDING with its owner gone."""
-
-    evidence = Evidence.RECOVERY
-    expires_at: float
-
-
-@attrs.frozen(kw_only=True)
-class FoundPending(Event):
-    """The service says `Pendiente` of this transaction."""
-
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class FoundAccepted(Event):
-    """The service says `Aceptado`."""
-
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class FoundCancelled(Event):
-    """The service says `Cancelado`."""
-
-    evidence = Evidence.QUERY
-    transaction_id: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class ProvenAbsent(Event):
-    """The service answered "not found" twice, late enough."""
-
-    evidence = Evidence.ABSENT
-
-
-@attrs.frozen(kw_only=True)
-class Expired(Event):
-    """The window passed by our clock."""
-
-    evidence = Evidence.CLOCK
-
-
-@attrs.frozen(kw_only=True)
-class Decision(Event):
-    """An operator's word, with a name and a reason."""
-
-    evidence = Evidence.OPERATOR
-    actor: str
-    reason: str
-
-
-@attrs.frozen(kw_only=True)
-class DecidedAccepted(Decision):
-    """An operator says that it was paid."""
-
-
-@attrs.frozen(kw_only=True)
-class DecidedCancelled(Decision):
-    """An operator says that it was not paid."""
-
-
-@attrs.frozen(kw_only=True)
-class DecidedRefused(Decision):
-    """An operator says that nothing was created, which allows another attempt."""
-
-
-@attrs.frozen(kw_only=True)
-class Notified(Event):
-    """A notification came: a hint."""
-
-    evidence = Evidence.NOTIFICATION
-    transaction_id: int
-
-
-@attrs.frozen(kw_only=True)
-class Returned(Event):
-    """The customer's browser came back from a form: a hint. No transaction id: it came back cancelled."""
-
-    evidence = Evidence.RETURN
-    transaction_id: int | None = None
-
-
-@attrs.frozen(kw_only=True)
-class Abandoned(Event):
-    """The browser came back cancelled, and the service, asked, knows of no payment."""
-
-    evidence = Evidence.UNPAID
-
-
-@attrs.frozen(kw_only=True)
-class Withdrawn(Event):
-    """The service took our withdrawal of a request that nobody answered."""
-
-    evidence = Evidence.WITHDRAWN
-
-
-@attrs.frozen(kw_only=True)
-class Conflicted(Event):
-    """A report or notification speaks of something that is not ours; it decides nothing."""
-
-    evidence = Evidence.CONFLICT
-    what: str
-
-
-@attrs.frozen(kw_only=True)
-class Suspected(Event):
-    """A later attempt of the same lane got code 2061 while this one was unknown: it may have landed."""
-
-    evidence = Evidence.LANE_BUSY
-
-
-_S = State
 _HINTS: dict[type[Event], State | None] = {
     Notified: None,
     Returned: None,
@@ -298,57 +121,57 @@ _HINTS: dict[type[Event], State | None] = {
 #: What each state takes, and what it becomes; None: it stays.
 TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyType(
     {
-        _S.SENDING: {
+        State.SENDING: {
             **_HINTS,
-            Created: _S.PENDING,
-            Prepared: _S.PENDING,
-            Refused: _S.REFUSED,
-            NotSent: _S.REFUSED,
-            Lost: _S.UNKNOWN,
-            Recovered: _S.UNKNOWN,
+            Created: State.PENDING,
+            Prepared: State.PENDING,
+            Refused: State.REFUSED,
+            NotSent: State.REFUSED,
+            Lost: State.UNKNOWN,
+            Recovered: State.UNKNOWN,
         },
-        _S.UNKNOWN: {
+        State.UNKNOWN: {
             **_HINTS,
-            Created: _S.PENDING,  # our own late answer
-            Refused: _S.REFUSED,
-            NotSent: _S.REFUSED,
-            FoundPending: _S.PENDING,
-            FoundAccepted: _S.ACCEPTED,
-            FoundCancelled: _S.CANCELLED,
-            Abandoned: _S.CANCELLED,
-            Withdrawn: _S.CANCELLED,
-            ProvenAbsent: _S.REFUSED,
-            DecidedAccepted: _S.ACCEPTED,
-            DecidedCancelled: _S.CANCELLED,
-            DecidedRefused: _S.REFUSED,
+            Created: State.PENDING,  # our own late answer
+            Refused: State.REFUSED,
+            NotSent: State.REFUSED,
+            FoundPending: State.PENDING,
+            FoundAccepted: State.ACCEPTED,
+            FoundCancelled: State.CANCELLED,
+            Abandoned: State.CANCELLED,
+            Withdrawn: State.CANCELLED,
+            ProvenAbsent: State.REFUSED,
+            DecidedAccepted: State.ACCEPTED,
+            DecidedCancelled: State.CANCELLED,
+            DecidedRefused: State.REFUSED,
         },
-        _S.PENDING: {
+        State.PENDING: {
             **_HINTS,
-            FoundAccepted: _S.ACCEPTED,
-            FoundCancelled: _S.CANCELLED,
-            Abandoned: _S.CANCELLED,
-            Withdrawn: _S.CANCELLED,
-            Expired: _S.EXPIRED,
+            FoundAccepted: State.ACCEPTED,
+            FoundCancelled: State.CANCELLED,
+            Abandoned: State.CANCELLED,
+            Withdrawn: State.CANCELLED,
+            Expired: State.EXPIRED,
         },
-        _S.EXPIRED: {
+        State.EXPIRED: {
             **_HINTS,
-            FoundAccepted: _S.ACCEPTED,
-            FoundCancelled: _S.CANCELLED,
-            Abandoned: _S.CANCELLED,
-            Withdrawn: _S.CANCELLED,
-            DecidedAccepted: _S.ACCEPTED,
-            DecidedCancelled: _S.CANCELLED,
-            DecidedRefused: _S.REFUSED,
+            FoundAccepted: State.ACCEPTED,
+            FoundCancelled: State.CANCELLED,
+            Abandoned: State.CANCELLED,
+            Withdrawn: State.CANCELLED,
+            DecidedAccepted: State.ACCEPTED,
+            DecidedCancelled: State.CANCELLED,
+            DecidedRefused: State.REFUSED,
         },
-        _S.CANCELLED: {
+        State.CANCELLED: {
             **_HINTS,
             FoundCancelled: None,
             Abandoned: None,
             Withdrawn: None,
-            FoundAccepted: _S.ACCEPTED,  # a correction
+            FoundAccepted: State.ACCEPTED,  # a correction
         },
-        _S.ACCEPTED: {**_HINTS, FoundAccepted: None},
-        _S.REFUSED: {**_HINTS},
+        State.ACCEPTED: {**_HINTS, FoundAccepted: None},
+        State.REFUSED: {**_HINTS},
     }
 )
 
@@ -375,7 +198,7 @@ def advance(record: Record, event: Event) -> Record:
                 changes["candidate_id"] = candidate_id
         case Prepared(expires_at=expires_at) | Recovered(expires_at=expires_at):
             changes["expires_at"] = expires_at
-        case FoundPending() | FoundAccepted() | FoundCancelled():
+        case Found():
             if record.transaction_id is None:
                 # A form whose card was declined may yet be paid by another, which is another transaction.
                 if record.kind == "sale" or not isinstance(event, FoundCancelled):

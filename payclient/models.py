@@ -1,4 +1,4 @@
-"""The requests, results and notifications of the service, as frozen attrs classes.
+"""The requests of the service, as frozen attrs classes.
 
 Field names are the service's in snake case. A request checks itself when it is made, all faults at once, and
 never shows a person's data in its `repr`. What only a profile knows is checked by the session.
@@ -7,47 +7,20 @@ never shows a person's data in its `repr`. What only a profile knows is checked 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import attrs
 
-from payclient.amounts import MAX_CENTS
+from payclient.amounts import COMPONENTS, MAX_CENTS
 from payclient.checks import CALLING_CODE, COUNTRY, CURRENCY, FULL_PHONE, INTS, MAX_TEXT, TEXTS, Faults, fits
-from payclient.errors import ConfigurationError
 
-__all__ = [
-    "BillTo",
-    "FormLinks",
-    "LineItem",
-    "Notification",
-    "Order",
-    "PrepareRequest",
-    "PrepareResult",
-    "SaleRequest",
-    "SaleResult",
-    "StatusReport",
-    "derive_id",
-]
+__all__ = ["BillTo", "LineItem", "Order", "PrepareRequest", "SaleRequest", "derive_id"]
 
 
 def private(default: Any = attrs.NOTHING) -> Any:
     """Declare a field that holds a person's data or a secret, and so never shows in `repr`."""
     return attrs.field(default=default, repr=False)
-
-
-def _sum_of(request: SaleRequest | PrepareRequest) -> int | None:
-    """The sum of the parts, or None where one of them is no cents: the faults will say which."""
-    parts = (
-        request.amount_without_tax,
-        request.amount_with_tax,
-        request.tax,
-        request.service,
-        request.tip,
-    )
-    if not INTS.issuperset(map(type, parts)):
-        return None
-    return sum(filter(None, parts))
 
 
 # --- §2.4
@@ -256,15 +229,9 @@ class SaleRequest:
             "store_id", "reference", "response_url", "lat", "lng", "client_user_id",
             "optional_parameter1", "optional_parameter2", "optional_parameter3",
         )  # fmt: skip
-        faults.identifier("client_transaction_id")
-        faults.identifier("store_id")
         faults.pattern("country_code", CALLING_CODE, "is a country calling code, digits only (E.164)")
-        faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
         faults.url("response_url")
-        faults.integer("time_zone")
-        faults.degrees("lat", 90)
-        faults.degrees("lng", 180)
-        faults.instance("order", Order)
+        _check_shared(faults)
         if type(self.by_nick_name) is not bool:
             faults.add("by_nick_name", "is True or False")
         faults.report(self.client_transaction_id)
@@ -307,7 +274,9 @@ class PrepareRequest:
 
     def __attrs_post_init__(self) -> None:
         if self.amount is None:
-            object.__setattr__(self, "amount", _sum_of(self))
+            parts = [getattr(self, name) for name in COMPONENTS]
+            if INTS.issuperset(map(type, parts)):  # else the faults say which is no cents
+                object.__setattr__(self, "amount", sum(filter(None, parts)))
         faults = Faults(self)
         faults.amounts()
         faults.text("currency", "client_transaction_id", "store_id", "response_url", required=True)
@@ -315,112 +284,23 @@ class PrepareRequest:
             "reference", "phone_number", "email", "document_id", "cancellation_url", "optional_parameter",
             "lat", "lng",
         )  # fmt: skip
-        faults.identifier("client_transaction_id")
-        faults.identifier("store_id")
-        faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
         faults.pattern("phone_number", FULL_PHONE, "is + country code and number")
         faults.url("response_url", "cancellation_url")
-        faults.integer("time_zone")
-        faults.degrees("lat", 90)
-        faults.degrees("lng", 180)
-        faults.instance("order", Order)
+        _check_shared(faults)
         if self.language not in (None, "es", "en"):
             faults.add("language", "is 'es' or 'en'")
         faults.report(self.client_transaction_id)
 
 
-# --- §2.5, §2.6, §6
-
-
-@attrs.frozen(kw_only=True)
-class SaleResult:
-    """The service created the transaction (§2.5); it is `Pendiente` now (§3)."""
-
-    transaction_id: int
-    raw: Mapping[str, Any] = private(attrs.Factory(dict))
-
-
-@attrs.frozen(repr=False)
-class FormLinks(Mapping[str, str]):
-    """Every `payWith...` link of a prepared form (§2.6). Links are secrets: `repr` shows only their names."""
-
-    _links: Mapping[str, str]
-
-    def __getitem__(self, name: str) -> str:
-        return self._links[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def __repr__(self) -> str:
-        return f"FormLinks({', '.join(self._links)})"
-
-
-@attrs.frozen(kw_only=True)
-class PrepareResult:
-    """A prepared payment form (§2.6)."""
-
-    #: A secret where the links are made of it.
-    payment_id: str = private()
-    links: FormLinks = private()
-    raw: Mapping[str, Any] = private(attrs.Factory(dict))
-    #: The profile's name of the wallet link, which carries the service's brand (§2.6).
-    wallet_link_field: str | None = private(None)
-
-    @property
-    def pay_with_card(self) -> str:
-        """The form for paying with a card. `ConfigurationError` if the answer had no such link."""
-        return self._link("payWithCard")
-
-    @property
-    def pay_with_wallet(self) -> str:
-        """The form for paying through the wallet app, by the profile's name or by being the only other.
-
-        `ConfigurationError` where that is ambiguous.
-        """
-        if self.wallet_link_field is not None:
-            return self._link(self.wallet_link_field)
-        others = [name for name in self.links if name != "payWithCard"]
-        if len(others) != 1:
-            raise ConfigurationError(
-                f"set wallet_link_field in the profile: one of {', '.join(others) or 'none'}"
-            )
-        return self.links[others[0]]
-
-    def _link(self, name: str) -> str:
-        try:
-            return self.links[name]
-        except KeyError:
-            raise ConfigurationError(f"the answer has no link {name}") from None
-
-
-@attrs.frozen(kw_only=True)
-class StatusReport:
-    """What the service says of a transaction at this moment.
-
-    `state` is the document's word (§3): `Pendiente`, `Aceptado` or `Cancelado`; None where the profile does not
-    map the service's own word, which is then neither pending nor final. `amount` is cents.
-    """
-
-    state: Literal["Pendiente", "Aceptado", "Cancelado"] | None
-    transaction_id: int | None = None
-    client_transaction_id: str | None = None
-    amount: int | None = None
-    currency: str | None = None
-    #: Other accepted transactions under the same client transaction id: each of them is money.
-    also_accepted: tuple[int, ...] = ()
-    raw: Mapping[str, Any] = private(attrs.Factory(dict))
-
-
-@attrs.frozen(kw_only=True)
-class Notification:
-    """What arrived at `responseUrl` (§6): two ids, unsigned, no verdict. A hint."""
-
-    transaction_id: int
-    client_transaction_id: str
+def _check_shared(faults: Faults) -> None:
+    """What both requests have, beside amounts and texts."""
+    faults.identifier("client_transaction_id")
+    faults.identifier("store_id")
+    faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
+    faults.integer("time_zone")
+    faults.degrees("lat", 90)
+    faults.degrees("lng", 180)
+    faults.instance("order", Order)
 
 
 def derive_id(*keys: str | int) -> str:

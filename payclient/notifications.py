@@ -20,8 +20,8 @@ import orjson
 
 from payclient.checks import text_fault
 from payclient.errors import ConfigurationError, InvalidNotificationError
-from payclient.models import Notification
 from payclient.profile import ReturnProfile
+from payclient.results import Notification
 
 __all__ = [
     "Receipt",

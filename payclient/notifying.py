@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from payclient.clock import Clock
 from payclient.entries import NEVER, PENDING, Entries, Entry
+from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.ledger import Ledger
-from payclient.lifecycle import Conflicted, Event, Evidence, Notified, Record, State
-from payclient.models import Notification
+from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
+from payclient.results import Notification
 
 __all__: list[str] = []
 

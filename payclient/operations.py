@@ -23,8 +23,8 @@ from payclient.errors import (
     RateLimitedError,
     RefusedError,
 )
-from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
+from payclient.results import StatusReport
 from payclient.wire import HttpRequest, HttpResponse, decode_report, read_refusal, retry_after
 
 __all__: list[str] = []
@@ -129,8 +129,8 @@ def undo_request(
 def decode_undone(
     response: HttpResponse,
     profile: ServiceProfile,
-    operation: Literal["cancel", "reverse"],
     client_transaction_id: str | None,
+    operation: Literal["cancel", "reverse"],
 ) -> None:
     """Read the answer to a cancel or a reverse: a bare `true` is the success, and nothing else is.
 

@@ -7,9 +7,10 @@ from typing import Self
 import attrs
 
 from payclient.errors import PayError, RefusedError
+from payclient.events import Evidence
 from payclient.ledger import Change
-from payclient.lifecycle import Evidence, Record, State
-from payclient.models import StatusReport
+from payclient.lifecycle import Record, State
+from payclient.results import StatusReport
 
 __all__ = ["Outcome"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from payclient.events import Evidence
 from payclient.following import Following
-from payclient.lifecycle import Evidence, Record, State
+from payclient.lifecycle import Record, State
 from payclient.outcomes import Outcome
 
 __all__ = ["PendingSale"]

@@ -21,8 +21,9 @@ from payclient.errors import (
     RefusedError,
     TransitionError,
 )
+from payclient.events import Event, NotSent, Recovered, Refused
 from payclient.ledger import Ledger
-from payclient.lifecycle import Event, NotSent, Record, Refused, advance
+from payclient.lifecycle import Record, advance
 
 __all__: list[str] = []
 
@@ -97,6 +98,14 @@ class Permits:
             self._late_writes.add(task)
             task.add_done_callback(self._late_writes.discard)
             return advance(record, event)
+
+    async def recover(self, record: Record, window: float) -> Record:
+        """Whoever sent this is gone: it is unknown from now on, unless its end was recorded meanwhile."""
+        ends = record.created_at + self.total + window
+        try:
+            return await self.ledger.apply(record, Recovered(at=self.clock.time(), expires_at=ends))
+        except TransitionError:
+            return await self.ledger.get(record.client_transaction_id) or record
 
     async def _apply(self, record: Record, event: Event) -> Record:
         if isinstance(event, NotSent):

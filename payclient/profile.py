@@ -7,7 +7,6 @@ the setting; nothing is guessed.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ class ServiceProfile:
     #: Seconds after the permit from which "not found" may prove absence; twice the sale window unless given.
     absent_after: float = attrs.field()
     #: Hosts that a form link may name; None: not checked.
-    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=attrs.converters.optional(to_set))
+    link_hosts: frozenset[str] | None = attrs.field(default=None, converter=to_set)
     #: Longest text by our field name, in characters (§2.2: length limits are not shown).
     max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=to_mapping)
     #: Smallest and largest number by our field name.
@@ -83,6 +82,8 @@ class ServiceProfile:
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:
         """Read a profile from a TOML file. Unknown or bad settings raise `ConfigurationError` naming them."""
+        import tomllib  # here: most programs load one profile at the most
+
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

@@ -8,15 +8,9 @@ from payclient.asking import StatusSource, TransactionRef, conflict_of
 from payclient.clock import Clock
 from payclient.entries import Entries, Entry
 from payclient.errors import PayError, RateLimitedError, UnauthorizedError
-from payclient.lifecycle import (
-    Conflicted,
-    FoundAccepted,
-    FoundCancelled,
-    FoundPending,
-    ProvenAbsent,
-    State,
-)
-from payclient.models import StatusReport
+from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
+from payclient.lifecycle import State
+from payclient.results import StatusReport
 from payclient.turns import Pace
 
 __all__: list[str] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from payclient.events import Abandoned, Notified, Returned
 from payclient.ledger import Ledger
-from payclient.lifecycle import Abandoned, Notified, Record, Returned, State
+from payclient.lifecycle import Record, State
 
 __all__: list[str] = []
 

@@ -7,7 +7,8 @@ import logging
 from functools import partial
 
 from payclient.errors import LedgerUnavailableError, NotSentError, OutcomeUnknownError, RefusedError
-from payclient.lifecycle import Created, Event, Evidence, Lost, NotSent, Record, State
+from payclient.events import Created, Event, Evidence, Lost, NotSent
+from payclient.lifecycle import Record, State
 from payclient.models import SaleRequest
 from payclient.permits import Permits, TakenError, same_request
 from payclient.session import PaySession

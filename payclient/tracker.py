@@ -9,40 +9,35 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from payclient.access import environment_digest
+from payclient.access import TokenSource, environment_digest
 from payclient.asking import StatusSource, session_status
-from payclient.clock import Clock, LoopClock, sleep
+from payclient.clock import Clock, LoopClock
 from payclient.confirming import Confirming
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
     InvalidNotificationError,
-    NotCancellableError,
-    OutcomeUnknownError,
     TrackerClosedError,
-    TransitionError,
-    UsageError,
 )
 from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
-from payclient.lifecycle import Record, Recovered, State, Withdrawn
-from payclient.models import Notification, PrepareRequest, SaleRequest
+from payclient.lifecycle import Record, State
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
-from payclient.schedule import NORMAL_WINDOW, Attentive, Schedule
+from payclient.results import Notification
+from payclient.schedule import Attentive, Schedule
 from payclient.sending import Sender
-from payclient.session import PaySession, TokenSource
+from payclient.session import PaySession
+from payclient.withdrawing import Withdrawing
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 
 logger = logging.getLogger("payclient.tracker")
-
-#: Seconds between the queries after a cancel that came too late, or whose answer was lost.
-CANCEL_CHECKS = (1.0, 2.0)
 
 
 class Tracker:
@@ -88,6 +83,12 @@ class Tracker:
             budget=f"queries {session.base_url}",
         )
         self._asks = status is not None or profile.status is not None
+        self._withdrawing = Withdrawing(
+            session,
+            self._permits,
+            check=self._following.check if self._asks else None,
+            changed=self._changed,
+        )
         self._sending: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
         self._open = False
 
@@ -142,6 +143,10 @@ class Tracker:
         await self._confirming.aclose()
         await self._following.aclose()
 
+    def _check_open(self, client_transaction_id: str | None = None) -> None:
+        if not self._open:
+            raise TrackerClosedError("the tracker is not open", client_transaction_id=client_transaction_id)
+
     async def sale(self, request: SaleRequest) -> PendingSale:
         """Charge by a push request (§2.2). **Raising means that this call created nothing.**
 
@@ -151,10 +156,7 @@ class Tracker:
 
         Raises `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
-        if not self._open:
-            raise TrackerClosedError(
-                "the tracker is not open", client_transaction_id=request.client_transaction_id
-            )
+        self._check_open(request.client_transaction_id)
         http, digest = self._sender.encode(request)
         identifier = request.client_transaction_id
         running = self._sending.get(identifier)
@@ -217,8 +219,7 @@ class Tracker:
         It is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most. Without
         a status source it ends the wait, with `paid` None.
         """
-        if not self._open:
-            raise TrackerClosedError("the tracker is not open")
+        self._check_open()
         receipt = await self._following.notify(notification)
         if receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
@@ -238,8 +239,7 @@ class Tracker:
 
         Raises `InvalidNotificationError` for what comes from no form of ours, `ConfigurationError`, `LedgerError`.
         """
-        if not self._open:
-            raise TrackerClosedError("the tracker is not open")
+        self._check_open()
         profile = self._session.profile
         if profile.returned is None or profile.confirm is None:
             lacking = "returned" if profile.returned is None else "confirm"
@@ -259,38 +259,9 @@ class Tracker:
         Where the service's answer is lost, the outcome is what the status query says, perhaps still undecided. Raises
         `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn, `UsageError` for a form.
         """
-        if not self._open:
-            raise TrackerClosedError(
-                "the tracker is not open", client_transaction_id=pending.client_transaction_id
-            )
+        self._check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        if record is not None and record.kind == "form":
-            raise UsageError(
-                "a form is not withdrawn: hand out its links no more",
-                client_transaction_id=record.client_transaction_id,
-            )
-        if record is None or record.state.decided or record.state is State.SENDING:
-            return pending.outcome if record is None else Outcome.of(record)
-        cancel = self._session.profile.cancel
-        try:
-            if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
-                await self._session.cancel(transaction_id=record.transaction_id)
-            else:
-                await self._session.cancel(client_transaction_id=record.client_transaction_id)
-        except (NotCancellableError, OutcomeUnknownError):
-            if not self._asks:
-                return Outcome.of(record)
-            outcome = await self._following.check(record)
-            for seconds in CANCEL_CHECKS:
-                if outcome.state.decided:
-                    break
-                # A query a second for a sale at most: one may have been made just before.
-                await sleep(self._clock, seconds * self._session.profile.sale_window / NORMAL_WINDOW)
-                outcome = await self._following.check(record)
-            return outcome
-        record = await self._permits.write(record, Withdrawn(at=self._clock.time()))
-        self._changed(record)
-        return Outcome.of(record)
+        return pending.outcome if record is None else await self._withdrawing.cancel(record)
 
     def _changed(self, record: Record) -> None:
         """A record took an event elsewhere than in following: whoever waits is told."""
@@ -308,10 +279,7 @@ class Tracker:
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id.
         """
-        if not self._open:
-            raise TrackerClosedError(
-                "the tracker is not open", client_transaction_id=request.client_transaction_id
-            )
+        self._check_open(request.client_transaction_id)
         form, record = await self._forms.prepare(request)
         self._follow(record)
         return form
@@ -417,18 +385,9 @@ class Tracker:
 
     async def _take_over(self, records: Sequence[Record]) -> None:
         """Whoever sent these is gone: SENDING is unknown from now on; what is open is followed on."""
-        window, total = self._session.profile.sale_window, self._session.timeouts.total
-        now = self._clock.time()
-
-        async def recover(record: Record) -> Record:
-            event = Recovered(at=now, expires_at=record.created_at + total + window)
-            try:
-                return await self._ledger.apply(record, event)
-            except TransitionError:
-                return await self._ledger.get(record.client_transaction_id) or record
-
+        window = self._session.profile.sale_window
         stale = [record for record in records if record.state is State.SENDING]
-        recovered = await asyncio.gather(*(recover(record) for record in stale))
+        recovered = await asyncio.gather(*(self._permits.recover(record, window) for record in stale))
         for record in [record for record in records if record.state is not State.SENDING] + recovered:
             self._follow(record)
         await self._confirming.recover([record for record in records if record.kind == "form"])

@@ -26,8 +26,8 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.links import is_safe_link
-from payclient.models import FormLinks, PrepareResult, SaleResult, StatusReport
 from payclient.profile import ServiceProfile
+from payclient.results import FormLinks, PrepareResult, SaleResult, StatusReport
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 
@@ -130,7 +130,9 @@ def decode_prepare(
     )
 
 
-def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusReport | None:
+def decode_status(
+    response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None = None
+) -> StatusReport | None:
     """Read the answer to a status query, by the profile; None is "no such transaction".
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is
@@ -160,13 +162,22 @@ def decode_status(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
         ):
             return None
         del code
-        if refusal := read_refusal(response, data, profile, None):
+        if refusal := read_refusal(response, data, profile, client_transaction_id):
             del data
             raise refusal
     del data
     if response.status == 429:
-        raise RateLimitedError("HTTP 429", http_status=429, retry_after=retry_after(response))
-    raise OutcomeUnknownError(f"HTTP {response.status} with no usable answer", http_status=response.status)
+        raise RateLimitedError(
+            "HTTP 429",
+            http_status=429,
+            retry_after=retry_after(response),
+            client_transaction_id=client_transaction_id,
+        )
+    raise OutcomeUnknownError(
+        f"HTTP {response.status} with no usable answer",
+        http_status=response.status,
+        client_transaction_id=client_transaction_id,
+    )
 
 
 def decode_report(response: HttpResponse, profile: ServiceProfile) -> StatusReport | None:

@@ -27,6 +27,7 @@ from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
 from payclient.batch.pace import Pace
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
+from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.schedule import forecast
 from payclient.session import PaySession
@@ -45,7 +46,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 async def run(

@@ -20,8 +20,9 @@ from payclient.cli import main, terminal
 from payclient.cli.ledger_export import COLUMNS
 from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
 from payclient.cli.report_lines import PAID_WORDS
+from payclient.events import Conflicted, Created, Evidence, Expired, Lost, Notified, Refused
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Conflicted, Created, Evidence, Expired, Lost, Notified, Record, Refused, State
+from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh
 
 ROOT = Path(__file__).parents[1]

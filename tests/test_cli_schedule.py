@@ -10,8 +10,9 @@ import pytest
 
 from payclient.cli.app import run
 from payclient.cli.schedule import observed
+from payclient.events import Created, Event, Expired, FoundAccepted, FoundCancelled, Notified
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Created, Event, Expired, FoundAccepted, FoundCancelled, Notified, Record
+from payclient.lifecycle import Record
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import payclient
 from fake_service import FakeService, answer, refusal, sale
 from payclient.cases import MOST_IDS, MOST_REFUSALS
+from payclient.events import DecidedRefused, FoundAccepted, Prepared, Returned
+from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import DecidedRefused, FoundAccepted, Prepared, Returned
 from payclient.session import PaySession
 from test_tracker import outcome_of, tracking
 
@@ -128,7 +129,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 def form(identifier: str = "form-1") -> payclient.PrepareRequest:

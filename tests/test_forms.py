@@ -9,6 +9,7 @@ import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, answer, no_connection, refusal
+from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
 from test_tracker import tracking
@@ -46,7 +47,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 def request(identifier: str = "form-1") -> payclient.PrepareRequest:

@@ -14,10 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from payclient.errors import ConfigurationError, TransitionError, UsageError
-from payclient.ledger import Change, Ledger, open_ledger
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import (
-    TRANSITIONS,
+from payclient.events import (
     Conflicted,
     Created,
     DecidedRefused,
@@ -31,13 +28,13 @@ from payclient.lifecycle import (
     Notified,
     NotSent,
     Prepared,
-    Record,
     Refused,
     Returned,
-    State,
     Suspected,
-    advance,
 )
+from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from postgres_server import PostgresServer
 
 NOW = 1_700_000_000.0

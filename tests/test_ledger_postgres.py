@@ -26,13 +26,14 @@ from cutting_proxy import cutting_proxy
 from payclient.cli import main
 from payclient.clock import SystemClock
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError, UsageError
+from payclient.events import Created, FoundAccepted, Notified, NotSent
 from payclient.ledger import Ledger, Shared, open_ledger, postgres_writer
 from payclient.ledger import postgres_connecting as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connecting import Address
 from payclient.ledger.postgres_schema import BARRIER, SCHEMA, VERSION
-from payclient.lifecycle import TRANSITIONS, Created, FoundAccepted, Notified, NotSent, Record, State
+from payclient.lifecycle import TRANSITIONS, Record, State
 from payclient.permits import Permits
 from payclient.tracker import open_tracker
 from postgres_server import PostgresServer

@@ -28,15 +28,7 @@ from payclient.errors import (
     TransitionError,
     UsageError,
 )
-from payclient.ledger import Change, Ledger
-from payclient.ledger import sqlite_files as files
-from payclient.ledger import sqlite_schema as schema
-from payclient.ledger.columns import permit_row
-from payclient.ledger.memory import MemoryLedger
-from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import filesystem_of
-from payclient.lifecycle import (
-    TRANSITIONS,
+from payclient.events import (
     Created,
     Event,
     Expired,
@@ -45,10 +37,16 @@ from payclient.lifecycle import (
     Lost,
     Notified,
     NotSent,
-    Record,
     Refused,
-    State,
 )
+from payclient.ledger import Change, Ledger
+from payclient.ledger import sqlite_files as files
+from payclient.ledger import sqlite_schema as schema
+from payclient.ledger.columns import permit_row
+from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.ledger.sqlite_files import filesystem_of
+from payclient.lifecycle import TRANSITIONS, Record, State
 
 V3 = Path(__file__).parent / "samples" / "ledger_v3.sql"
 NOW = 1_700_000_000.0

@@ -25,9 +25,10 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
+from payclient.exchanging import Exchange, Exchanges
 from payclient.operations import decode_confirm, decode_undone
 from payclient.profiles import PAYPHONE
-from payclient.session import Exchange, PaySession
+from payclient.session import PaySession
 from payclient.wire import HttpRequest, HttpResponse
 
 REPORT = {
@@ -86,7 +87,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 Call = Callable[[PaySession], Any]
@@ -337,7 +338,7 @@ def test_any_answer_is_read(status: int, body: bytes) -> None:
         assert report.state in (None, "Pendiente", "Aceptado", "Cancelado")
     for operation in ("cancel", "reverse"):
         try:
-            decode_undone(response, PAYPHONE, operation, None)
+            decode_undone(response, PAYPHONE, None, operation)
         except PayError:
             continue
         assert status in (200, 204)

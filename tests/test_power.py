@@ -23,9 +23,10 @@ import attrs
 import pytest
 
 from payclient.errors import PayError
+from payclient.events import Created, FoundAccepted
 from payclient.ledger import open_ledger
 from payclient.ledger import sqlite_files as files
-from payclient.lifecycle import Created, FoundAccepted, Record, State
+from payclient.lifecycle import Record, State
 
 ROOT = Path(__file__).parents[1]
 IMAGES = 320

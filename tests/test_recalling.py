@@ -7,19 +7,19 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient.ledger import Ledger, open_ledger
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import (
+from payclient.events import (
     Abandoned,
     Expired,
     FoundAccepted,
     FoundCancelled,
     Notified,
     Prepared,
-    Record,
     Refused,
     Returned,
 )
+from payclient.ledger import Ledger, open_ledger
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.recalling import given_up, heard_ids
 
 

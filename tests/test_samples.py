@@ -16,8 +16,9 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
+from payclient.results import StatusReport
 from payclient.session import PaySession
 from payclient.spelling import from_service
 

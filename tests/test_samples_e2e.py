@@ -21,11 +21,14 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
+from payclient.events import Evidence
+from payclient.exchanging import Exchange
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Evidence, State
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
+from payclient.lifecycle import State
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
-from payclient.session import Exchange, PaySession
+from payclient.results import StatusReport
+from payclient.session import PaySession
 from payclient.simulator import Form, ManualClock, Settings, Simulator
 from payclient.spelling import from_service
 from payclient.tracker import Tracker
@@ -83,9 +86,9 @@ class Wire:
     """aiohttp as ever, and what it carried: each answer's status and body, by the path of its request."""
 
     def __init__(self, session: PaySession) -> None:
-        self._transport = session._transport
+        self._transport = session._exchanges._transport
         self.carried: list[tuple[HttpRequest, HttpResponse]] = []
-        session._transport = self
+        session._exchanges._transport = self
 
     async def __call__(self, request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
         response = await self._transport(request, before_send)

@@ -56,11 +56,13 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
+from payclient.events import Prepared
+from payclient.exchanging import Exchange, Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Prepared, Record
+from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
-from payclient.session import Exchange, PaySession
+from payclient.session import PaySession
 from payclient.simulator import ManualClock
 from payclient.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -246,7 +248,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 def debug() -> None:
@@ -842,7 +844,7 @@ def test_in_the_wrong_place(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(asyncio.run(use()), BaseException)
     if how == "forked":
         # The child's counter, without a child: its own test forks.
-        monkeypatch.setattr("payclient.session._generation", 1_000_000)
+        monkeypatch.setattr("payclient.exchanging._generation", 1_000_000)
     outcome = asyncio.run(use())
     assert type(outcome) is UsageError
     check_hidden(outcome)

@@ -28,9 +28,10 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
+from payclient.exchanging import RETRY_DELAYS, Exchange, Exchanges
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.session import RETRY_DELAYS, Exchange, PaySession
+from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from raw_server import RawServer, answer, hang, read, reset, turns, write
 
@@ -133,7 +134,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(_: PaySession, seconds: float) -> None:
         asked.append(seconds)
 
-    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", sleep)
     return asked
 
 
@@ -454,7 +455,7 @@ def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: boo
     """What ends a program or a task comes through unchanged and is not repeated."""
     error = kind("mine")
     fake = Fake(error, sends=sends)
-    call = session_over(fake)._exchange("sale", HttpRequest("POST", "/"), lambda *_: object(), None, None)
+    call = session_over(fake)._exchanges.make("sale", HttpRequest("POST", "/"), lambda *_: object())
 
     async def main() -> object:
         # Looked at within the loop, which would let the first two through its tasks.
@@ -636,7 +637,7 @@ async def test_timeout_while_waiting_to_repeat(monkeypatch: pytest.MonkeyPatch) 
     async def sleep(_: PaySession, seconds: float) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", sleep)
     with pytest.raises(NotSentError):
         await session_over(Fake(OSError(), sends=False), timeouts=Timeouts(total=0.01)).sale(SALE)
 
@@ -644,8 +645,8 @@ async def test_timeout_while_waiting_to_repeat(monkeypatch: pytest.MonkeyPatch) 
 async def test_the_delay_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries the session sleeps."""
     monkeypatch.undo()
-    assert PaySession._sleep is not None
-    await session_over(Fake(CREATED))._sleep(0)
+    assert Exchanges._sleep is not None
+    await session_over(Fake(CREATED))._exchanges._sleep(0)
 
 
 # --- The token
@@ -775,7 +776,7 @@ async def test_hanging_token_callable() -> None:
         for _ in range(2):
             with pytest.raises(NotSentError):
                 await session.sale(SALE)
-            task = session._refresh
+            task = session._token._asking
             if task is not None:
                 await asyncio.wait([task])
     assert fake.requests == []
@@ -819,6 +820,14 @@ async def test_status_by_each_id() -> None:
         ("GET", "/api/Sale/12", b""),
         ("GET", "/api/Sale/client/a%2Fb%20%3F%C3%B1", b""),
     ]
+
+
+@pytest.mark.parametrize("said", [HttpResponse(200), HttpResponse(429), WHO])
+async def test_an_error_of_a_status_query_says_of_which_id(said: HttpResponse) -> None:
+    """As those of every other call do."""
+    with pytest.raises(PayError) as caught:
+        await session_over(Fake(said)).status(client_transaction_id="order-1")
+    assert caught.value.client_transaction_id == "order-1"
 
 
 async def test_quoted_ids_reach_the_wire_as_they_are() -> None:
@@ -1160,8 +1169,8 @@ async def test_timeout_and_cancellation_together() -> None:
     session = session_over(endless, timeouts=Timeouts(total=60))
     call = asyncio.create_task(cast("Any", session.sale(SALE)))
     await turns()
-    assert session._deadlines is not None
-    session._deadlines._queue[0].fire()
+    assert session._exchanges._deadlines is not None
+    session._exchanges._deadlines._queue[0].fire()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -1196,6 +1205,6 @@ async def test_no_cycle_keeps_a_call_alive() -> None:
         await session.sale(SALE)
     gc.collect()
     assert asyncio.all_tasks() == before
-    assert session._deadlines is not None
-    assert len(session._deadlines._queue) == 1
+    assert session._exchanges._deadlines is not None
+    assert len(session._exchanges._deadlines._queue) == 1
     await session.aclose()

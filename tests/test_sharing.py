@@ -14,15 +14,15 @@ import payclient
 from fake_service import PROFILE, FakeService, refuses, sale
 from payclient import sharing
 from payclient.batch import charge_all
+from payclient.budget import Budget
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connecting import Address
 from payclient.lifecycle import Record, State
-from payclient.models import Notification
 from payclient.notifications import Receipt
+from payclient.results import Notification
 from payclient.session import PaySession
-from payclient.sharing import Budget
 from payclient.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import PostgresServer

@@ -12,9 +12,10 @@ import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, lost_answer, lost_request, no_connection, refuses, sale
+from payclient.events import DecidedRefused, NotSent
+from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import DecidedRefused, NotSent
 from payclient.session import PaySession
 
 State = payclient.State
@@ -30,7 +31,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_sleep(self: PaySession, seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(PaySession, "_sleep", no_sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
 
 
 @asynccontextmanager

@@ -31,9 +31,11 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
+from payclient.exchanging import RETRY_DELAYS, Exchanges
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.session import RETRY_DELAYS, PaySession
+from payclient.results import PrepareResult, SaleResult, StatusReport
+from payclient.session import PaySession
 from raw_server import (
     ConnectProxy,
     CuttingProxy,
@@ -104,7 +106,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(_: PaySession, seconds: float) -> None:
         asked.append(seconds)
 
-    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    monkeypatch.setattr(Exchanges, "_sleep", sleep)
     return asked
 
 

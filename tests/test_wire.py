@@ -29,17 +29,9 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.links import is_loopback, is_safe_link
-from payclient.models import (
-    BillTo,
-    LineItem,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    SaleResult,
-    StatusReport,
-)
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.results import PrepareResult, SaleResult, StatusReport
 from payclient.spelling import from_service
 from payclient.wire import HttpRequest, HttpResponse, decode_prepare, decode_sale, decode_status, retry_after
 

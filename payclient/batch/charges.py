@@ -10,10 +10,9 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from payclient.batch.estimate import sends_per_second
 from payclient.batch.feeding import begin_lanes, next_row, rows_of
 from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
-from payclient.batch.pace import Pace
+from payclient.batch.pace import Pace, sends_per_second
 from payclient.batch.results import ChargeResult
 from payclient.batch.tries import Tries
 from payclient.clock import Timer
@@ -261,22 +260,19 @@ class Charges(AsyncIterator[ChargeResult]):
             and not self._left
         ):
             if self._answered:
-                lane = self._answered.popleft()
+                work = self._charge(self._answered.popleft())
+            elif self._must_take(self._turns.first()):
+                work = self._take(self._turns.take())
             else:
-                if self._must_take(self._turns.first()):
-                    self._in_flight += 1
-                    self._prompts += 1
-                    self._start(self._take(self._turns.take()))
-                    continue
                 if self.stopped is None:
                     if (wait := self._pace.wait()) > 0:
                         self._wake_in(wait)
                         return
                     self._pace.take()
-                lane = self._turns.take()
+                work = self._charge(self._turns.take())
             self._in_flight += 1
             self._prompts += 1
-            self._start(self._charge(lane))
+            self._start(work)
 
     def _wake_in(self, seconds: float) -> None:
         if self._alarm is not None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import attrs
 
 from payclient.answering import people
+from payclient.batch.pace import sends_per_second
 from payclient.profile import ServiceProfile
 from payclient.schedule import Schedule, forecast
 
-__all__ = ["Estimate", "estimate", "sends_per_second"]
-
-#: Where `queries_per_minute` binds, what a sale needs at least: one query that finds it open, one that finds its end.
-#: Not what the schedule would like to make: it does with fewer then, and asks where an answer is likeliest.
-LEAST_QUERIES = 2.0
+__all__ = ["Estimate", "estimate"]
 
 #: Seconds of one exchange with the service.
 EXCHANGE = 0.3
@@ -26,15 +23,6 @@ class Estimate:
     queries: float
     #: What it waits for most.
     bound_by: str
-
-
-def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
-    """Sends that the queries can follow, and no more than `rate`; None: no limit."""
-    # With `wait` 0 this run asks for nothing.
-    if profile.queries_per_minute is None or profile.status is None or wait == 0:
-        return rate
-    followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES
-    return followed if rate is None else min(rate, followed)
 
 
 def estimate(

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 from payclient.clock import Clock
+from payclient.profile import ServiceProfile
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "sends_per_second"]
+
+#: Where `queries_per_minute` binds, what a sale needs at least: one query that finds it open, one that finds its end.
+#: Not what the schedule would like to make: it does with fewer then, and asks where an answer is likeliest.
+LEAST_QUERIES = 2.0
 
 #: Seconds to hold after a 429 that names no time.
 HOLD = 5.0
@@ -19,6 +24,15 @@ RECOVERY = 0.97
 
 #: Seconds; the slowest.
 SLOWEST = 60.0
+
+
+def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
+    """Sends that the queries can follow, and no more than `rate`; None: no limit."""
+    # With `wait` 0 this run asks for nothing.
+    if profile.queries_per_minute is None or profile.status is None or wait == 0:
+        return rate
+    followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES
+    return followed if rate is None else min(rate, followed)
 
 
 class Pace:

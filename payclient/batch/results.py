@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from payclient.errors import CustomerBusyError, RateLimitedError, RefusedError, UnauthorizedError
-from payclient.lifecycle import Evidence
+from payclient.events import Evidence
 from payclient.outcomes import Outcome
 from payclient.pending import PendingSale
 

@@ -12,8 +12,9 @@ from typing import BinaryIO, Literal
 from payclient.cli.report_lines import iso
 from payclient.cli.spreadsheet import csv_line, json_line
 from payclient.errors import ConfigurationError
+from payclient.events import Evidence
 from payclient.ledger import Ledger
-from payclient.lifecycle import Evidence, Record
+from payclient.lifecycle import Record
 
 __all__: list[str] = []
 

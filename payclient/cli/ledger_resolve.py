@@ -12,16 +12,9 @@ from payclient.cli.ledger_opening import Identifier, newest, with_ledger
 from payclient.cli.ledger_words import RESTS_ON, utc
 from payclient.cli.settings import LedgerUrl, Yes
 from payclient.errors import ConfigurationError
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
 from payclient.ledger import Ledger
-from payclient.lifecycle import (
-    TRANSITIONS,
-    DecidedAccepted,
-    DecidedCancelled,
-    DecidedRefused,
-    Decision,
-    Record,
-    State,
-)
+from payclient.lifecycle import TRANSITIONS, Record, State
 
 __all__: list[str] = []
 

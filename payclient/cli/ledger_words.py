@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 
+from payclient.events import Evidence
 from payclient.ledger import Change
-from payclient.lifecycle import TRANSITIONS, Evidence, Record, State
+from payclient.lifecycle import TRANSITIONS, Record, State
 from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW
 
 __all__: list[str] = []

@@ -15,7 +15,8 @@ from payclient.cli import terminal
 from payclient.cli.ledger_opening import opened
 from payclient.cli.settings import LedgerUrl, Number, Profile, Whole, profile_of
 from payclient.errors import ConfigurationError
-from payclient.lifecycle import Evidence, Record
+from payclient.events import Evidence
+from payclient.lifecycle import Record
 from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW, Attentive, Fixed, Forecast, forecast
 
 __all__: list[str] = []

@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import Parameter, Token
 
-from payclient.access import check_base_url, token_fault
+from payclient.access import TokenSource, check_base_url, token_fault
 from payclient.errors import ConfigurationError
 from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.profiles import find_profile
-from payclient.session import TokenSource
 from payclient.tracker import Tracker, open_tracker
 
 __all__: list[str] = []

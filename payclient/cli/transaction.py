@@ -14,9 +14,9 @@ from payclient.cli import terminal
 from payclient.cli.settings import BaseUrl, Profile, Whole, Yes, profile_of, session_settings
 from payclient.cli.tables import facts
 from payclient.errors import ConfigurationError, RefusedError, TransportError
-from payclient.models import StatusReport
 from payclient.operations import undo_request
 from payclient.profile import ServiceProfile
+from payclient.results import StatusReport
 from payclient.session import PaySession
 
 __all__: list[str] = []

@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 import attrs
 
 from payclient.errors import ConfigurationError
-from payclient.lifecycle import Event, Evidence, Record, State
+from payclient.events import Event, Evidence
+from payclient.lifecycle import Record, State
 
 __all__ = ["Change", "Ledger", "open_ledger"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from payclient.events import Evidence
 from payclient.ledger import Change
 from payclient.ledger.details import FEED
-from payclient.lifecycle import TRANSITIONS, Evidence, Record, State
+from payclient.lifecycle import TRANSITIONS, Record, State
 
 __all__ = [
     "CHANGE",

@@ -6,7 +6,8 @@ import json
 
 import attrs
 
-from payclient.lifecycle import Created, Event, Refused, State
+from payclient.events import Created, Event, Refused
+from payclient.lifecycle import State
 
 __all__ = ["FEED", "bounded", "describe", "tame"]
 

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from operator import attrgetter
 
 from payclient.errors import TransitionError, UsageError
+from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.details import FEED, describe, tame
-from payclient.lifecycle import Event, Record, State, advance
+from payclient.lifecycle import Record, State, advance
 
 __all__ = ["MemoryLedger"]
 

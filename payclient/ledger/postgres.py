@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
+from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
 from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
 from payclient.ledger.postgres_listening import POLL, Listener, Woken
-from payclient.ledger.postgres_schema import (
+from payclient.ledger.postgres_statements import (
     CLAIM,
     DROP_LANES,
     HELD,
@@ -34,7 +35,7 @@ from payclient.ledger.postgres_schema import (
     TAKE_LANES,
 )
 from payclient.ledger.postgres_writer import Apply, Get, Permit, Read, Writer
-from payclient.lifecycle import Event, Record, State
+from payclient.lifecycle import Record, State
 
 __all__ = ["PostgresLedger"]
 

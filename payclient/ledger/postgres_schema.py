@@ -1,4 +1,4 @@
-"""The tables of the PostgreSQL ledger, in a schema of their own, and its SQL as named constants.
+"""The tables of the PostgreSQL ledger, in a schema of their own, and how that is made and looked at.
 
 As in SQLite the database itself keeps the promises. Two are added: whoever writes attempts does so alone, from the
 first row to the end of the commit, so that cursors rise in the order in which they can be seen; and no attempt is
@@ -7,46 +7,25 @@ written under settings that could lose its commit.
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
-from payclient.ledger.columns import CHANGE, NEWS, RECORD, legal_moves, quoted
-from payclient.ledger.details import FEED, describe
-from payclient.lifecycle import Event, Record
+from payclient.ledger.columns import legal_moves, quoted
+from payclient.ledger.details import FEED
 
 __all__ = [
     "APPLICATION",
+    "ARRAYS",
     "BARRIER",
     "CHANGING",
     "CHANNEL",
-    "CLAIM",
-    "DROP_LANES",
     "EXISTING",
-    "HELD",
-    "INSERT_ENVIRONMENT",
     "INSERT_META",
-    "LEAVE",
-    "MOVE_ENVIRONMENT",
     "NAMES",
-    "PAUSE",
-    "RELEASE",
-    "RENEW",
-    "RESERVE",
     "SCHEMA",
-    "SELECT_ATTEMPTS",
-    "SELECT_CHANGES",
-    "SELECT_ENVIRONMENT",
-    "SELECT_HISTORY",
     "SELECT_META",
     "SELECT_NAMES",
-    "SELECT_RECORDS",
-    "SELECT_UNFINISHED",
     "SETTINGS",
-    "TAKE_LANES",
     "VERSION",
-    "WRITE",
-    "apply_row",
 ]
 
 #: What makes a schema called `payclient` ours.
@@ -60,12 +39,13 @@ CHANNEL = "payclient"
 BARRIER = "SELECT pg_advisory_xact_lock(1348565324, 1)"
 
 _NOTIFIED = quoted(*sorted(FEED))
-# What changes with an event, in the order of `apply_row`; its first three say which row.
+#: What changes with an event. `apply_row` has them in this order, behind the three that say which row.
 CHANGING = (
     "state", "evidence", "transaction_id", "candidate_id", "expires_at", "notified_at", "decided_at",
     "error_code", "error_type", "messages", "event", "event_evidence", "event_at", "event_detail",
 )  # fmt: skip
-_ARRAYS = (
+#: What `payclient.write` takes.
+ARRAYS = (
     # Of `permit_row`.
     *("text[]", "integer[]", "text[]", "bytea[]", "bytea[]", "bigint[]", "text[]", *["double precision[]"] * 2),
     # Of `apply_row`.
@@ -221,7 +201,7 @@ BEGIN
 END $$""",  # noqa: S608 - our own names
     # An index each time, whatever a plan made over an empty table would rather do.
     f"""
-CREATE FUNCTION payclient.write({", ".join(_ARRAYS)}) RETURNS SETOF text LANGUAGE plpgsql
+CREATE FUNCTION payclient.write({", ".join(ARRAYS)}) RETURNS SETOF text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     PERFORM {BARRIER.removeprefix("SELECT ")};
@@ -311,97 +291,4 @@ EXISTING = """
 SELECT to_regnamespace('payclient') IS NOT NULL, to_regclass('payclient.meta') IS NOT NULL,
     EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('payclient'))"""
 SELECT_META = "SELECT application, schema_version, digest_key FROM payclient.meta"
-SELECT_ENVIRONMENT = "SELECT digest FROM payclient.environment"
-#: Of two that are first, one is.
-INSERT_ENVIRONMENT = "INSERT INTO payclient.environment (digest) VALUES ($1) ON CONFLICT DO NOTHING"
-MOVE_ENVIRONMENT = """
-INSERT INTO payclient.environment (digest) VALUES ($1) ON CONFLICT (one) DO UPDATE SET digest = excluded.digest"""
 INSERT_META = "INSERT INTO payclient.meta (application, schema_version, digest_key) VALUES ($1, $2, $3)"
-
-WRITE = f"SELECT payclient.write({', '.join(f'${place + 1}' for place in range(len(_ARRAYS)))})"
-#: All attempts of some ids, the newest last.
-SELECT_ATTEMPTS = f"""
-SELECT {RECORD} FROM payclient.attempts WHERE client_transaction_id = ANY($1)
-ORDER BY client_transaction_id, attempt"""  # noqa: S608 - our own column names
-SELECT_UNFINISHED = (
-    f"SELECT {RECORD} FROM payclient.attempts WHERE decided_at IS NULL ORDER BY created_at, seq"  # noqa: S608 - our own column names
-)
-SELECT_RECORDS = f"SELECT {RECORD}, seq FROM payclient.attempts WHERE seq > $1 ORDER BY seq LIMIT $2"  # noqa: S608 - our own column names
-SELECT_HISTORY = f"SELECT {CHANGE} FROM payclient.changes WHERE client_transaction_id = $1 ORDER BY cursor"  # noqa: S608 - our own column names
-SELECT_CHANGES = (
-    f"SELECT {CHANGE} FROM payclient.changes WHERE cursor > $1 AND {NEWS} ORDER BY cursor LIMIT $2"  # noqa: S608 - our own column names
-)
-
-# Who follows what. All times are the database's own.
-
-#: Whether this process had lived on without a gap.
-RENEW = """
-WITH before AS (SELECT until FROM payclient.followers WHERE follower = $1)
-INSERT INTO payclient.followers (follower, until) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
-ON CONFLICT (follower) DO UPDATE SET until = excluded.until
-RETURNING coalesce((SELECT until >= clock_timestamp() FROM before), false)"""
-LEAVE = "UPDATE payclient.followers SET until = '-infinity' WHERE follower = $1"
-#: The names of all who follow something are few: they are read by hopping over the index, not by reading it.
-CLAIM = f"""
-WITH RECURSIVE names (follower) AS (
-    (SELECT follower FROM payclient.attempts WHERE decided_at IS NULL ORDER BY follower LIMIT 1)
-    UNION ALL SELECT (
-        SELECT a.follower FROM payclient.attempts AS a
-        WHERE a.decided_at IS NULL AND a.follower > names.follower ORDER BY a.follower LIMIT 1
-    ) FROM names WHERE names.follower IS NOT NULL
-)
-UPDATE payclient.attempts SET follower = $1 WHERE seq IN (
-    SELECT seq FROM payclient.attempts
-    WHERE decided_at IS NULL
-        AND follower = ANY (ARRAY(
-            SELECT follower FROM names WHERE follower IS NOT NULL
-            EXCEPT SELECT follower FROM payclient.followers WHERE until > clock_timestamp()
-        ))
-        AND (state <> 'sending' OR permitted_at <= clock_timestamp() - make_interval(secs => $3))
-    ORDER BY created_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
-) RETURNING {RECORD}"""  # noqa: S608 - our own column names
-HELD = "SELECT client_transaction_id FROM payclient.attempts WHERE decided_at IS NULL AND follower = $1"
-RELEASE = """
-UPDATE payclient.attempts SET follower = '' WHERE client_transaction_id = ANY($2) AND follower = $1
-    AND decided_at IS NULL"""
-#: Seconds until the first of so many queries, each of which takes so many seconds of the budget.
-_TAKEN = "make_interval(secs => $2::integer * $3::float8)"
-RESERVE = f"""
-INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + {_TAKEN})
-ON CONFLICT (name) DO UPDATE
-SET next_at = greatest(b.next_at, clock_timestamp()) + {_TAKEN}
-RETURNING greatest(extract(epoch FROM next_at - {_TAKEN} - clock_timestamp()), 0)::float8"""  # noqa: S608 - our own words
-PAUSE = """
-INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
-ON CONFLICT (name) DO UPDATE SET next_at = greatest(b.next_at, excluded.next_at)"""
-
-#: Those of so many lanes that this process holds from now on: nobody held them, or nobody living.
-TAKE_LANES = """
-INSERT INTO payclient.lanes AS l (lane, holder)
-SELECT DISTINCT v.lane, $1::bytea FROM unnest($2::bytea[]) AS v (lane) ORDER BY v.lane
-ON CONFLICT (lane) DO UPDATE SET holder = excluded.holder WHERE l.holder = excluded.holder OR NOT EXISTS (
-    SELECT FROM payclient.followers AS f WHERE f.follower = l.holder AND f.until > clock_timestamp()
-) RETURNING l.lane"""
-DROP_LANES = "UPDATE payclient.lanes SET holder = '' WHERE lane = ANY($2) AND holder = $1"
-
-
-def apply_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
-    return (
-        before.client_transaction_id,
-        before.attempt,
-        before.version,
-        after.state._value_,
-        after.evidence._value_,
-        after.transaction_id,
-        after.candidate_id,
-        after.expires_at,
-        after.notified_at,
-        after.decided_at,
-        after.error_code,
-        after.error_type,
-        json.dumps(after.messages) if after.messages else None,
-        type(event).__name__,
-        event.evidence._value_,
-        event.at,
-        describe(event),
-    )

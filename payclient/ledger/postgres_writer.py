@@ -16,10 +16,12 @@ import asyncpg
 import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
+from payclient.events import Event, NotSent
 from payclient.ledger.columns import record_of
 from payclient.ledger.postgres_connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
-from payclient.ledger.postgres_schema import BARRIER, CHANGING, SELECT_ATTEMPTS, WRITE, apply_row
-from payclient.lifecycle import Event, NotSent, Record, State, advance
+from payclient.ledger.postgres_schema import BARRIER, CHANGING
+from payclient.ledger.postgres_statements import SELECT_ATTEMPTS, WRITE, apply_row
+from payclient.lifecycle import Record, State, advance
 
 __all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
+from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
@@ -24,7 +25,7 @@ from payclient.ledger.sqlite_schema import (
     change_row,
 )
 from payclient.ledger.sqlite_writer import Apply, Get, Permit, Read, Writer
-from payclient.lifecycle import Event, Record, State, advance
+from payclient.lifecycle import Record, State, advance
 
 __all__ = ["SqliteLedger"]
 

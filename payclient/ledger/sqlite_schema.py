@@ -11,9 +11,10 @@ import json
 from functools import cache
 from typing import Any
 
+from payclient.events import Event
 from payclient.ledger.columns import CHANGE, NEWS, RECORD, legal_moves
 from payclient.ledger.details import describe
-from payclient.lifecycle import Event, Record, State
+from payclient.lifecycle import Record, State
 
 __all__ = [
     "APPLICATION_ID",

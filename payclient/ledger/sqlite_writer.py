@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
+from payclient.events import Event
 from payclient.ledger.columns import record_of
 from payclient.ledger.sqlite_files import Connect, open_file, unavailable
 from payclient.ledger.sqlite_schema import (
@@ -28,7 +29,7 @@ from payclient.ledger.sqlite_schema import (
     insert_changes,
     select_newest,
 )
-from payclient.lifecycle import Event, Record, State, advance
+from payclient.lifecycle import Record, State, advance
 
 __all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
 

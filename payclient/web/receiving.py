@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncIterable, Callable
 
 from payclient.errors import InvalidNotificationError
-from payclient.models import Notification
 from payclient.notifications import (
     MAX_SIZE,
     Receipt,
@@ -19,6 +18,7 @@ from payclient.notifications import (
     is_notification_key,
     parse_notification,
 )
+from payclient.results import Notification
 from payclient.tracker import Tracker
 
 __all__ = ["OnReceipt", "Receiving"]

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import payclient
+from payclient import session
 from payclient.batch import charge_all
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
@@ -120,13 +121,13 @@ def watch_steps(place: Place) -> None:
 
     for method in ("write", "writelines"):
         _watch_bytes(place, method)
-    decode = payclient.PaySession._decode_sale
+    decode = session.decode_sale  # type: ignore[attr-defined]  # imported there
 
-    def watched_decode(self: payclient.PaySession, *arguments: Any) -> payclient.SaleResult:
+    def watched_decode(*arguments: Any) -> payclient.SaleResult:
         place.reach("answer read")
-        return decode(self, *arguments)
+        return decode(*arguments)
 
-    payclient.PaySession._decode_sale = watched_decode  # type: ignore[method-assign, assignment]
+    session.decode_sale = watched_decode  # type: ignore[attr-defined, assignment]
 
 
 def _watch_bytes(place: Place, method: str) -> None:

@@ -281,7 +281,7 @@ def check_operations(status: int, body: bytes) -> None:
         assert 200 <= status <= 299
         assert report.state is None or b"transactionStatus" in body or b"\\" in body
     try:
-        decode_undone(response, PROFILE, "reverse", None)
+        decode_undone(response, PROFILE, None, "reverse")
     except RefusedError as error:
         with suppress(TooDeep):
             _check_refusal(error, status, read(body))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import payclient
 from fake_service import sale
 from payclient.clock import Timer
-from payclient.lifecycle import Decision
+from payclient.events import Decision
 from payclient.schedule import Fixed
 from worlds.loop import VirtualLoop
 from worlds.service import Line

@@ -14,8 +14,10 @@ from payclient import State, wire
 from payclient.driving import Driver
 from payclient.entries import Entry
 from payclient.errors import OutcomeUnknownError
+from payclient.events import Event, FoundAccepted, NotSent
+from payclient.exchanging import Exchanges
 from payclient.following import Following
-from payclient.lifecycle import Event, FoundAccepted, NotSent, Record
+from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
 from payclient.session import PaySession
@@ -67,15 +69,15 @@ def _retry_5xx() -> list[Patch]:
 
 def _follow_redirects() -> list[Patch]:
     """307 and 308 repeat the POST."""
-    shipped = PaySession._send
+    shipped = Exchanges._send
 
-    async def send(self: PaySession, request: wire.HttpRequest, gate: Any) -> wire.HttpResponse:
+    async def send(self: Exchanges, request: wire.HttpRequest, gate: Any) -> wire.HttpResponse:
         response = await shipped(self, request, gate)
         if response.status in (307, 308):
             return await self._transport(request, None)
         return response
 
-    return [(PaySession, "_send", send)]
+    return [(Exchanges, "_send", send)]
 
 
 async def _no_insert(self: Attempt) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from payclient import State
-from payclient.lifecycle import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
 from worlds.oracle import Oracle
 from worlds.process import Machine, Process
 from worlds.service import Service

@@ -1,0 +1,198 @@
+"""What may happen to an attempt, and what each event rests on. What becomes of it then says `lifecycle`."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+import attrs
+
+__all__ = ["Event", "Evidence"]
+
+
+class Evidence(enum.StrEnum):
+    """What a state rests on."""
+
+    #: The commit of the permit.
+    PERMIT = "permit"
+    #: The service's answer to our own request.
+    ANSWER = "answer"
+    #: Proof that no byte reached the service.
+    NOT_SENT = "not sent"
+    #: No usable answer.
+    NO_ANSWER = "no answer"
+    #: The owner of a SENDING attempt is gone.
+    RECOVERY = "recovery"
+    #: A status query.
+    QUERY = "query"
+    #: Proof by queries that nothing was created.
+    ABSENT = "absent"
+    #: Our clock.
+    CLOCK = "clock"
+    #: A named person.
+    OPERATOR = "operator"
+    #: Two ids, unsigned.
+    NOTIFICATION = "notification"
+    #: The customer's browser came back: two ids, unsigned.
+    RETURN = "return"
+    #: The browser came back cancelled, and the service says that nothing was paid.
+    UNPAID = "unpaid"
+    #: The service took our withdrawal.
+    WITHDRAWN = "withdrawn"
+    #: A report about something that is not ours.
+    CONFLICT = "conflict"
+    #: Code 2061 of a later attempt in the same lane.
+    LANE_BUSY = "lane busy"
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """Something that happened to an attempt, at a UTC time. What has no fields of its own is a plain subclass."""
+
+    evidence: ClassVar[Evidence]
+    at: float
+
+
+@attrs.frozen(kw_only=True)
+class Created(Event):
+    """Our POST was answered with a transaction id."""
+
+    evidence = Evidence.ANSWER
+    transaction_id: int
+    expires_at: float
+
+
+@attrs.frozen(kw_only=True)
+class Prepared(Event):
+    """Our Prepare was answered with a payment id: the form is there to be paid."""
+
+    evidence = Evidence.ANSWER
+    expires_at: float
+
+
+@attrs.frozen(kw_only=True)
+class Refused(Event):
+    """Our POST was answered with an error object."""
+
+    evidence = Evidence.ANSWER
+    error_type: str
+    error_code: int | None = None
+    messages: tuple[str, ...] = ()
+
+
+class NotSent(Event):
+    """Proven not to have reached the service, after its permit was committed."""
+
+    evidence = Evidence.NOT_SENT
+
+
+@attrs.frozen(kw_only=True)
+class Lost(Event):
+    """Sent, and no usable answer came."""
+
+    evidence = Evidence.NO_ANSWER
+    expires_at: float
+    candidate_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Recovered(Event):
+    """Found SENDING with its owner gone."""
+
+    evidence = Evidence.RECOVERY
+    expires_at: float
+
+
+@attrs.frozen(kw_only=True)
+class Found(Event):
+    """A status query was answered."""
+
+    evidence = Evidence.QUERY
+    transaction_id: int | None = None
+
+
+class FoundPending(Found):
+    """The service says `Pendiente` of this transaction."""
+
+
+class FoundAccepted(Found):
+    """The service says `Aceptado`."""
+
+
+class FoundCancelled(Found):
+    """The service says `Cancelado`."""
+
+
+class ProvenAbsent(Event):
+    """The service answered "not found" twice, late enough."""
+
+    evidence = Evidence.ABSENT
+
+
+class Expired(Event):
+    """The window passed by our clock."""
+
+    evidence = Evidence.CLOCK
+
+
+@attrs.frozen(kw_only=True)
+class Decision(Event):
+    """An operator's word, with a name and a reason."""
+
+    evidence = Evidence.OPERATOR
+    actor: str
+    reason: str
+
+
+class DecidedAccepted(Decision):
+    """An operator says that it was paid."""
+
+
+class DecidedCancelled(Decision):
+    """An operator says that it was not paid."""
+
+
+class DecidedRefused(Decision):
+    """An operator says that nothing was created, which allows another attempt."""
+
+
+@attrs.frozen(kw_only=True)
+class Notified(Event):
+    """A notification came: a hint."""
+
+    evidence = Evidence.NOTIFICATION
+    transaction_id: int
+
+
+@attrs.frozen(kw_only=True)
+class Returned(Event):
+    """The customer's browser came back from a form: a hint. No transaction id: it came back cancelled."""
+
+    evidence = Evidence.RETURN
+    transaction_id: int | None = None
+
+
+class Abandoned(Event):
+    """The browser came back cancelled, and the service, asked, knows of no payment."""
+
+    evidence = Evidence.UNPAID
+
+
+class Withdrawn(Event):
+    """The service took our withdrawal of a request that nobody answered."""
+
+    evidence = Evidence.WITHDRAWN
+
+
+@attrs.frozen(kw_only=True)
+class Conflicted(Event):
+    """A report or notification speaks of something that is not ours; it decides nothing."""
+
+    evidence = Evidence.CONFLICT
+    what: str
+
+
+class Suspected(Event):
+    """A later attempt of the same lane got code 2061 while this one was unknown: it may have landed."""
+
+    evidence = Evidence.LANE_BUSY

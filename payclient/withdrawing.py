@@ -1,0 +1,69 @@
+"""Withdrawing a push request that nobody answers, and saying what is true then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from payclient.clock import sleep
+from payclient.errors import NotCancellableError, OutcomeUnknownError, UsageError
+from payclient.events import Withdrawn
+from payclient.lifecycle import Record, State
+from payclient.outcomes import Outcome
+from payclient.permits import Permits
+from payclient.schedule import NORMAL_WINDOW
+from payclient.session import PaySession
+
+__all__: list[str] = []
+
+#: Seconds between the queries after a cancel that came too late, or whose answer was lost.
+CHECKS = (1.0, 2.0)
+
+
+class Withdrawing:
+    """Withdraws the sales of one tracker. `check` asks for a status, if anybody can; `changed` is told of events."""
+
+    def __init__(
+        self,
+        session: PaySession,
+        permits: Permits,
+        *,
+        check: Callable[[Record], Awaitable[Outcome]] | None,
+        changed: Callable[[Record], object],
+    ) -> None:
+        self._session = session
+        self._permits = permits
+        self._check = check
+        self._changed = changed
+
+    async def cancel(self, record: Record) -> Outcome:
+        """Withdraw it; where it was too late, or the answer was lost, ask what became of it."""
+        if record.kind == "form":
+            raise UsageError(
+                "a form is not withdrawn: hand out its links no more",
+                client_transaction_id=record.client_transaction_id,
+            )
+        if record.state.decided or record.state is State.SENDING:
+            return Outcome.of(record)
+        cancel = self._session.profile.cancel
+        try:
+            if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
+                await self._session.cancel(transaction_id=record.transaction_id)
+            else:
+                await self._session.cancel(client_transaction_id=record.client_transaction_id)
+        except (NotCancellableError, OutcomeUnknownError):
+            return await self._ask(record)
+        record = await self._permits.write(record, Withdrawn(at=self._permits.clock.time()))
+        self._changed(record)
+        return Outcome.of(record)
+
+    async def _ask(self, record: Record) -> Outcome:
+        if self._check is None:
+            return Outcome.of(record)
+        outcome = await self._check(record)
+        for seconds in CHECKS:
+            if outcome.state.decided:
+                break
+            # A query a second for a sale at most: one may have been made just before.
+            await sleep(self._permits.clock, seconds * self._session.profile.sale_window / NORMAL_WINDOW)
+            outcome = await self._check(record)
+        return outcome

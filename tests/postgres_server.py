@@ -6,18 +6,19 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+
+from ports import kept_port
 
 #: With this in the environment a missing PostgreSQL is a failure: where the tests are to be complete.
 REQUIRED = "PAYCLIENT_TESTS_MUST_RUN"
@@ -70,8 +71,8 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         if self._user:
             os.chown(self._directory, self._user["user"], self._user["group"])
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self._kept = ExitStack()
+        self.port = self._kept.enter_context(kept_port())
         self._run(
             "initdb", "--pgdata", self._data, "--no-sync", "--username", "payclient", "--auth", "trust",
             "--no-locale", "--encoding", "UTF8",
@@ -125,6 +126,7 @@ class PostgresServer:
     def remove(self) -> None:
         """Stop it and delete what it kept."""
         self.stop()
+        self._kept.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def url(self, database: str, *, port: int | None = None, user: str = "payclient") -> str:

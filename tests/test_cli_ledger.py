@@ -286,7 +286,7 @@ def test_resolve(book: Book, state: State, decision: str, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("decision", ["accepted", "cancelled", "refused"])
-@pytest.mark.parametrize("state", set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED})
+@pytest.mark.parametrize("state", sorted(set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED}))
 def test_resolve_only_what_the_table_allows(
     book: Book, state: State, decision: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

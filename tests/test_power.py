@@ -332,12 +332,13 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
         missing = [
             f"{key} is lost, acknowledged as {state}" for key, state in ids.items() if key not in found
         ]
-        for key, record in found.items():
+        histories = await asyncio.gather(*map(ledger.history, found))
+        for (key, record), history in zip(found.items(), histories, strict=True):
             number = int(key.removeprefix("order-"))
             known = ids[key] is State.SENDING or record.transaction_id == 1000 + number
             if not known or (ids[key] is State.ACCEPTED and record.state is not State.ACCEPTED):
                 missing.append(f"{key} is {record.state}, acknowledged as {ids[key]}")
-            if len(await ledger.history(key)) != record.version + 1:
+            if len(history) != record.version + 1:
                 missing.append(f"{key} has lost a part of its history")
         if promised and await ledger.permit(record_of(max(promised))):
             missing.append(f"order-{max(promised)} may be sent a second time")

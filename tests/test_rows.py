@@ -413,7 +413,7 @@ quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], ma
 @quick
 @given(request=requests, spelled=st.booleans())
 def test_a_request_written_as_json_is_read_back(tmp_path: Path, request: SaleRequest, spelled: bool) -> None:
-    """In either spelling, whatever its texts hold."""
+    """In either spelling, whatever its texts hold, but for a formula and its like, which are faults as in CSV."""
 
     def respell(value: Any) -> Any:
         if isinstance(value, dict):
@@ -423,7 +423,11 @@ def test_a_request_written_as_json_is_read_back(tmp_path: Path, request: SaleReq
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(respell(attrs.asdict(request))) + "\n")
     (row,) = read_rows(path)
-    assert row.request == request
+    if row.faults:
+        texts = {"client_transaction_id": request.client_transaction_id, "reference": request.reference or ""}
+        assert all(MANGLED.match(texts[fault.column or ""]) for fault in row.faults)
+    else:
+        assert row.request == request
 
 
 @quick

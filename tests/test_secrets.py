@@ -66,6 +66,7 @@ from payclient.session import PaySession
 from payclient.simulator import ManualClock
 from payclient.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from ports import kept_port
 from raw_server import (
     Connection,
     ConnectProxy,
@@ -595,10 +596,9 @@ async def test_what_a_transport_raises(sent: bool) -> None:
 async def test_nobody_listens(operation: str) -> None:
     """A refused connection is not sent, and shows nothing."""
     debug()
-    async with RawServer((fin,)) as server:
-        url = server.url
-    async with PaySession(url, TOKEN, profile=PROFILE, timeouts=LONG) as session:
-        outcome = await outcome_of(OPERATIONS[operation](session))
+    with kept_port() as port:
+        async with PaySession(f"http://127.0.0.1:{port}", TOKEN, profile=PROFILE, timeouts=LONG) as session:
+            outcome = await outcome_of(OPERATIONS[operation](session))
     check_hidden(outcome)
     check_kind(operation, outcome, NotSentError)
 

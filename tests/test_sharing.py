@@ -49,8 +49,8 @@ class Worker:
 
     async def die(self) -> None:
         """As by SIGKILL, its lease over: nothing is said to anybody."""
+        await self.tracker._following.aclose()  # which renews the lease no more
         await self.ledger.renew(-1.0)
-        await self.tracker._following.aclose()
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import payclient
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
+from payclient.exchanging import Exchanges
 from payclient.simulator import (
     PAYPHONE,
     SCENARIOS,
@@ -51,6 +52,17 @@ def request(identifier: str = "order-1", **changes: Any) -> payclient.SaleReques
             **changes,
         }
     )
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is repeated is repeated at once."""
+
+    async def sleep(_: Exchanges, seconds: float) -> None:
+        assert seconds > 0
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Exchanges, "_sleep", sleep)
 
 
 @pytest.fixture
@@ -104,7 +116,7 @@ async def assert_found_and_paid(service: Simulator, pending: payclient.PendingSa
     """An unknown sale that was created is found by its client transaction id, and paid once."""
     while pending.transaction_id is None:
         await pending.check()
-        await asyncio.sleep(0.01)
+        await service.advance(1)
     assert pending.transaction_id in service.sales
     await service.approve(pending.transaction_id)
     outcome = await pending.wait()

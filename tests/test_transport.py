@@ -36,6 +36,7 @@ from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.results import PrepareResult, SaleResult, StatusReport
 from payclient.session import PaySession
+from ports import kept_port
 from raw_server import (
     ConnectProxy,
     CuttingProxy,
@@ -607,11 +608,6 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 async def check_never_connected(url: str, timeouts: Timeouts = LONG, **options: Any) -> NotSentError:
     """One call with a permit, one without: both were not sent, no permit was spent, and it was tried again."""
     permit = Permit()
@@ -628,7 +624,8 @@ async def check_never_connected(url: str, timeouts: Timeouts = LONG, **options: 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_connection_refused(scheme: str, delays: list[float]) -> None:
     """A closed port is not sent, after three tries."""
-    error = await check_never_connected(f"{scheme}://127.0.0.1:{unused_port()}")
+    with kept_port() as port:
+        error = await check_never_connected(f"{scheme}://127.0.0.1:{port}")
     assert "ECONNREFUSED" in str(error)
     assert len(delays) == 2 * (TRIES - 1)
 
@@ -1079,7 +1076,8 @@ async def test_proxy_refuses(refusal: bytes, delays: list[float]) -> None:
 
 async def test_proxy_unreachable() -> None:
     """A proxy that is not there is not sent."""
-    await check_never_connected("https://pay.example", proxy=f"http://127.0.0.1:{unused_port()}")
+    with kept_port() as port:
+        await check_never_connected("https://pay.example", proxy=f"http://127.0.0.1:{port}")
 
 
 async def test_proxy_without_an_answer() -> None:

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
+from ports import kept_port
 
 from .service import WINDOW
 
@@ -97,22 +98,14 @@ def _write_charges(path: Path, rows: int, chance: random.Random) -> None:
             writer.writerow((f"row-{number}", phone, "593", "USD", 100 + number, 15))
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
-
-
 class _Campaign:
-    def __init__(self, folder: Path, service: Service, rows: int, report: Report) -> None:
+    def __init__(self, folder: Path, service: Service, port: int, rows: int, report: Report) -> None:
         self._service = service
         self._rows = rows
         self._report = report
         self._out = folder / "report.csv"
         self._errors = folder / "stderr"
         (folder / "profile.toml").write_text(PROFILE)
-        port = _free_port()
         self._command = [
             sys.executable, "-m", "batches.charge", str(port), "charge", str(folder / "charges.csv"), "--yes", "--json",
             "--base-url", service.url, "--profile", str(folder / "profile.toml"),
@@ -207,10 +200,14 @@ def carry_out(
     report, chance = Report(), random.Random(seed)  # noqa: S311 - reproducible
     # A little after the last kill there is nothing left to send.
     longest = 1.8 * rows / RATE / max(kills, 1)
-    with tempfile.TemporaryDirectory() as name, _running_service(seed, faults, report) as service:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        kept_port() as port,
+        _running_service(seed, faults, report) as service,
+    ):
         folder = Path(name)
         _write_charges(folder / "charges.csv", rows, chance)
-        campaign = _Campaign(folder, service, rows, report)
+        campaign = _Campaign(folder, service, port, rows, report)
         for _ in range(kills):
             if campaign.run(chance.uniform(0.1, longest)) == -9:
                 report.kills += 1

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from payclient.asking import TransactionRef
-from payclient.entries import Entry
 from payclient.events import Created
 from payclient.following import Following
+from payclient.following.entries import Entry
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.results import Notification, StatusReport

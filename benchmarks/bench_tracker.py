@@ -22,9 +22,9 @@ import attrs
 from _measure import pin, ratio, row
 from payclient.asking import TransactionRef
 from payclient.clock import LoopClock, SystemClock
-from payclient.driving import Driver
 from payclient.events import Created, Event, Evidence
 from payclient.following import Following
+from payclient.following.driving import Driver
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger

@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient.agenda import Agenda
-from payclient.entries import Entry
+from payclient.following.agenda import Agenda
+from payclient.following.entries import Entry
 from payclient.lifecycle import Record
 
 

@@ -13,8 +13,8 @@ import pytest
 import payclient
 from crowd import virtual
 from fake_service import PROFILE, FakeService, sale
-from payclient.driving import EXPIRIES_AT_ONCE, PER_TURN
 from payclient.events import FoundAccepted, Prepared
+from payclient.following.driving import EXPIRIES_AT_ONCE, PER_TURN
 from payclient.ledger.memory import MemoryLedger
 from payclient.schedule import phase
 from payclient.session import PaySession

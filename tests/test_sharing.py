@@ -12,11 +12,11 @@ import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, refuses, sale
-from payclient import sharing
 from payclient.batch import charge_all
-from payclient.budget import Budget
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
+from payclient.following import sharing
+from payclient.following.budget import Budget
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connecting import Address
 from payclient.lifecycle import Record, State

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from payclient.entries import NEVER, Entry
+from payclient.following.entries import NEVER, Entry
+from payclient.following.turns import LAST, LONGEST_PAUSE, NOTIFIED, ROUTINE, Pace, Turns
 from payclient.lifecycle import Record
-from payclient.turns import LAST, LONGEST_PAUSE, NOTIFIED, ROUTINE, Pace, Turns
 
 
 def entry(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Entry:

@@ -6,8 +6,8 @@ import sys
 from functools import partial
 
 import payclient
-from payclient import sharing
 from payclient.cli import main, settings
+from payclient.following import sharing
 from payclient.ledger import postgres
 from payclient.ledger import postgres_listening as listening
 from payclient.schedule import Fixed

@@ -11,12 +11,12 @@ import attrs
 
 import payclient
 from payclient import State, wire
-from payclient.driving import Driver
-from payclient.entries import Entry
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
 from payclient.exchanging import Exchanges
 from payclient.following import Following
+from payclient.following.driving import Driver
+from payclient.following.entries import Entry
 from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError

@@ -14,23 +14,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from payclient.asking import StatusSource
-from payclient.budget import Budget
 from payclient.clock import Clock
-from payclient.driving import Driver
-from payclient.entries import Entries, Entry
 from payclient.events import Suspected
+from payclient.following.budget import Budget
+from payclient.following.driving import Driver
+from payclient.following.entries import Entries, Entry
+from payclient.following.notifying import Arrivals, Notifying
+from payclient.following.planning import Planning
+from payclient.following.querying import Querying
+from payclient.following.sharing import Sharing
+from payclient.following.turns import Pace
+from payclient.following.waiting import Waiting
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
-from payclient.notifying import Arrivals, Notifying
 from payclient.outcomes import Outcome
-from payclient.planning import Planning
-from payclient.querying import Querying
 from payclient.results import Notification
 from payclient.schedule import Schedule
-from payclient.sharing import Sharing
-from payclient.turns import Pace
-from payclient.waiting import Waiting
 
 __all__: list[str] = []
 

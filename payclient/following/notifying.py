@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from payclient.clock import Clock
-from payclient.entries import NEVER, PENDING, Entries, Entry
 from payclient.events import Conflicted, Event, Evidence, Notified
+from payclient.following.entries import NEVER, PENDING, Entries, Entry
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt

@@ -12,16 +12,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 
-from payclient.agenda import Agenda
 from payclient.clock import Clock, Timer
-from payclient.entries import Entries, Entry
 from payclient.events import Expired
+from payclient.following.agenda import Agenda
+from payclient.following.entries import Entries, Entry
+from payclient.following.planning import Planning
+from payclient.following.querying import Querying
+from payclient.following.sharing import LEASE
+from payclient.following.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
 from payclient.lifecycle import Record, State
-from payclient.planning import Planning
-from payclient.querying import Querying
 from payclient.results import StatusReport
-from payclient.sharing import LEASE
-from payclient.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
 
 __all__: list[str] = []
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from payclient.answering import people
-from payclient.entries import Entry
+from payclient.following.entries import Entry
 
 __all__: list[str] = []
 

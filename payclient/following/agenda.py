@@ -10,7 +10,7 @@ import heapq
 import math
 from collections import deque
 
-from payclient.entries import Entry
+from payclient.following.entries import Entry
 
 __all__: list[str] = []
 

@@ -6,12 +6,12 @@ import logging
 
 from payclient.asking import StatusSource, TransactionRef, conflict_of
 from payclient.clock import Clock
-from payclient.entries import Entries, Entry
 from payclient.errors import PayError, RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
+from payclient.following.entries import Entries, Entry
+from payclient.following.turns import Pace
 from payclient.lifecycle import State
 from payclient.results import StatusReport
-from payclient.turns import Pace
 
 __all__: list[str] = []
 

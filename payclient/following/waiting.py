@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from payclient.clock import Clock
-from payclient.entries import Entries, Entry
 from payclient.errors import LedgerError, StillPendingError, TrackerClosedError
+from payclient.following.entries import Entries, Entry
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.outcomes import Outcome

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 
 from payclient.clock import Clock
 from payclient.errors import LedgerError
+from payclient.following.turns import Pace
 from payclient.ledger import Shared
-from payclient.turns import Pace
 
 __all__: list[str] = []
 

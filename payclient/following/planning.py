@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from payclient.entries import Case, Entry
+from payclient.following.entries import Case, Entry
+from payclient.following.notifying import Arrivals
 from payclient.lifecycle import State
-from payclient.notifying import Arrivals
 from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
 
 __all__: list[str] = []

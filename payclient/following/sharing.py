@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from payclient.clock import Clock
-from payclient.entries import Entries, Entry
 from payclient.errors import LedgerError
+from payclient.following.entries import Entries, Entry
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
 

@@ -96,7 +96,7 @@ class Customer:
     async def decided(self, identifier: str) -> object:
         """Look as the waiting page does, until the waiting is over; what `paid` then is."""
         async with asyncio.timeout(20):
-            while (status := await self.status(identifier))["waiting"]:
+            while (status := await self.status(identifier))["waiting"]:  # noqa: ASYNC110 - another process knows
                 await asyncio.sleep(0.01)  # for the shop's own work
         return status["paid"]
 

@@ -501,11 +501,12 @@ async def carried_out(url: str, steps: list[Step]) -> list[object]:
             assert [one.cursor for one in changes] == sorted({one.cursor for one in changes})
             seen.append([attrs.evolve(one, cursor=0) for one in changes])
     assert len(all_cursors) == len(set(all_cursors))
-    seen += [
-        await ledger.get_many([*KEYS, "a"]),
-        [record async for record in ledger.unfinished()],
-        [record async for record in ledger.records()],
-    ]
+    unfinished = [record async for record in ledger.unfinished()]
+    assert unfinished == sorted(unfinished, key=lambda record: record.created_at)
+    records = [record async for record in ledger.records()]
+    of_each_id = [[record for record in records if record.client_transaction_id == key] for key in KEYS]
+    unfinished.sort(key=lambda record: (record.created_at, record.client_transaction_id))
+    seen += [await ledger.get_many([*KEYS, "a"]), unfinished, len(records), of_each_id]
     await ledger.aclose()
     return seen
 

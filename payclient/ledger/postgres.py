@@ -14,6 +14,7 @@ from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
+from payclient.ledger.operations import Apply, Get, Permit, Read
 from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
 from payclient.ledger.postgres_listening import POLL, Listener, Woken
 from payclient.ledger.postgres_statements import (
@@ -34,7 +35,7 @@ from payclient.ledger.postgres_statements import (
     SELECT_UNFINISHED,
     TAKE_LANES,
 )
-from payclient.ledger.postgres_writer import Apply, Get, Permit, Read, Writer
+from payclient.ledger.postgres_writer import Writer, aim
 from payclient.lifecycle import Record, State
 
 __all__ = ["PostgresLedger"]
@@ -98,7 +99,7 @@ class PostgresLedger:
     async def apply(self, record: Record, event: Event) -> Record:
         write = Apply(self._future(), record, tame(event))
         with suppress(TransitionError):  # the ledger's record may be newer, and take it
-            write.to(record)
+            aim(write, record)
         self._writer.submit(write)
         result: Record = await write.future
         return result

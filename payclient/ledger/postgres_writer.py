@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import asyncpg
-import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
-from payclient.events import Event, NotSent
+from payclient.events import NotSent
 from payclient.ledger.columns import record_of
+from payclient.ledger.operations import Apply, Get, Operation, Permit, Read, Write
 from payclient.ledger.postgres_connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
 from payclient.ledger.postgres_schema import BARRIER, CHANGING
 from payclient.ledger.postgres_statements import SELECT_ATTEMPTS, WRITE, apply_row
 from payclient.lifecycle import Record, State, advance
 
-__all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
+__all__ = ["Writer", "aim"]
 
 #: Seconds in which the server must have answered a statement.
 ANSWER = 10.0
@@ -49,43 +48,10 @@ _VALUE_FAULTS = (
 )
 
 
-@attrs.define(eq=False)
-class Permit:
-    future: asyncio.Future[Any]
-    record: Record
-    row: tuple[Any, ...]
-
-
-@attrs.define(eq=False)
-class Apply:
-    future: asyncio.Future[Any]
-    record: Record
-    event: Event
-    #: None where the caller's record does not take the event; the ledger's may.
-    after: Record | None = None
-    row: tuple[Any, ...] = ()
-
-    def to(self, record: Record) -> None:
-        """Aim at this record. Raises `TransitionError` where it does not take the event."""
-        self.after = advance(record, self.event)
-        self.record, self.row = record, apply_row(record, self.event, self.after)
-
-
-@attrs.define(eq=False)
-class Get:
-    future: asyncio.Future[Any]
-    ids: Sequence[str]
-
-
-@attrs.define(eq=False)
-class Read:
-    future: asyncio.Future[Any]
-    sql: str
-    parameters: tuple[Any, ...]
-
-
-Write = Permit | Apply
-Operation = Write | Get | Read
+def aim(write: Apply, record: Record) -> None:
+    """Let it be about this record. Raises `TransitionError` where that does not take the event."""
+    write.after = advance(record, write.event)
+    write.record, write.row = record, apply_row(record, write.event, write.after)
 
 
 class Writer:
@@ -345,7 +311,7 @@ def _aim(write: Apply, attempts: list[Record]) -> None:
         raise TransitionError(
             "another process was granted this attempt", client_transaction_id=record.client_transaction_id
         )
-    write.to(current)
+    aim(write, current)
 
 
 def _answer(operation: Operation, result: object) -> None:

@@ -14,6 +14,7 @@ from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.columns import change_of, permit_row, record_of
 from payclient.ledger.details import tame
+from payclient.ledger.operations import Apply, Get, Permit, Read
 from payclient.ledger.sqlite_files import Connect, connect
 from payclient.ledger.sqlite_schema import (
     SELECT_CHANGES,
@@ -24,7 +25,7 @@ from payclient.ledger.sqlite_schema import (
     SET_ENVIRONMENT,
     change_row,
 )
-from payclient.ledger.sqlite_writer import Apply, Get, Permit, Read, Writer
+from payclient.ledger.sqlite_writer import Writer
 from payclient.lifecycle import Record, State, advance
 
 __all__ = ["SqliteLedger"]
@@ -90,7 +91,7 @@ class SqliteLedger:
         try:
             after = advance(record, event)
         except TransitionError:  # the ledger's record may be newer, and take it
-            self._writer.submit(Apply(future, record, event, None, ()))
+            self._writer.submit(Apply(future, record, event))
         else:
             self._writer.submit(Apply(future, record, event, after, change_row(event, after)))
         result: Record = await future

@@ -15,11 +15,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import attrs
-
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
-from payclient.events import Event
 from payclient.ledger.columns import record_of
+from payclient.ledger.operations import Apply, Get, Operation, Permit, Read, Write
 from payclient.ledger.sqlite_files import Connect, open_file, unavailable
 from payclient.ledger.sqlite_schema import (
     SELDOM,
@@ -31,7 +29,7 @@ from payclient.ledger.sqlite_schema import (
 )
 from payclient.lifecycle import Record, State, advance
 
-__all__ = ["Apply", "Get", "Operation", "Permit", "Read", "Writer"]
+__all__ = ["Writer"]
 
 
 #: Rows of one statement, largest first: few statements, whatever the size of a batch, since after each the thread
@@ -52,38 +50,6 @@ _PLAIN_CHANGES = partial(insert_changes, whole=False)
 _WHOLE_CHANGES = partial(insert_changes, whole=True)
 
 
-# Mutable, since attrs makes those four times as fast; nothing changes them but the thread that has them.
-@attrs.define(eq=False)
-class Permit:
-    future: asyncio.Future[Any]
-    record: Record
-    row: tuple[Any, ...]
-
-
-@attrs.define(eq=False)
-class Apply:
-    future: asyncio.Future[Any]
-    record: Record
-    event: Event
-    #: None where the caller's record does not take the event; the ledger's may.
-    after: Record | None
-    row: tuple[Any, ...]
-
-
-@attrs.define(eq=False)
-class Get:
-    future: asyncio.Future[Any]
-    ids: Sequence[str]
-
-
-@attrs.define(eq=False)
-class Read:
-    future: asyncio.Future[Any]
-    sql: str
-    parameters: tuple[Any, ...]
-
-
-Operation = Permit | Apply | Get | Read
 _Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 _Answers = list[_Answer]
 
@@ -240,7 +206,7 @@ def _insert_changes(
     _insert(connection, _WHOLE_CHANGES, [row for row in rows if row[-SELDOM:] != _NOTHING], cursors)
 
 
-def _write(connection: sqlite3.Connection, writes: list[Permit | Apply], cursors: Iterator[int]) -> _Answers:
+def _write(connection: sqlite3.Connection, writes: list[Write], cursors: Iterator[int]) -> _Answers:
     """Commit them all in one transaction."""
     # Order matters only within one client transaction id; where none comes twice, like goes with like.
     permits: list[tuple[Any, ...]] = []
@@ -274,7 +240,7 @@ def _write(connection: sqlite3.Connection, writes: list[Permit | Apply], cursors
     return answers
 
 
-def _one_by_one(connection: sqlite3.Connection, write: Permit | Apply, cursors: Iterator[int]) -> _Answer:
+def _one_by_one(connection: sqlite3.Connection, write: Write, cursors: Iterator[int]) -> _Answer:
     result: object
     try:
         if isinstance(write, Permit):
@@ -288,7 +254,7 @@ def _one_by_one(connection: sqlite3.Connection, write: Permit | Apply, cursors: 
     return write.future, result, None
 
 
-def _fault(write: Permit | Apply, error: BaseException) -> _Answer:
+def _fault(write: Write, error: BaseException) -> _Answer:
     fault = unavailable(error, "written")
     fault.client_transaction_id = write.record.client_transaction_id
     return write.future, None, fault

@@ -13,9 +13,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from payclient.ledger.columns import record_of
+from payclient.ledger.operations import Apply, Operation, Permit
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.ledger.sqlite_schema import SCHEMA, SELECT_ATTEMPT, select_newest
-from payclient.ledger.sqlite_writer import Apply, Operation, Permit, Writer, _Answers, _resolve
+from payclient.ledger.sqlite_writer import Writer, _Answers, _resolve
 from payclient.lifecycle import Record, State
 
 if TYPE_CHECKING:

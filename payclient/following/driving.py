@@ -82,13 +82,10 @@ class Driver:
         record = entry.record
         if record.notified_at is not None and record.state is State.PENDING:
             self.hurry(entry)
-        elif (
-            -self._new < now - entry.offset - record.created_at < self._new and record.expires_at is not None
-        ):
+        elif record.expires_at is not None and abs(now - entry.offset - record.created_at) < self._new:
             due, expires = self._agenda.new_due, entry.offset + record.expires_at
-            if (
-                due == math.inf
-            ):  # the first of a line; nothing is due sooner for those behind it but an expiry
+            # The first of a line says when: nothing is due sooner for those behind it but an expiry.
+            if due == math.inf:
                 due = now + self._planning.soonest()
             if expires < due:
                 due = expires

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,15 +23,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """The whole suite runs in as many processes as there are cores, unless `-n` says otherwise.
 
     What is named by its file runs in this process, as everything does with `-n 0`, `--pdb` or `-p no:xdist`. Each
-    worker takes neighbours, which share the fixtures of their module, and helps the other at the end.
+    worker takes neighbours, which share the fixtures of their module, and helps the others at the end.
     """
     option = config.option
     if hasattr(config, "workerinput") or not hasattr(option, "numprocesses"):
         return
-    if option.numprocesses is None and option.dist == "no" and not option.tx:
-        named = any(
-            Path(config.invocation_params.dir, each.partition("::")[0]).is_file() for each in config.args
-        )
+    if option.numprocesses is None and not option.tx:
+        here = config.invocation_params.dir
+        named = any((here / each.partition("::")[0]).is_file() for each in config.args)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         option.numprocesses = 0 if named or option.usepdb or cores == 1 else min(cores, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":

@@ -22,6 +22,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+import required
 from payclient.errors import PayError
 from payclient.events import Created, FoundAccepted
 from payclient.ledger import open_ledger
@@ -353,9 +354,9 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The noting library, compiled here."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux and a C compiler, to note what SQLite writes and syncs")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux, to note what SQLite writes and syncs")
+    compiler = required.program("cc", "gcc", "clang")
     folder = tmp_path_factory.mktemp("shim")
     (folder / "shim.c").write_text(SHIM)
     library = folder / "shim.so"

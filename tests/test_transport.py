@@ -19,6 +19,7 @@ import attrs
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+import required
 from payclient.deadlines import Timeouts
 from payclient.errors import (
     CustomerBusyError,
@@ -799,7 +800,7 @@ def test_before_send_precedes_the_first_byte(loop: str, context: ssl.SSLContext 
     """`before_send` runs after the connection stands and before its first byte, on a new and on a kept one."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if loop == "uvloop":
-        factory = pytest.importorskip("uvloop", reason="uvloop is not installed").new_event_loop
+        factory = required.module("uvloop").new_event_loop
 
     async def main() -> None:
         async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:

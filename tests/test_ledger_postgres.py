@@ -119,7 +119,7 @@ def test_ledger_init(postgres: PostgresServer, capsys: pytest.CaptureFixture[str
     [
         (
             "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET schema_version = 2",
-            "version 2",
+            "must have schema version 1, and has version 2",
         ),
         (
             "ALTER TABLE payclient.meta DISABLE TRIGGER ALL; UPDATE payclient.meta SET application = 'x'",
@@ -145,7 +145,7 @@ async def test_what_is_no_ledger(
 
 
 def test_the_schema_has_a_version() -> None:
-    """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old ledgers, and then changes this."""
+    """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
     digest = hashlib.sha256("\n".join(SCHEMA).encode()).hexdigest()
     assert (VERSION, digest[:16]) == (1, "26b40b2871fc50ba")
 

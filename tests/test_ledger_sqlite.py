@@ -36,19 +36,16 @@ from payclient.events import (
     FoundCancelled,
     Lost,
     Notified,
-    NotSent,
     Refused,
 )
-from payclient.ledger import Change, Ledger
+from payclient.ledger import Change
 from payclient.ledger import sqlite_files as files
 from payclient.ledger import sqlite_schema as schema
 from payclient.ledger.columns import permit_row
-from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.ledger.sqlite_files import filesystem_of
 from payclient.lifecycle import TRANSITIONS, Record, State
 
-V3 = Path(__file__).parent / "samples" / "ledger_v3.sql"
 NOW = 1_700_000_000.0
 CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 PATHS: dict[State, tuple[Event, ...]] = {
@@ -201,6 +198,16 @@ def _newer(path: Path) -> None:
     raw(path, "PRAGMA user_version = 99")
 
 
+def _older(path: Path) -> None:
+    asyncio.run(filled(path))
+    raw(path, "PRAGMA user_version = 0")
+
+
+def _altered(path: Path) -> None:
+    asyncio.run(filled(path))
+    raw(path, "ALTER TABLE attempts ADD COLUMN note TEXT")
+
+
 def _stripped(path: Path) -> None:
     asyncio.run(filled(path))
     raw(path, "DROP TRIGGER changes_insert")
@@ -228,7 +235,9 @@ def _missing(path: Path) -> None:
     ("make", "words"),
     [
         (_foreign, "another program's"),
-        (_newer, "version 99"),
+        (_newer, "must have schema version 1, and has version 99"),
+        (_older, "must have schema version 1, and has version 0"),
+        (_altered, "lacks a table"),
         (_stripped, "lacks"),
         (_keyless, "no digest key"),
         (_text, "not a SQLite database"),
@@ -488,152 +497,9 @@ async def test_a_cancelled_open(path: Path) -> None:
 
 
 def test_the_schema_has_a_version() -> None:
-    """Whoever changes the tables or `TRANSITIONS` raises `VERSION`, converts old files, and then changes this."""
+    """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
     digest = hashlib.sha256("\n".join(schema.SCHEMA).encode()).hexdigest()
-    assert (schema.VERSION, digest[:16]) == (4, "77efd6d63aca267f")
-
-
-async def _write_what_version_3_wrote(ledger: Ledger) -> None:
-    """What `samples/ledger_v3.sql` holds."""
-
-    async def attempt(
-        client_transaction_id: str, *events: Event, attempt: int = 1, kind: str = "sale"
-    ) -> None:
-        record = attrs.evolve(
-            fresh(client_transaction_id, attempt),
-            kind=kind,
-            digest=b"d" * 16,
-            created_at=NOW + attempt,
-            expires_at=None if kind == "sale" else NOW + 900,
-        )
-        assert await ledger.permit(record)
-        for event in events:
-            record = await ledger.apply(record, event)
-
-    def created(transaction_id: int) -> Created:
-        return Created(at=NOW + 2, transaction_id=transaction_id, expires_at=NOW + 300)
-
-    busy = Refused(
-        at=NOW + 2, error_type="CustomerBusyError", error_code=2061, messages=("Ya tiene", 'a "b" \u00e9')
-    )
-    await attempt("sending")
-    await attempt("pending", created(1))
-    await attempt(
-        "noted",
-        Notified(at=NOW + 1, transaction_id=2),
-        created(2),
-        Notified(at=NOW + 9, transaction_id=2),
-    )
-    await attempt(
-        "corrected",
-        created(3),
-        Expired(at=NOW + 300),
-        FoundCancelled(at=NOW + 301),
-        FoundAccepted(at=NOW + 400),
-        Notified(at=NOW + 500, transaction_id=3),
-    )
-    await attempt("again", busy)
-    await attempt("form", Lost(at=NOW + 3, expires_at=NOW + 900), kind="form")
-    await attempt("again", NotSent(at=NOW + 4), attempt=2)
-    await attempt("again", created(5), FoundAccepted(at=NOW + 50), attempt=3)
-
-
-async def _all_of(ledger: Ledger) -> list[object]:
-    records = [record async for record in ledger.records()]
-    return [
-        records,
-        [record async for record in ledger.unfinished()],
-        await ledger.changes(),
-        [await ledger.history(record.client_transaction_id) for record in records],
-    ]
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-async def test_an_older_file_is_converted(path: Path, version: int) -> None:
-    """A file of version 3 keeps its records, history and cursors, and gets the guards of today."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(V3.read_text(encoding="utf-8"))
-    connection.execute("CREATE INDEX attempts_old ON attempts (amount)")
-    if version == 1:
-        connection.execute("DROP TABLE environment")
-    connection.execute(f"PRAGMA user_version = {version}")
-    ((key,),) = connection.execute("SELECT digest_key FROM meta").fetchall()
-    connection.close()
-
-    ledger = await SqliteLedger.open(str(path))
-    assert ledger.digest_key == key
-    expected = MemoryLedger()
-    await _write_what_version_3_wrote(expected)
-    assert await _all_of(ledger) == await _all_of(expected)
-    assert await ledger.environment(b"mine") == (b"mine" if version == 1 else b"e" * 32)
-    assert await ledger.permit(fresh("pending", attempt=2)) is False
-    assert await ledger.permit(fresh("later"))
-    await ledger.aclose()
-
-    fresh_path = path.with_name("fresh.db")
-    await filled(fresh_path)
-    names = "SELECT type, name, sql FROM sqlite_schema ORDER BY name"
-    assert raw(path, names) == raw(fresh_path, names)
-    assert raw(path, "PRAGMA user_version") == [(schema.VERSION,)]
-    assert raw(path, "SELECT schema_version FROM meta") == [(schema.VERSION,)]
-    with pytest.raises(sqlite3.IntegrityError, match="what is written stays"):
-        raw(path, "UPDATE changes SET after = 'accepted'")
-
-
-def old_file(path: Path) -> list[tuple[Any, ...]]:
-    """A file of version 3; what it holds."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(V3.read_text(encoding="utf-8"))
-    connection.close()
-    return raw(path, "SELECT * FROM attempts")
-
-
-async def test_every_operation_of_a_conversion_can_fail(path: Path) -> None:
-    """Whichever one fails, the file stays as it was, and is converted the next time."""
-    expected = MemoryLedger()
-    await _write_what_version_3_wrote(expected)
-    held = await _all_of(expected)
-    for number in range(1, 200):
-        place = path.with_name(f"{number}.db")
-        before = old_file(place)
-        connection, connect = failing_at(number)
-        try:
-            ledger = await SqliteLedger.open(str(place), connect=connect)
-        except LedgerUnavailableError:
-            if raw(place, "PRAGMA user_version") == [(3,)]:
-                assert raw(place, "SELECT * FROM attempts") == before
-            ledger = await SqliteLedger.open(str(place))
-        missed = number > connection.number
-        connection.failing = frozenset()
-        assert await _all_of(ledger) == held
-        await ledger.aclose()
-        if missed:
-            assert number > 40
-            return
-    pytest.fail("it never ran without a fault")
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "UPDATE attempts SET version = version + 1 WHERE client_transaction_id = 'pending'",
-        "UPDATE attempts SET state = 'refused', decided_at = 1.0 WHERE client_transaction_id = 'pending'",
-        "DELETE FROM changes WHERE client_transaction_id = 'sending'",
-        "DELETE FROM changes WHERE cursor = 7",
-        "DELETE FROM attempts WHERE client_transaction_id = 'form'",
-    ],
-)
-async def test_an_older_file_that_was_tampered_with(path: Path, sql: str) -> None:
-    """What cannot be brought over whole stays as it is: there is no other copy."""
-    old_file(path)
-    for (name,) in raw(path, "SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
-        raw(path, f"DROP TRIGGER {name}")
-    raw(path, sql)
-    before = raw(path, "SELECT * FROM attempts")
-    with pytest.raises(ConfigurationError, match="disagree"):
-        await SqliteLedger.open(str(path))
-    assert raw(path, "SELECT * FROM attempts") == before
-    assert raw(path, "PRAGMA user_version") == [(3,)]
+    assert (schema.VERSION, digest[:16]) == (1, "77efd6d63aca267f")
 
 
 #: The next change, by hand: what version, and what it becomes.

@@ -164,7 +164,10 @@ async def _check_schema(connection: asyncpg.Connection) -> bytes:
     if row is None or row[0] != APPLICATION:
         raise ConfigurationError("the database's schema payclient is another program's")
     if row[1] != VERSION:
-        raise ConfigurationError(f"the ledger has version {row[1]}; this payclient knows version {VERSION}")
+        raise ConfigurationError(
+            f"the ledger must have schema version {VERSION}, and has version {row[1]}: another release of "
+            "payclient made it; nothing was changed"
+        )
     if not {name for (name,) in await connection.fetch(SELECT_NAMES)} >= NAMES:
         raise ConfigurationError(
             "the ledger lacks a table, an index, a function or a trigger that it was made with"

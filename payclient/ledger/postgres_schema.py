@@ -30,7 +30,7 @@ __all__ = [
 
 #: What makes a schema called `payclient` ours.
 APPLICATION = "payclient ledger"
-#: Of the tables, triggers and functions below; raised as SQLite's is.
+#: The version of the tables, triggers and functions below. A schema of another version is refused.
 VERSION = 1
 #: Of LISTEN and NOTIFY.
 CHANNEL = "payclient"

@@ -18,9 +18,6 @@ from pathlib import Path
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
 from payclient.ledger.sqlite_schema import (
     APPLICATION_ID,
-    CONVERT,
-    CONVERTED,
-    FORGET,
     LAST_CURSOR,
     SCHEMA,
     SELECT_KEY,
@@ -136,18 +133,19 @@ def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
     # Asked before anything is changed: a file that is not ours stays as it was.
     if application != APPLICATION_ID and (application or version or tables):
         raise ConfigurationError("the ledger's file is another program's SQLite database")
-    if application == APPLICATION_ID and not (isinstance(version, int) and 1 <= version <= VERSION):
-        raise ConfigurationError(f"the ledger has version {version}; this payclient knows version {VERSION}")
+    if application == APPLICATION_ID and version != VERSION:
+        raise ConfigurationError(
+            f"the ledger must have schema version {VERSION}, and has version {version}: another release of "
+            "payclient made it; nothing was changed"
+        )
     for setting in _SETTINGS[1:]:
         _set(connection, *setting)
     if not tables:
         _create(connection)
-    elif version != VERSION:
-        _convert(connection)
     for each in (path, f"{path}-wal"):
         _tighten(each)
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    if not names >= _names(SCHEMA):
+    made = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
+    if not made >= {statement.strip() for statement in SCHEMA}:
         raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
     key = connection.execute(SELECT_KEY).fetchone()
     if key is None or len(key[0]) != 32:
@@ -178,37 +176,6 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
-
-
-def _convert(connection: sqlite3.Connection) -> None:
-    """Bring an older file up to date."""
-    connection.execute("BEGIN IMMEDIATE")
-    guards = connection.execute(
-        "SELECT type, name FROM sqlite_schema WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
-    )
-    for kind, name in guards.fetchall():
-        connection.execute(f'DROP {kind} "{name}"')
-    kept = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")} - {
-        "attempts",
-        "changes",
-    }
-    try:
-        for statement in CONVERT:
-            if not _names((statement,)) & kept:
-                connection.execute(statement)
-        whole = connection.execute(CONVERTED).fetchone()[0]
-    except sqlite3.IntegrityError:
-        whole = False
-    if not whole:  # there is no other copy
-        raise ConfigurationError("the ledger's attempts and their history disagree; the file stays as it is")
-    for statement in FORGET:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.execute("COMMIT")
-
-
-def _names(schema: tuple[str, ...]) -> set[str]:
-    return {match[1] for each in schema if (match := re.search(r"CREATE (?:TABLE|VIEW|TRIGGER) (\w+)", each))}
 
 
 def _tighten(path: str) -> None:

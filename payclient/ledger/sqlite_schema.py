@@ -18,9 +18,6 @@ from payclient.lifecycle import Record, State
 
 __all__ = [
     "APPLICATION_ID",
-    "CONVERT",
-    "CONVERTED",
-    "FORGET",
     "LAST_CURSOR",
     "SCHEMA",
     "SELDOM",
@@ -41,8 +38,8 @@ __all__ = [
 
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
-#: Of what is below. Whoever changes it, or `TRANSITIONS`, raises it and converts old files.
-VERSION = 4
+#: The version of the tables and triggers below, which `TRANSITIONS` shapes too. A file of another version is refused.
+VERSION = 1
 
 # Not `IN`: for three and more SQLite would build a table each time.
 _DECIDED = " OR ".join(f"after = '{state}'" for state in State if state.decided)
@@ -173,47 +170,6 @@ BEGIN SELECT RAISE(ABORT, 'it is not decided'); END""",
 )
 
 SCHEMA = (*_TABLES, *_TRIGGERS)
-
-#: From versions 1 to 3, which changed an attempt in place and had its history beside it. What an attempt was before its
-#: newest change they did not keep, but for its states.
-CONVERT = (
-    "ALTER TABLE attempts RENAME TO old_attempts",
-    "ALTER TABLE changes RENAME TO old_changes",
-    *_TABLES,
-    """
-INSERT INTO attempts
-SELECT cursor, client_transaction_id, attempt, kind, digest, lane, amount, currency, created_at, expires_at
-FROM old_attempts JOIN old_changes USING (client_transaction_id, attempt)
-WHERE old_changes.event = 'Permitted' ORDER BY cursor""",
-    f"""
-INSERT INTO changes
-SELECT c.cursor, id, c.number, c.at, c.event, c.evidence, c.detail, c.after, coalesce(o.evidence, c.evidence),
-    o.transaction_id, o.expires_at, o.candidate_id, o.notified_at,
-    coalesce(o.decided_at, iif({_DECIDED}, c.at, NULL)), o.error_code, o.error_type, o.messages
-FROM (
-    SELECT *, row_number() OVER (PARTITION BY client_transaction_id, attempt ORDER BY cursor) - 1 AS number
-    FROM old_changes
-) AS c
-JOIN attempts USING (client_transaction_id, attempt)
-LEFT JOIN old_attempts AS o ON o.client_transaction_id = c.client_transaction_id AND o.attempt = c.attempt
-    AND o.version = c.number
-WHERE c.number > 0 ORDER BY c.cursor""",  # noqa: S608 - our own words
-    "INSERT INTO undecided SELECT id FROM records WHERE decided_at IS NULL",
-)
-_FIELDS = [name.strip() for name in RECORD.split(",")]
-#: Whether every record and the whole history came over.
-CONVERTED = f"""
-SELECT (SELECT count(*) FROM old_attempts) = (
-    SELECT count(*) FROM old_attempts AS o JOIN records AS r USING (client_transaction_id, attempt)
-    WHERE ({", ".join(f"o.{name}" for name in _FIELDS)}) IS ({", ".join(f"r.{name}" for name in _FIELDS)})
-) AND (SELECT count(*) FROM old_changes) = (SELECT count(*) FROM history)"""  # noqa: S608 - our own column names
-#: And then.
-FORGET = (
-    "DROP TABLE old_attempts",
-    "DROP TABLE old_changes",
-    *_TRIGGERS,
-    f"UPDATE meta SET schema_version = {VERSION}",  # noqa: S608 - our own number
-)
 
 SELECT_KEY = "SELECT digest_key FROM meta"
 SELECT_ENVIRONMENT = "SELECT digest FROM environment"

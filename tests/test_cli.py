@@ -350,6 +350,8 @@ def test_nobody_hears_of_it_where_the_service_is_not_there(tmp_path: Path) -> No
         (["nothing"], "Unknown command"),
         (["simulate", "--port", "0", "--answers", "approve=2"], "approve"),
         (["simulate", "--port", "99999"], "--port"),
+        (["simulate", "--port", "0", "--account", "shop"], "--account"),
+        (["simulate", "--port", "0", "--account", "shop=a", "--token", "b"], "--token"),
         (["simulate", "--port", "0", "--confirm-window", "3"], "--confirm-window"),
         (["status"], "--transaction-id"),
         (

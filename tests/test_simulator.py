@@ -153,6 +153,33 @@ async def test_a_given_token_is_the_only_one() -> None:
         assert (await post(service, body_of(), headers={"Authorization": "Bearer token-2"}))[0] == 200
 
 
+async def test_each_token_finds_its_own_accounts_transactions() -> None:
+    """Two accounts at one address: neither sees, blocks or undoes the other's sales; a rotated token sees all."""
+    accounts = {"token-1": "shop", "token-2": "other"}
+    other = {"Authorization": "Bearer token-2"}
+    settings = Settings(
+        status_by_transaction_id=BY_ID,
+        status_by_client_transaction_id=BY_CLIENT_ID,
+        duplicate_code=23,
+        paths={"cancel": ("/api/Cancel",)},
+    )
+    async with Simulator(accounts=accounts, settings=settings) as service:
+        assert (await post(service, body_of(), headers={"Authorization": "Bearer token-3"}))[0] == 401
+        status, created = await post(service, body_of())
+        assert (await ask(service, "GET", "/api/Sale/1001"))[0] == 200
+        for path in ("/api/Sale/1001", "/api/Sale/client/order-1"):
+            assert (await ask(service, "GET", path, headers=other))[0] == 404
+        cancelled = await ask(service, "POST", "/api/Cancel", json={"id": 1001}, headers=other)
+        assert (status, created, cancelled[0]) == (200, {"transactionId": 1001}, 400)
+        # The same id, customer and store are neither a repeat nor a pending transaction there.
+        assert (await post(service, body_of(), headers=other))[0] == 200
+        assert service.sales[1002].account == "other"
+        accounts["token-9"] = accounts.pop("token-1")
+        assert (await ask(service, "GET", "/api/Sale/1001"))[0] == 401
+        rotated = {"Authorization": "Bearer token-9"}
+        assert (await ask(service, "GET", "/api/Sale/client/order-1", headers=rotated))[0] == 200
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"1", b'"text"', b"null", b"\xff", b"[" * 5000])
 async def test_a_body_that_is_no_json_object_is_refused(service: Simulator, raw: bytes) -> None:
     """Message bodies are JSON objects; anything else fails validation."""

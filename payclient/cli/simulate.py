@@ -46,6 +46,13 @@ def simulate(
         str, Parameter(help="Address to listen at. Whoever reaches it can answer for the customers.")
     ] = "127.0.0.1",
     token: Annotated[str | None, Parameter(help="The only token to take; without one any is taken.")] = None,
+    account: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            help="NAME=TOKEN, as often as there are accounts: each token finds its own account's sales only.",
+        ),
+    ] = (),
     profile: Profile = None,
     sale_window: Annotated[
         float | None, Number, Parameter(help="Seconds until a push expires; the profile's, or 300.")
@@ -97,16 +104,28 @@ def simulate(
         raise ConfigurationError(str(error)) from None
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
+    accounts = dict(_account(each) for each in account)
+    if accounts and token is not None:
+        raise ConfigurationError("--token: not with --account, which says the tokens")
     simulator = Simulator(
         host=host,
         port=port,
         token=token,
+        accounts=accounts or None,
         settings=settings,
         answers=crowd,
         faults=attrs.evolve(chosen.faults, seed=seed),
         control=True,
     )
-    return asyncio.run(_serve(simulator, host, ready_file, token or ANY_TOKEN))
+    return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
+
+
+def _account(text: str) -> tuple[str, str]:
+    """Read `NAME=TOKEN` as a token and its account."""
+    name, _, token = text.partition("=")
+    if not name or not token.strip():
+        raise ConfigurationError("--account: must be NAME=TOKEN, such as test=token-1")
+    return token, name
 
 
 @contextmanager

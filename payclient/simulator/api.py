@@ -24,7 +24,11 @@ _T = TypeVar("_T")
 
 
 class Api:
-    """The routes that take a bearer token. `url` is called for the service's own address, known once it is open."""
+    """The routes that take a bearer token.
+
+    `account_of` returns the account of a token, or None. `url` returns the service's own address, known once it is
+    open.
+    """
 
     def __init__(
         self,
@@ -32,7 +36,7 @@ class Api:
         forms: Forms,
         changes: Changes,
         limit: QueryLimit,
-        token: str | None,
+        account_of: Callable[[str], str | None],
         url: Callable[[], str],
     ) -> None:
         self._settings = settings = service.settings
@@ -40,7 +44,7 @@ class Api:
         self._forms = forms
         self._changes = changes
         self._limit = limit
-        self._token = token
+        self._account_of = account_of
         self._url = url
         self._operations: dict[web.AbstractRoute, str] = {}
         flag, language = settings.nick_name_flag, settings.language_field
@@ -99,14 +103,14 @@ class Api:
         return self._answer(request, status_of(changed, self._settings) if operation == "confirm" else True)
 
     async def _get_regions(self, request: web.Request) -> web.Response:
-        if not self._is_authorized(request):
+        if self._account(request) is None:
             return self._unauthorized(request)
         return json_response([dict(region) for region in self._settings.regions])
 
     async def _execute(
         self,
         request: web.Request,
-        operation: Callable[[Mapping[str, object]], _T | Refusal],
+        operation: Callable[[Mapping[str, object], str], _T | Refusal],
         fields: Mapping[str, type],
         application: Literal["API", "WEB"] | None,
     ) -> _T | web.Response:
@@ -114,11 +118,12 @@ class Api:
         settings, tally = self._settings, self._service.tally
         tally["requests"] += 1
         wrong_kind = application is not None and settings.application not in {None, application}
-        if wrong_kind or not self._is_authorized(request):
+        account = self._account(request)
+        if wrong_kind or account is None:
             tally["refused"] += 1
             return self._unauthorized(request)
         body = read_body(request.content_type, raw, fields, tolerant=settings.tolerant)
-        result = body if isinstance(body, Refusal) else operation(body)
+        result = body if isinstance(body, Refusal) else operation(body, account)
         if isinstance(result, Refusal):
             tally["refused"] += 1
             status = settings.error_statuses.get(result.error_code, settings.error_status)
@@ -126,28 +131,32 @@ class Api:
         return result
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        if (refused := self._refused_query(request)) is not None:
-            return refused
+        account = self._queried(request)
+        if isinstance(account, web.Response):
+            return account
         number = id_in_path(request)
-        found = None if number is None else self._service.query(number)
+        found = None if number is None else self._service.query(number, account)
         if found is None:
             return self._not_found(request)
         return self._answer(request, status_of(found, self._settings))
 
     async def _get_status_by_client_id(self, request: web.Request) -> web.Response:
-        if (refused := self._refused_query(request)) is not None:
-            return refused
-        found = self._service.query_by_client_id(request.match_info["client_transaction_id"])
+        account = self._queried(request)
+        if isinstance(account, web.Response):
+            return account
+        found = self._service.query_by_client_id(request.match_info["client_transaction_id"], account)
         if not found:
             return self._not_found(request)
         if self._settings.client_status_as_array:
             return self._answer(request, [status_of(one, self._settings) for one in found])
         return self._answer(request, status_of(found[0], self._settings))
 
-    def _refused_query(self, request: web.Request) -> web.Response | None:
+    def _queried(self, request: web.Request) -> str | web.Response:
+        """The account that a query is about, or why it is refused."""
         self._service.tally["requests"] += 1
         self._service.tally["queries"] += 1
-        if not self._is_authorized(request):
+        account = self._account(request)
+        if account is None:
             return self._unauthorized(request)
         if (wait := self._limit.take()) > 0:
             settings = self._settings
@@ -155,13 +164,13 @@ class Api:
             if settings.rate_limited_retry_after:
                 answer.headers["Retry-After"] = str(math.ceil(wait))
             return answer
-        return None
+        return account
 
-    def _is_authorized(self, request: web.Request) -> bool:
+    def _account(self, request: web.Request) -> str | None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")  # §5.1
         if self._settings.tolerant:
             scheme = scheme.capitalize()
-        return scheme == "Bearer" and (bool(token.strip()) if self._token is None else token == self._token)
+        return self._account_of(token) if scheme == "Bearer" else None
 
     def _unauthorized(self, request: web.Request) -> web.Response:
         settings = self._settings

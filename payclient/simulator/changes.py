@@ -38,13 +38,13 @@ class Changes:
         self._clock = clock
         self._tally: Counter[str] = service.tally
 
-    def execute(self, operation: str, body: Mapping[str, object]) -> Transaction | Refusal:
+    def execute(self, operation: str, body: Mapping[str, object], account: str) -> Transaction | Refusal:
         """The transaction after the change, or the reason why there was none."""
         faults = failing_reference(body, CHANGES[operation])
         if faults:
             return validation_refusal(faults)
         self._service.agenda.run_due()
-        found = self._find(body)
+        found = self._find(body, account)
         match operation.partition("_")[0]:
             case "confirm":
                 return self._confirm(found, body)
@@ -78,11 +78,11 @@ class Changes:
         self._tally["reversed"] += 1
         return found
 
-    def _find(self, body: Mapping[str, object]) -> Transaction | None:
+    def _find(self, body: Mapping[str, object], account: str) -> Transaction | None:
         transactions = self._service.transactions
         if (number := body.get("id")) is not None:
-            return transactions.find(number) if isinstance(number, int) else None
-        return next(iter(transactions.find_by_client_id(str(body["clientId"]))), None)
+            return transactions.find(number, account) if isinstance(number, int) else None
+        return next(iter(transactions.find_by_client_id(str(body["clientId"]), account)), None)
 
     def _is_today(self, found: Transaction) -> bool:
         zone = timezone(timedelta(hours=self._settings.utc_offset))

@@ -46,6 +46,7 @@ class Form:
     #: Whether the answer has the third link.
     has_payment_code: bool = False
     prepared_at: float
+    account: str = ""
     state: str = PENDING
     how: FormOutcome | None = None
     decided_at: float | None = None
@@ -97,7 +98,7 @@ class Forms:
         self._transactions = transactions
         self._tally = tally
 
-    def prepare(self, body: Mapping[str, object]) -> Form | Refusal:
+    def prepare(self, body: Mapping[str, object], account: str = "") -> Form | Refusal:
         """A new payment that waits to be paid, or the reason why there is none."""
         settings = self._settings
         faults = failing_prepare_fields(
@@ -108,9 +109,9 @@ class Forms:
             return validation_refusal(faults)
         if (refused := refused_on_demand(body, settings)) is not None:
             return refused
-        form = self._read(body)
+        form = self._read(body, account)
         code = settings.duplicate_code
-        if code is not None and self._transactions.find_by_client_id(form.client_transaction_id):
+        if code is not None and self._transactions.find_by_client_id(form.client_transaction_id, account):
             return refusal(code)
         self.forms[form.payment_id] = form
         self._tally["prepared"] += 1
@@ -170,7 +171,7 @@ class Forms:
             if form.state == ACCEPTED and self._settings.external_notification_on_confirm:
                 self._on_settled(form)
 
-    def _read(self, body: Mapping[str, object]) -> Form:
+    def _read(self, body: Mapping[str, object], account: str) -> Form:
         # The types hold: `failing_prepare_fields` passed.
         amount, language_field = body["amount"], self._settings.language_field
         assert isinstance(amount, int)  # noqa: S101  (for mypy)
@@ -190,6 +191,7 @@ class Forms:
             optional_parameter=_text(body, "optionalParameter"),
             has_payment_code=_text(body, "transactionSummaryUrl") is not None,
             prepared_at=self._clock.time(),
+            account=account,
         )
 
     def _require_open(self, form: Form, method: Method) -> None:

@@ -36,9 +36,10 @@ __all__ = ["Simulator"]
 class Simulator:
     """The simulated service, at `url` while its `async with` lasts; sales and forms stay readable afterwards.
 
-    Without a `token` any bearer token is taken, but there must be one. Unless `control` says otherwise, the
-    page at / and the JSON routes below /_simulator exist on a loopback host only, because they ask for no token.
-    Its clock is the machine's, and `advance` lets it jump.
+    Without a `token` any bearer token is taken, but there must be one. `accounts` are the tokens instead, each with the
+    name of its account, which finds its own sales and forms only; the mapping may change while the service is open.
+    Unless `control` says otherwise, the page at / and the JSON routes below /_simulator exist on a loopback host only,
+    because they ask for no token. Its clock is the machine's, and `advance` lets it jump.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Simulator:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
+        accounts: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         settings: Settings | None = None,
         answers: Answers | None = None,
@@ -59,6 +61,7 @@ class Simulator:
         self.faults = FaultPlan(faults)
         self._host = host
         self._token = token
+        self._accounts = accounts
         self._control = is_loopback(host) if control is None else control
         self._service = Service(self.settings, self.clock, answers, self._on_answered)
         self._journal = Journal(self.clock)
@@ -268,8 +271,13 @@ class Simulator:
         if self._restarting is None or self._restarting.done():
             self._restarting = asyncio.create_task(self.restart(down))
 
+    def _account_of(self, token: str) -> str | None:
+        if self._accounts is not None:
+            return self._accounts.get(token)
+        return "" if (token.strip() if self._token is None else token == self._token) else None
+
     def _application(self) -> web.Application:
-        api = Api(self._service, self._forms, self._changes, self._limit, self._token, lambda: self.url)
+        api = Api(self._service, self._forms, self._changes, self._limit, self._account_of, lambda: self.url)
         site = Site(self.settings, self._forms)
         self._traffic = Traffic(
             self.faults,

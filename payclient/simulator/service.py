@@ -32,6 +32,7 @@ class Sale:
     currency: str
     response_url: str | None = field(repr=False)
     created_at: float
+    account: str = ""
     state: str = PENDING
     decided_at: float | None = None
     how: How | None = None
@@ -98,7 +99,7 @@ class Service:
         self._on_answered = on_answered
         #: Told of each sale that is decided, by expiry too.
         self.on_decided: Callable[[Sale], object] = lambda _: None
-        self._pending: set[tuple[str | None, str]] = set()
+        self._pending: set[tuple[str, str | None, str]] = set()
 
     @property
     def counts(self) -> Counts:
@@ -110,7 +111,7 @@ class Service:
         """How many sales were created under one client transaction id, where that is more than one."""
         return {one: times for one, times in self.created_per_client_id.items() if times > 1}
 
-    def create(self, body: Mapping[str, object]) -> Sale | Refusal:
+    def create(self, body: Mapping[str, object], account: str = "") -> Sale | Refusal:
         """A new pending sale with its push on the way, or the reason why there is none."""
         settings = self.settings
         faults = failing_fields(
@@ -123,15 +124,15 @@ class Service:
         if faults:
             return validation_refusal(faults)
         self.agenda.run_due()
-        sale = self._read(body)
+        sale = self._read(body, account)
         if body.get("phoneNumber") in settings.refuse_phones:
             return refusal(22)  # §7.2
         if (refused := refused_on_demand(body, settings)) is not None:
             return refused
         code = settings.duplicate_code
-        if code is not None and self.transactions.find_by_client_id(sale.client_transaction_id):
+        if code is not None and self.transactions.find_by_client_id(sale.client_transaction_id, account):
             return refusal(code)
-        if (sale.store_id, sale.customer) in self._pending:
+        if (account, sale.store_id, sale.customer) in self._pending:
             return refusal(22, 2061)  # §7.3
         self._add(sale)
         return sale
@@ -170,23 +171,23 @@ class Service:
                 return one
         raise LookupError(f"no sale has the client transaction id {sale!r}")
 
-    def query(self, transaction_id: int) -> Transaction | None:
-        """The transaction that a status query finds."""
+    def query(self, transaction_id: int, account: str) -> Transaction | None:
+        """The transaction that a status query of this account finds."""
         self.agenda.run_due()
-        found = self.transactions.find(transaction_id)
+        found = self.transactions.find(transaction_id, account)
         return None if found is None or self._is_forgotten(found) else found
 
-    def query_by_client_id(self, client_transaction_id: str) -> list[Transaction]:
+    def query_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
         """All transactions with this id that a status query finds, newest first."""
         self.agenda.run_due()
-        found = self.transactions.find_by_client_id(client_transaction_id)
+        found = self.transactions.find_by_client_id(client_transaction_id, account)
         return [one for one in found if not self._is_forgotten(one)]
 
     def close(self) -> None:
         """Stop the timer: nothing more is decided by time."""
         self.agenda.close()
 
-    def _read(self, body: Mapping[str, object]) -> Sale:
+    def _read(self, body: Mapping[str, object], account: str) -> Sale:
         # The types hold: `failing_fields` passed. Only `_add` makes the sale real, and the number used.
         amount, store_id, response_url = body["amount"], body.get("storeId"), body.get("responseUrl")
         assert isinstance(amount, int)  # noqa: S101  (for mypy)
@@ -204,6 +205,7 @@ class Service:
             currency=str(body.get("currency") or self.settings.default_currency),
             response_url=str(response_url) if response_url else None,
             created_at=self._clock.time(),
+            account=account,
             details=_details(body) if self.settings.full_status else {},
         )
 
@@ -211,7 +213,7 @@ class Service:
         self.sales[sale.transaction_id] = sale
         self.transactions.add(sale.transaction_id, sale)
         self.created_per_client_id[sale.client_transaction_id] += 1
-        self._pending.add((sale.store_id, sale.customer))
+        self._pending.add((sale.account, sale.store_id, sale.customer))
         self.tally["created"] += 1
         self.agenda.after(self.settings.sale_window, self._happen, sale, "expired")
         if self._answers is not None:
@@ -235,7 +237,7 @@ class Service:
         sale.state = states.get(how, CANCELLED)  # §3: an expired one is Cancelado
         sale.how = how
         sale.decided_at = self._clock.time()
-        self._pending.discard((sale.store_id, sale.customer))
+        self._pending.discard((sale.account, sale.store_id, sale.customer))
         self.tally[how] += 1
         self.on_decided(sale)
         if sale.state == ACCEPTED:

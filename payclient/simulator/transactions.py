@@ -18,6 +18,8 @@ class Transaction(Protocol):
 
     state: str
     reversal: Reversal | None
+    #: Whose it is; nobody else's token finds it.
+    account: str
     external_notification: str | None
 
     @property
@@ -58,12 +60,14 @@ class Transactions:
         self._by_id[transaction_id] = transaction
         self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
 
-    def find(self, transaction_id: int) -> Transaction | None:
-        return self._by_id.get(transaction_id)
+    def find(self, transaction_id: int, account: str) -> Transaction | None:
+        found = self._by_id.get(transaction_id)
+        return found if found is not None and found.account == account else None
 
-    def find_by_client_id(self, client_transaction_id: str) -> list[Transaction]:
-        """All with this id, newest first."""
-        return self._by_client_id.get(client_transaction_id, [])[::-1]
+    def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
+        """All with this id in one account, newest first."""
+        found = self._by_client_id.get(client_transaction_id, [])
+        return [one for one in reversed(found) if one.account == account]
 
     def collect(self, transaction: Transaction) -> None:
         """The money of an accepted transaction is the merchant's."""

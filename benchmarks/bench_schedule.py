@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 from _measure import row
 from _virtual import Crowd as Customers
 from _virtual import RoundRobin, run
-from payclient.answering import Crowd, lognormal
-from payclient.schedule import Attentive, Fixed, Forecast, Schedule, Steps, forecast
-
-WINDOW = 300.0
+from payclient.schedule import Attentive, Fixed, Schedule, Steps
+from schedule_table import Crowd, Forecast, forecast, lognormal
 
 
 def gamma_of_two(mean: float) -> Callable[[float], float]:
@@ -30,14 +28,14 @@ def mixture(age: float) -> float:
 
 
 LAWS = {
-    "lognormal, median 25 s, sigma 0.5": Crowd(lognormal(25, 0.5), 0.10, WINDOW),
-    "lognormal, median 25 s, sigma 0.8": Crowd(lognormal(25, 0.8), 0.10, WINDOW),
-    "lognormal, median 25 s, sigma 1.0": Crowd(lognormal(25, 1.0), 0.10, WINDOW),
-    "median 15 s, sigma 0.6, 5 % silent": Crowd(lognormal(15, 0.6), 0.05, WINDOW),
-    "median 40 s, sigma 0.9, 25 % silent": Crowd(lognormal(40, 0.9), 0.25, WINDOW),
-    "gamma k=2, mean 30 s": Crowd(gamma_of_two(30), 0.10, WINDOW),
-    "60/40 mixture, medians 12 s, 60 s": Crowd(mixture, 0.10, WINDOW),
-    "exponential, mean 36 s": Crowd(lambda age: 1 - math.exp(-age / 36), 0.10, WINDOW),
+    "lognormal, median 25 s, sigma 0.5": Crowd(lognormal(25, 0.5), 0.10),
+    "lognormal, median 25 s, sigma 0.8": Crowd(lognormal(25, 0.8), 0.10),
+    "lognormal, median 25 s, sigma 1.0": Crowd(lognormal(25, 1.0), 0.10),
+    "median 15 s, sigma 0.6, 5 % silent": Crowd(lognormal(15, 0.6), 0.05),
+    "median 40 s, sigma 0.9, 25 % silent": Crowd(lognormal(40, 0.9), 0.25),
+    "gamma k=2, mean 30 s": Crowd(gamma_of_two(30), 0.10),
+    "60/40 mixture, medians 12 s, 60 s": Crowd(mixture, 0.10),
+    "exponential, mean 36 s": Crowd(lambda age: 1 - math.exp(-age / 36), 0.10),
 }
 USUAL = LAWS["lognormal, median 25 s, sigma 0.8"]
 

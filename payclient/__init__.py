@@ -82,7 +82,6 @@ from payclient.results import FormLinks, Notification, PrepareResult, SaleResult
 from payclient.schedule import (
     Attentive,
     Fixed,
-    Forecast,
     Schedule,
     Steps,
 )
@@ -114,7 +113,6 @@ __all__ = [
     "Evidence",
     "Exchange",
     "Fixed",
-    "Forecast",
     "FormLink",
     "FormLinks",
     "HttpRequest",

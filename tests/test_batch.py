@@ -21,7 +21,6 @@ from fake_service import (
     refuses,
     sale,
 )
-from payclient.answering import people
 from payclient.batch.estimate import Estimate, estimate
 from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
@@ -29,7 +28,6 @@ from payclient.batch.pace import Pace
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
-from payclient.schedule import forecast
 from payclient.session import PaySession
 from test_tracker import tracking
 
@@ -503,7 +501,7 @@ def test_an_estimate_says_what_binds() -> None:
         options: dict[str, object] = {
             "rows": 10_000, "longest_lane": 1, "max_in_flight": 50, "max_pending": 1000, "rate": None
         }  # fmt: skip
-        return estimate(profile, payclient.Attentive(), **(options | changes))  # type: ignore[arg-type]  # a test's options
+        return estimate(profile, **(options | changes))  # type: ignore[arg-type]  # a test's options
 
     assert of(rate=1.0).seconds == pytest.approx(10_000, rel=0.05)
     assert of(rate=1.0).bound_by == "the rate of sends"
@@ -514,10 +512,7 @@ def test_an_estimate_says_what_binds() -> None:
     assert slow.bound_by == "queries_per_minute"
     assert slow.seconds == pytest.approx(40_000, rel=0.05)
     assert slow.queries <= slow.seconds / 2 + 1
-    # As the tracker asks, and as its schedule is forecast elsewhere.
-    usual = forecast(payclient.Attentive(), people()).queries
-    assert of().queries == pytest.approx(10_000 * usual)
-    assert usual < forecast(payclient.Fixed(2.0), people()).queries
+    assert of().queries == pytest.approx(10_000 * 33.1)
     assert of(payclient.ServiceProfile()).queries == 0
     assert of(rows=0) == Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")
 

@@ -32,7 +32,6 @@ NAMES = [
     "Evidence",
     "Exchange",
     "Fixed",
-    "Forecast",
     "FormLink",
     "FormLinks",
     "HttpRequest",

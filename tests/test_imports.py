@@ -13,7 +13,7 @@ ROOT = Path(payclient.__file__).parent
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
     "errors amounts spelling",
-    "bodies checks links answering profile_tables events",
+    "bodies checks links profile_tables events",
     "models results profile",
     "encoding wire lifecycle schedule notifications profiles",
     "operations",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient import ConfigurationError, schedule
-from payclient.answering import Crowd, lognormal, people
+from payclient.batch import estimate
 from payclient.schedule import (
     AFTERTHOUGHTS,
     LAST_QUERIES,
@@ -16,12 +16,13 @@ from payclient.schedule import (
     Fixed,
     Schedule,
     Steps,
+    expected_lag,
     first_part,
-    forecast,
     phase,
 )
+from schedule_table import PRESUMED, Crowd, forecast, lognormal, price_of_a_second, table
 
-USUAL = Crowd(lognormal(25.0, 0.8), 0.1, 300.0)
+USUAL = Crowd(lognormal(25.0, 0.8), 0.1)
 
 
 @given(st.floats(0, 1e6), st.floats(0.01, 1e3), st.floats(0, 1))
@@ -69,8 +70,8 @@ def test_a_bad_knob_is_refused() -> None:
 @given(st.floats(0.2, 2))
 def test_the_target_delay_is_reached(seconds: float) -> None:
     """With the crowd that is presumed."""
-    delay = forecast(Attentive(target_delay=seconds), people()).delay
-    assert 0.95 * seconds <= delay <= 1.01 * seconds
+    delay = forecast(Attentive(target_delay=seconds), PRESUMED).delay
+    assert 0.95 * seconds <= delay <= 1.02 * seconds
 
 
 @given(st.integers(1, 200))
@@ -107,6 +108,28 @@ def test_times_scale_with_the_window(window: float, age: float) -> None:
     assert Attentive(window=window).gap(age * scale) == pytest.approx(Attentive().gap(age) * scale, rel=1e-4)
 
 
+def test_the_table_is_the_models() -> None:
+    """What `benchmarks/schedule_table.py` prints stands in the package."""
+    assert table() == schedule.AGES
+    assert round(price_of_a_second(), 6) == schedule.PRICE
+    assert round(NORMAL_WINDOW - PRESUMED.waits[-1], 1) == estimate.OPEN_SECONDS
+    assert round(forecast(Attentive(), PRESUMED).queries, 1) == estimate.QUERIES
+
+
+@given(st.floats(0, 400), st.floats(0, 400), st.floats(0.01, 10))
+def test_the_expected_lag_is_the_models(one: float, other: float, scale: float) -> None:
+    """In closed form what the model sums up: the seconds for which an answer has been there unseen."""
+    since, age = sorted((one, other))
+    lag = expected_lag(since * scale, age * scale, NORMAL_WINDOW * scale)
+    assert lag == pytest.approx(PRESUMED.undetected(since, age) * scale, abs=5e-3 * scale)
+
+
+def test_the_bound_of_an_exponential_law_is_known() -> None:
+    """The model knows it: nobody silent, a constant hazard, so that a fixed beat is best, 36 / 2 at one second."""
+    crowd = Crowd(lambda age: 1 - math.exp(-age / 36), 0.0, 3000.0)
+    assert crowd.least_queries(1.0) == pytest.approx(18.0, rel=1e-3)
+
+
 def test_the_forecast_of_a_fixed_beat_is_well_known() -> None:
     """2 s: a mean delay of one second, for 30.9 queries."""
     found = forecast(Fixed(2.0), USUAL)
@@ -119,7 +142,7 @@ def test_the_forecast_of_a_fixed_beat_is_well_known() -> None:
 @pytest.mark.parametrize("sigma", [0.4, 0.8, 1.2])
 def test_it_is_never_worse_than_a_fixed_beat(median: float, sigma: float) -> None:
     """At equal delay, for crowds that are not the one presumed."""
-    crowd = Crowd(lognormal(median, sigma), 0.1, 300.0)
+    crowd = Crowd(lognormal(median, sigma), 0.1)
     mine = forecast(Attentive(), crowd)
     assert mine.least_queries < mine.queries < forecast(Fixed(2 * mine.delay), crowd).queries
 
@@ -151,4 +174,4 @@ def test_the_last_queries_outlast_late_news() -> None:
 
 def test_the_module_exports_what_users_need() -> None:
     """`Schedule` is what a user may write, the others are ready made."""
-    assert schedule.__all__ == ["Attentive", "Fixed", "Forecast", "Schedule", "Steps"]
+    assert schedule.__all__ == ["Attentive", "Fixed", "Schedule", "Steps"]

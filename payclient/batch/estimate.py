@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import attrs
 
-from payclient.answering import people
 from payclient.batch.pace import sends_per_second
 from payclient.profile import ServiceProfile
-from payclient.schedule import Schedule, forecast
+from payclient.schedule import ANSWERED, NORMAL_WINDOW
 
 __all__ = ["Estimate", "estimate"]
 
 #: Seconds of one exchange with the service.
 EXCHANGE = 0.3
+
+#: Of one sale under the schedule used unless told otherwise: mean seconds that it is open, for a window of 300 s, and
+#: status queries. `benchmarks/schedule_table.py` works them out.
+OPEN_SECONDS, QUERIES = 78.7, 33.1
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +30,6 @@ class Estimate:
 
 def estimate(
     profile: ServiceProfile,
-    schedule: Schedule,
     *,
     rows: int,
     longest_lane: int,
@@ -41,12 +43,11 @@ def estimate(
         return Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")
     window = profile.sale_window
     asks = profile.status is not None
-    crowd = people(window)
     # Seconds that a sale is open, on average.
-    held = window - crowd.waits[-1] if asks else window
+    held = OPEN_SECONDS * window / NORMAL_WINDOW if asks else window
     if wait is not None:
         held = min(held, wait)
-    each = forecast(schedule, crowd).queries if asks and wait != 0 else 0.0
+    each = QUERIES if asks and wait != 0 else 0.0
     sends = sends_per_second(profile, rate, wait)
     parts = {
         "the time of each request": rows * EXCHANGE / max_in_flight,
@@ -57,7 +58,7 @@ def estimate(
     }
     bound_by = max(parts, key=lambda part: parts[part])
     # The last ones answer late, or never.
-    late = window if rows * crowd.silent >= 1 and wait is None else held
+    late = window if rows * (1 - ANSWERED) >= 1 and wait is None else held
     seconds = max(parts[bound_by] - held, 0.0) + late
     if seconds < 2 * late:
         bound_by = "people's answers"

@@ -24,7 +24,6 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows.check import MAX_FAULTS, FileCheck
 from payclient.rows.faults import Fault
-from payclient.schedule import Attentive
 
 __all__: list[str] = []
 
@@ -148,7 +147,6 @@ class Plan:
     def _expected(self) -> Estimate:
         return estimate(
             self.profile,
-            Attentive(window=self.profile.sale_window),  # as the tracker asks unless told otherwise
             rows=self.to_send,
             longest_lane=min(self.checked.longest_lane, self.to_send),
             max_in_flight=self.limits.max_in_flight,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import islice
 
-from payclient.answering import people
 from payclient.following.entries import Entry
+from payclient.schedule import expected_lag
 
 __all__: list[str] = []
 
@@ -96,7 +96,7 @@ class Turns:
     """Who is due and waits to be asked for. `window` is the sale window in seconds."""
 
     def __init__(self, window: float) -> None:
-        self._crowd = people(window)
+        self._window = window
         self._lines: dict[int, OrderedDict[Entry, None]] = {
             line: OrderedDict() for line in (NOTIFIED, LAST, ROUTINE)
         }
@@ -137,7 +137,7 @@ class Turns:
     def need(self, entry: Entry, now: float) -> float:
         """Seconds that its answer has lain there unseen, on average, since it was last asked for."""
         age = entry.age(now)
-        return self._crowd.undetected(max(age - (now - entry.asked_at), 0.0), age)
+        return expected_lag(max(age - (now - entry.asked_at), 0.0), age, self._window)
 
     def clear(self) -> None:
         """Forget all."""

@@ -115,8 +115,12 @@ class FoundPending(Found):
     """The service says `Pendiente` of this transaction."""
 
 
+@attrs.frozen(kw_only=True)
 class FoundAccepted(Found):
     """The service says `Aceptado`."""
+
+    #: The transaction id of this attempt until now, where another one under its client transaction id is paid.
+    instead_of: int | None = None
 
 
 class FoundCancelled(Found):

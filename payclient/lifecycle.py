@@ -171,7 +171,10 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             FoundAccepted: State.ACCEPTED,  # a correction
         },
         State.ACCEPTED: {**_HINTS, FoundAccepted: None},
-        State.REFUSED: {**_HINTS},
+        State.REFUSED: {
+            **_HINTS,
+            FoundAccepted: State.ACCEPTED,
+        },  # a correction: the answer was not about our POST
     }
 )
 
@@ -203,6 +206,8 @@ def advance(record: Record, event: Event) -> Record:
                 # A form whose card was declined may yet be paid by another, which is another transaction.
                 if record.kind == "sale" or not isinstance(event, FoundCancelled):
                     changes["transaction_id"] = event.transaction_id
+            elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
+                changes["transaction_id"] = event.transaction_id
             elif event.transaction_id not in (None, record.transaction_id):
                 raise TransitionError(
                     f"a report of transaction {event.transaction_id} is not this one's",
@@ -219,6 +224,15 @@ def advance(record: Record, event: Event) -> Record:
         if target.decided:
             changes["decided_at"] = event.at
     return _changed(record, changes)
+
+
+def check_newest(before: Record, after: Record, newest: int) -> None:
+    """Raise `TransitionError` for an attempt that would be open or paid beside a newer one; `newest` is its number."""
+    if after.state is not before.state is State.REFUSED and newest > before.attempt:
+        raise TransitionError(
+            f"attempt {before.attempt} was refused, and attempt {newest} counts now",
+            client_transaction_id=before.client_transaction_id,
+        )
 
 
 _NAMES = tuple(field.name for field in attrs.fields(Record))

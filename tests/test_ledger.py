@@ -101,6 +101,30 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await ledger.aclose()
 
 
+async def test_a_refused_attempt_may_turn_out_to_be_paid(ledger: Ledger) -> None:
+    """The refusal was not about our own POST, as a query found: a correction, which the feed shows."""
+    record = await brought(ledger, State.REFUSED)
+    corrected = await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+    assert (corrected.state, corrected.transaction_id, corrected.decided_at) == (State.ACCEPTED, 7, NOW + 9)
+    assert await ledger.get("order-1") == corrected
+    changes = await ledger.changes()
+    assert [(each.before, each.after) for each in changes][-1] == (State.REFUSED, State.ACCEPTED)
+    assert await ledger.permit(fresh(attempt=2)) is False
+
+
+async def test_only_the_newest_attempt_may_turn_out_to_be_paid(ledger: Ledger) -> None:
+    """A refused attempt beside a newer one stays refused, whoever read it before."""
+    record = await brought(ledger, State.REFUSED)
+    assert await ledger.permit(fresh(attempt=2))
+    with pytest.raises(TransitionError):
+        await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+    second = await ledger.apply(fresh(attempt=2), PATHS[State.REFUSED][0])
+    with pytest.raises(TransitionError):
+        await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+    assert await ledger.get("order-1") == second
+    assert (await ledger.apply(second, FoundAccepted(at=NOW + 10))).state is State.ACCEPTED
+
+
 async def test_permit_inserts(ledger: Ledger) -> None:
     """A permit is granted once and keeps every field of its record."""
     record = attrs.evolve(fresh(), kind="form", expires_at=NOW + 600)

@@ -56,6 +56,7 @@ MOVES: dict[tuple[State, State], set[type[Event]]] = {
     (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled, Abandoned, Withdrawn},
     (EXPIRED, REFUSED): {DecidedRefused},
     (CANCELLED, ACCEPTED): {FoundAccepted},
+    (REFUSED, ACCEPTED): {FoundAccepted},
 }
 
 HINTS = {Notified, Returned, Conflicted, Suspected}
@@ -175,15 +176,15 @@ def test_nothing_enters_sending() -> None:
 
 
 def test_accepted_is_final() -> None:
-    """And so is refused: a new attempt is a new record."""
+    """A refused attempt may turn out to be paid, and nothing else: a new attempt is a new record."""
     assert reachable(ACCEPTED) == {ACCEPTED}
-    assert reachable(REFUSED) == {REFUSED}
+    assert reachable(REFUSED) == {REFUSED, ACCEPTED}
 
 
 def test_a_presumption_can_be_corrected_by_the_service() -> None:
     """EXPIRED is what our clock says, and a cancelled sale may turn out to be paid."""
     assert step(EXPIRED) == DECIDED
-    assert step(CANCELLED) == {ACCEPTED}
+    assert step(CANCELLED) == step(REFUSED) == {ACCEPTED}
 
 
 def test_only_the_clock_presumes() -> None:
@@ -337,6 +338,14 @@ def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
     with pytest.raises(TransitionError, match="is not this one's"):
         advance(bound, EXAMPLES[kind])
     assert advance(bound, kind(at=2.0)).transaction_id == 7
+
+
+def test_the_paid_one_of_several_transactions_counts() -> None:
+    """Only a report that says whose place it takes: any other id than ours is still not ours."""
+    bound = attrs.evolve(at_state(PENDING), transaction_id=7)
+    assert advance(bound, FoundAccepted(at=2.0, transaction_id=8, instead_of=7)).transaction_id == 8
+    with pytest.raises(TransitionError, match="is not this one's"):
+        advance(bound, FoundAccepted(at=2.0, transaction_id=8, instead_of=9))
 
 
 @pytest.mark.parametrize("kind", [Notified, Returned])

@@ -11,7 +11,7 @@ from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.details import FEED, describe, tame
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import Record, State, advance, check_newest
 
 __all__ = ["MemoryLedger"]
 
@@ -67,6 +67,7 @@ class MemoryLedger:
             raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
         before = attempts[record.attempt - 1]
         after = advance(before, event)
+        check_newest(before, after, len(attempts))
         attempts[record.attempt - 1] = after
         self._note(after, before.state, type(event).__name__, event.at, describe(event), event)
         return after

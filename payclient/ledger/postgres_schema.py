@@ -225,6 +225,9 @@ BEGIN
             AS v (id, attempt, version, {", ".join(CHANGING)})
         WHERE a.client_transaction_id = v.id AND a.attempt = v.attempt AND a.version = v.version
             AND (v.event <> 'NotSent' OR a.owner = $27)
+            AND (v.state <> 'accepted' OR NOT EXISTS (
+                SELECT FROM payclient.attempts AS n WHERE n.client_transaction_id = v.id AND n.attempt > v.attempt
+            ))
         RETURNING a.client_transaction_id;
     END IF;
 END $$""",  # noqa: S608 - our own column names

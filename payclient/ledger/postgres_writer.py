@@ -20,7 +20,7 @@ from payclient.ledger.operations import Apply, Get, Operation, Permit, Read, Wri
 from payclient.ledger.postgres_connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
 from payclient.ledger.postgres_schema import BARRIER, CHANGING
 from payclient.ledger.postgres_statements import SELECT_ATTEMPTS, WRITE, apply_row
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import Record, State, advance, check_newest
 
 __all__ = ["Writer", "aim"]
 
@@ -312,6 +312,8 @@ def _aim(write: Apply, attempts: list[Record]) -> None:
             "another process was granted this attempt", client_transaction_id=record.client_transaction_id
         )
     aim(write, current)
+    assert write.after is not None  # noqa: S101 - aimed
+    check_newest(current, write.after, attempts[-1].attempt)
 
 
 def _answer(operation: Operation, result: object) -> None:

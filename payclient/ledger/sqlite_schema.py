@@ -144,6 +144,10 @@ BEGIN SELECT RAISE(ABORT, 'not a permit'); END""",
 CREATE TRIGGER changes_insert BEFORE INSERT ON changes
 WHEN new.cursor <= (SELECT max(cursor) FROM changes) OR new.attempt_id >= new.cursor
 OR NOT {legal_moves(_BEFORE, "new.after")}
+OR (new.after = 'accepted' AND EXISTS (
+    SELECT 1 FROM attempts AS mine JOIN attempts AS newer USING (client_transaction_id)
+    WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+))
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END""",  # noqa: S608 - our own words
     *(
         f"""

@@ -27,7 +27,7 @@ from payclient.ledger.sqlite_schema import (
     insert_changes,
     select_newest,
 )
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import Record, State, advance, check_newest
 
 __all__ = ["Writer"]
 
@@ -281,6 +281,9 @@ def _apply(connection: sqlite3.Connection, write: Apply, cursors: Iterator[int])
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     current = record_of(row)
     after = advance(current, write.event)
+    if after.state is not current.state is State.REFUSED:
+        newest = _newest(connection, [record.client_transaction_id])[record.client_transaction_id]
+        check_newest(current, after, newest.attempt)
     _insert_changes(connection, [change_row(write.event, after)], cursors)
     return after
 

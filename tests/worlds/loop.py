@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import sys
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -49,11 +50,15 @@ class _Future(asyncio.Future[Any]):
 class VirtualLoop(asyncio.AbstractEventLoop):
     """One process's event loop. `now` is its monotonic clock; `failed` is told of what nobody caught."""
 
-    def __init__(self, now: Callable[[], float], failed: Callable[[str], object]) -> None:
+    def __init__(
+        self, now: Callable[[], float], failed: Callable[[str], object], *, eager: bool = False
+    ) -> None:
         self.time = now  # type: ignore[method-assign]  # a call less for each look at the clock
         self.ready: deque[asyncio.Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
         self._failed = failed
+        #: Tasks run to their first await where they are made, as `asyncio.eager_task_factory` has it.
+        self._options = {"eager_start": True} if eager and sys.version_info >= (3, 12) else {}
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._number = 0
 
@@ -101,7 +106,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
-        task = _Task(coro, loop=self, name="", context=context)
+        eager = self._options if events._get_running_loop() is self else {}
+        task = _Task(coro, loop=self, name="", context=context, **eager)
         self.tasks.append(task)
         return task
 

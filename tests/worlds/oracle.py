@@ -8,11 +8,18 @@ import attrs
 
 import payclient
 from payclient import Record, State
+from payclient.events import Evidence
 
 if TYPE_CHECKING:
+    from worlds.process import Process
     from worlds.world import World
 
-__all__ = ["Oracle", "Post", "Transaction"]
+__all__ = ["Oracle", "Post", "Transaction", "account_of"]
+
+
+def account_of(token: str) -> str:
+    """The account of a token: its first letter."""
+    return token[:1]
 
 
 @attrs.define(eq=False)
@@ -25,6 +32,12 @@ class Post:
     at: float
     #: When its permit was committed.
     permitted_at: float
+    #: Whose token it carried.
+    account: str
+    token: str = ""
+    #: What our answer named without being a success.
+    named: Transaction | None = None
+    heard: bool = False
     #: Copies of it that may still be executed.
     under_way: int = 0
     transactions: list[Transaction] = attrs.field(factory=list)
@@ -46,7 +59,10 @@ class Transaction:
     phone: str
     amount: int
     currency: str
+    account: str
+    #: From when on it is found by its number, and by its client transaction id.
     visible_at: float
+    listed_at: float
     state: str = "Pendiente"
 
 
@@ -88,13 +104,13 @@ class Oracle:
 
     # --- Each byte
 
-    def bytes_leave(self, worker: str, client_id: str) -> Post:
+    def bytes_leave(self, worker: str, client_id: str, account: str) -> Post:
         """The first byte of a Sale leaves: there must be one committed permit, fresh and unused."""
         newest = self._world.store.newest(client_id)
         now, total = self._world.now, self._world.settings.total
         attempt = 0 if newest is None else newest.attempt
         permitted_at = self.permits.get((client_id, attempt), now)
-        post = Post(client_id, attempt, worker, now, permitted_at)
+        post = Post(client_id, attempt, worker, now, permitted_at, account)
         if newest is None:
             self.violated(f"{client_id}: a POST without a committed permit")
         elif self.posts_of(client_id, attempt):
@@ -124,14 +140,21 @@ class Oracle:
     def committed(self, record: Record) -> None:
         """A row is on disk: what it says must be true, now and for ever."""
         name = f"{record.client_transaction_id}/{record.attempt}"
+        posts = self.posts_of(record.client_transaction_id, record.attempt)
         if record.state is State.REFUSED:
-            for post in self.posts_of(record.client_transaction_id, record.attempt):
-                if not post.nothing:
-                    self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")
+            if not all(post.nothing for post in posts):
+                self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")
+        elif record.state is State.UNKNOWN and record.evidence is Evidence.NO_ANSWER:
+            # Whatever its answer named is on disk.
+            for post in posts:
+                if post.named is not None and post.heard:
+                    self._world.service.name(post.named)
         elif record.state in (State.ACCEPTED, State.CANCELLED):
             word = "Aceptado" if record.state is State.ACCEPTED else "Cancelado"
             if not self._holds(record.client_transaction_id, record.transaction_id, word):
                 self.violated(f"{name}: recorded as {record.state}, which the service does not hold")
+            elif word == "Cancelado" and record.evidence is Evidence.QUERY:
+                self._one_of_several(record)
 
     def _holds(self, client_id: str, number: int | None, word: str) -> bool:
         any_of_them = number is None or self._twins(client_id)
@@ -141,15 +164,45 @@ class Oracle:
             if any_of_them or each.number == number
         )
 
+    def _one_of_several(self, record: Record) -> None:
+        """Before one of several decides by being cancelled, a query by client transaction id looks at all of them."""
+        world, client_id = self._world, record.client_transaction_id
+        seen = [each for each in self.transactions_of(client_id) if each.listed_at < world.now - 5.0]
+        looks = world.settings.by_client and not world.settings.source and "twins" in world.settings.kinds
+        if looks and len(seen) > 1 and client_id not in world.service.all_cancelled:
+            self.violated(
+                f"{client_id}: recorded as cancelled by one of {len(seen)}, the others not looked at"
+            )
+
     def _twins(self, client_id: str) -> bool:
         """A copy of the network's was charged too, by a service that does not look: no word is all the truth."""
         return any(len(post.transactions) > 1 for post in self.posts_of(client_id))
+
+    # --- Each query
+
+    def queried(self, process: Process, path: str) -> None:
+        """A status query leaves: within the rate, and soon for whom was notified."""
+        settings, now, times = self._world.settings, self._world.now, process.queries
+        if settings.queries_per_minute is None:
+            return
+        times.append(now)
+        while times[0] <= now - 60.0:
+            times.popleft()
+        if len(times) > settings.queries_per_minute * 1.1 + 3:
+            self.violated(
+                f"{process.name}: {len(times)} queries in a minute, and {settings.queries_per_minute:g} are allowed"
+            )
 
     # --- Each word
 
     def said(self, outcome: payclient.Outcome) -> None:
         """An application was told: True and False must be so."""
         client_id = outcome.client_transaction_id
+        record = self._world.store.newest(client_id)
+        if "outages" not in self._world.settings.kinds:
+            pass
+        elif record is not None and record.state is State.SENDING and outcome.state is State.PENDING:
+            self.violated(f"{client_id}: said to be {outcome.state}, and the ledger does not know")
         if outcome.paid is True and not self._holds(client_id, outcome.transaction_id, "Aceptado"):
             self.violated(f"{client_id}: said to be paid ({outcome.state}), and it is not")
         elif outcome.paid is False and outcome.state is State.REFUSED:
@@ -174,7 +227,6 @@ class Oracle:
 
     def at_the_end(self) -> None:
         """Everything was repaired, restarted and asked for: what was created is known, and nothing was lost."""
-        settings = self._world.settings
         for post in self.posts:
             if post.transactions and self._world.store.attempt(post.client_id, post.attempt) is None:
                 self.violated(f"{post.client_id}: created at the service, and lost")
@@ -183,7 +235,31 @@ class Oracle:
             self.committed(record)
             if record.state is State.SENDING:
                 self.violated(f"{name}: still sending at the end")
-            twins = self._twins(record.client_transaction_id)
-            asks = settings.by_client or (settings.by_transaction and record.transaction_id is not None)
-            if asks and not twins and not record.state.decided:
+            if not record.state.decided and self._tells(record):
                 self.violated(f"{name}: still {record.state} at the end, and the service would say")
+
+    def _tells(self, record: Record) -> bool:
+        """Whether the service, asked now, would say how it ended."""
+        world, settings = self._world, self._world.settings
+        posts = self.posts_of(record.client_transaction_id, record.attempt)
+        if settings.endless:
+            return False
+        if self._twins(record.client_transaction_id):
+            held = self.transactions_of(record.client_transaction_id)
+            best = "Aceptado" if any(each.state == "Aceptado" for each in held) else "Cancelado"
+            ours = [each.state for each in held if record.transaction_id in (None, each.number)]
+            if not settings.by_client or best not in ours or "twins" not in settings.kinds:
+                return False
+        if not any(post.transactions for post in posts):
+            # Whether nothing is there is only for the credentials that sent it to say.
+            proves = settings.by_client and not settings.source and settings.accounts == "one"
+            # A forged number is asked for first, and must be seen to be somebody else's.
+            forged = bool(settings.forge or settings.flood)
+            return proves and (not forged or (settings.by_transaction and settings.reports_client_id))
+        if any(post.account != account_of(world.token()) for post in posts):
+            return False
+        listed = any(each.listed_at <= world.now for post in posts for each in post.transactions)
+        by_client = (settings.by_client or settings.source) and listed
+        return by_client or (
+            (settings.by_transaction or settings.source) and record.transaction_id is not None
+        )

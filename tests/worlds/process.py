@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -50,20 +51,30 @@ class Process:
         #: Calls and waits that the application has not heard the end of.
         self.waiting: dict[int, str] = {}
         self._lag = 0.0
+        #: Seconds that it has stood still, and since when it does.
+        self._stood = self._stands_since = 0.0
+        #: When its last queries left.
+        self.queries: deque[float] = deque()
         self._postponed: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._instant = (-1.0, 0)
         self._next_incident = world.draw_incident(self)
-        self.loop = VirtualLoop(self.monotonic, self._failed)  # type: ignore[abstract]  # no I/O in it
+        self.loop = VirtualLoop(self.monotonic, self._failed, eager=world.settings.eager)  # type: ignore[abstract]  # no I/O in it
         self.ledger = WorldLedger(self, world.store)
         settings = world.settings
         self._session = payclient.PaySession(
             "https://pay.example",
-            "token",
+            self._token if settings.accounts == "rotated" and settings.seed % 2 else world.token(),
             profile=world.profile,
             timeouts=payclient.Timeouts(total=settings.total, connect=settings.total),
             transport=Line(world, self),
         )
-        self.tracker = payclient.Tracker(self._session, self.ledger, schedule=Fixed(settings.gap), clock=self)
+        self.tracker = payclient.Tracker(
+            self._session,
+            self.ledger,
+            status=self._status if settings.source else None,
+            schedule=Fixed(settings.gap),
+            clock=self,
+        )
         self.loop.run(self._start())
 
     # --- Clocks
@@ -76,6 +87,10 @@ class Process:
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         return self.loop.call_at(when, callback, *args)
+
+    def awake(self) -> float:
+        """Seconds of the world's time without those in which it stood still."""
+        return self.world.now - self._stood - (self.world.now - self._stands_since if self.paused else 0.0)
 
     # --- Stepping, stopping, ending
 
@@ -134,6 +149,7 @@ class Process:
         suspended = world.settings.suspend and world.random.random() < 0.5
         world.note(f"{self.name} {'is suspended' if suspended else 'stops'} for {seconds:g} s")
         self.paused = True
+        self._stands_since = world.now
         world.after(seconds, self.resume, seconds if suspended else 0.0)
 
     def resume(self, lag: float = 0.0) -> None:
@@ -141,6 +157,7 @@ class Process:
         if not self.paused:
             return
         self._lag += lag
+        self._stood += self.world.now - self._stands_since
         self.paused = False
         self.world.note(f"{self.name} goes on")
         postponed, self._postponed = self._postponed, []
@@ -175,6 +192,36 @@ class Process:
             return
         self.open = True
         self.world.note(f"{self.name} is open")
+
+    async def _token(self) -> str:
+        await asyncio.sleep(0.1)
+        return self.world.token()
+
+    async def _status(self, reference: payclient.TransactionRef) -> payclient.StatusReport | None:
+        """The user's own way to ask: it fails as it likes, and may never answer."""
+        world, settings = self.world, self.world.settings
+        await asyncio.sleep(0.02)
+        if world.happens(settings.hang, endless=True):
+            world.note(f"{self.name} the status source hangs")
+            await asyncio.get_running_loop().create_future()
+        if world.happens(settings.query_fault, endless=True):
+            raise world.random.choice((KeyError, payclient.PayError, TimeoutError, ValueError))("source")
+        number = reference.transaction_id
+        client_id = reference.client_transaction_id if number is None else None
+        found = world.service.find("A", client_id=client_id, number=None if number is None else str(number))
+        if not found:
+            return None
+        words = ("Aceptado", "Pendiente", "Cancelado")
+        best: dict[str, Any] = min(
+            found, key=lambda each: words.index(each["state"]) if each["state"] in words else 3
+        )
+        return payclient.StatusReport(
+            state=best["state"] if best["state"] in words else None,
+            transaction_id=best["transactionId"],
+            client_transaction_id=best.get("clientTransactionId"),
+            amount=best.get("amount"),
+            currency=best.get("currency"),
+        )
 
     async def close(self) -> None:
         """End in good order: every wait ends by an error of its own."""
@@ -238,7 +285,18 @@ class Process:
         except payclient.PayError as error:
             self.world.note(f"{self.name} notify {client_id} raised {type(error).__name__}")
             return
-        self.world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
+        world = self.world
+        world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
+        transaction = world.service.transactions.get(transaction_id)
+        if (
+            transaction is not None
+            and transaction.client_id == client_id
+            and world.settings.workers == 1
+            and "names" in world.settings.kinds
+        ):
+            record = world.store.newest(client_id)
+            if record is not None and record.state in (payclient.State.SENDING, payclient.State.UNKNOWN):
+                world.service.name(transaction)
 
     async def decide(self, record: payclient.Record, event: Decision) -> None:
         """An operator decides."""
@@ -249,9 +307,11 @@ class Process:
 
     async def _ending(self, what: str, call: Awaitable[Any]) -> Any:
         """What must end."""
-        number = self.loop.next_number()
+        number, began = self.loop.next_number(), self.awake()
         self.waiting[number] = what
         try:
             return await call
         finally:
             self.waiting.pop(number, None)
+            if self.awake() - began > self.world.settings.longest_wait and not self.dead:
+                self.world.oracle.violated(f"{self.name}: {what} took {self.awake() - began:.0f} s")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import payclient
-from worlds.oracle import Post, Transaction
+from worlds.oracle import Post, Transaction, account_of
 
 if TYPE_CHECKING:
     from worlds.process import Process
@@ -49,6 +51,18 @@ _USELESS = (
     _answer(200, {"transactionId": 12, "errorCode": 22}),
 )
 
+#: Answers that name what was created, and yet are not a success.
+_NAMING: tuple[Callable[[int], payclient.HttpResponse], ...] = (
+    lambda number: _answer(500, {"transactionId": number}),
+    lambda number: _answer(500, {"message": "oops", "errorCode": 22, "transactionId": number}),
+    lambda number: _answer(408, {"message": "late", "errorCode": 5, "transactionId": number}),
+    lambda number: _answer(400, {"message": "oops", "errorCode": 22, "TransactionID": number}),
+    lambda number: _answer(200, {"errorCode": 22, "transactionId": number}),
+    lambda number: _answer(200, {"errorCode": 0, "data": {"transactionId": number}}),
+    lambda number: _answer(409, {"message": "m", "errorCode": 9, "data": [{"transactionid": number}]}),
+    lambda number: _answer(202, {"errorCode": 7, "result": {"transactionId": number}}),
+)
+
 #: Answers that refuse: whoever gives one creates nothing.
 _REFUSALS = (
     _refusal(22),
@@ -67,27 +81,50 @@ class Service:
     def __init__(self, world: World) -> None:
         self._world = world
         self.transactions: dict[int, Transaction] = {}
+        #: Client transaction ids of which a query by them has said that every transaction is cancelled.
+        self.all_cancelled: set[str] = set()
+
+    def knows(self, token: str) -> bool:
+        """Whether a token is good now."""
+        rotated = self._world.settings.accounts == "rotated" and self._world.token() != token
+        return not rotated
 
     # --- Sales
 
     def execute(self, post: Post, data: dict[str, Any]) -> payclient.HttpResponse:
-        """Carry out a Sale, and give its true answer."""
+        """Carry out a Sale, and give its true answer. Something in front of the service may repeat it."""
+        world, settings = self._world, self._world.settings
+        answer = self._execute(post, data)
+        # Without a query by our own id a repeat that says 2061 cannot be told from a refusal.
+        told = settings.by_client or settings.checks_duplicates or not settings.checks_busy
+        if post.transactions and told and world.happens(settings.repeat):
+            world.note(f"something repeats the POST of {post.client_id}/{post.attempt}")
+            post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
+            answer = self._execute(post, data)
+            post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
+        return answer
+
+    def _execute(self, post: Post, data: dict[str, Any]) -> payclient.HttpResponse:
         world, settings = self._world, self._world.settings
         if post.refused or (not post.transactions and world.happens(settings.refuse)):
             post.refused = True
             return world.random.choice(_REFUSALS)
         client_id, phone = data["clientTransactionId"], data["phoneNumber"]
-        held = self.transactions.values()
+        held = [each for each in self.transactions.values() if each.account == post.account]
         if settings.checks_duplicates and any(each.client_id == client_id for each in held):
             post.refused = not post.transactions
             return _refusal(23)
         if settings.checks_busy and any(each.phone == phone and each.state == "Pendiente" for each in held):
             post.refused = not post.transactions
             return _refusal(22, 2061)
-        lag = world.random.choice((0.0, 0.0, 3.0)) if not world.calm else 0.0
+        visible_at = world.now + (world.random.choice((0.0, 0.0, 3.0)) if not world.calm else 0.0)
+        listed_at = visible_at
+        if world.happens(settings.lag):
+            listed_at = world.random.uniform(visible_at, post.permitted_at + settings.absent_after - 2.0)
         transaction = Transaction(
-            1000 + len(self.transactions), client_id, phone, data["amount"], data["currency"], world.now + lag
-        )
+            1000 + len(self.transactions), client_id, phone, data["amount"], data["currency"], post.account,
+            visible_at, max(visible_at, listed_at),
+        )  # fmt: skip
         self.transactions[transaction.number] = transaction
         post.transactions.append(transaction)
         world.note(f"service created {transaction.number} for {client_id}/{post.attempt}")
@@ -122,20 +159,40 @@ class Service:
 
     # --- Queries
 
-    def query(self, path: str) -> payclient.HttpResponse:
+    def query(self, path: str, account: str) -> payclient.HttpResponse:
         """Answer a status query by either id."""
-        world, name = self._world, path.rpartition("/")[2]
-        by_client = path.startswith("/api/Sale/client/")
-        found = [
-            self._report(each)
-            for each in self.transactions.values()
-            if each.visible_at <= world.now and name == (each.client_id if by_client else str(each.number))
-        ]
-        if by_client and (world.settings.answers_array or len(found) > 1):
+        name, by_client = path.rpartition("/")[2], path.startswith("/api/Sale/client/")
+        found = self.find(account, client_id=name) if by_client else self.find(account, number=name)
+        if by_client and (self._world.settings.answers_array or len(found) > 1):
             return _answer(200, found)
         return _answer(200, found[0]) if found else _refusal(20, status=404)
 
-    def _report(self, transaction: Transaction) -> dict[str, object]:
+    def find(
+        self, account: str, *, client_id: str | None = None, number: str | None = None
+    ) -> list[dict[str, Any]]:
+        """What an account sees now under one of the ids."""
+        now = self._world.now
+        found = [
+            self._report(each)
+            for each in self.transactions.values()
+            if each.account == account
+            and (
+                (each.client_id == client_id and each.listed_at <= now)
+                or (str(each.number) == number and each.visible_at <= now)
+            )
+        ]
+        if client_id is not None and found and all(each["state"] == "Cancelado" for each in found):
+            self.all_cancelled.add(client_id)
+        return found
+
+    def name(self, transaction: Transaction) -> None:
+        """We have been told its number: the index by client transaction id need not have it ever."""
+        world, settings = self._world, self._world.settings
+        if transaction.listed_at > world.now and settings.by_transaction and settings.reports_client_id:
+            world.note(f"{transaction.number} is named, and its index lags for ever")
+            transaction.listed_at = math.inf
+
+    def _report(self, transaction: Transaction) -> dict[str, Any]:
         world, settings = self._world, self._world.settings
         report: dict[str, object] = {"transactionId": transaction.number, "state": transaction.state}
         if world.happens(settings.odd_word):
@@ -145,6 +202,11 @@ class Service:
         if settings.reports_amount:
             report |= {"amount": transaction.amount, "currency": transaction.currency}
         return report
+
+
+def _token(request: payclient.HttpRequest) -> str:
+    assert request.headers is not None
+    return request.headers["Authorization"].removeprefix("Bearer ")
 
 
 class Line:
@@ -167,27 +229,45 @@ class Line:
             await before_send()
         answer: asyncio.Future[payclient.HttpResponse] = asyncio.get_running_loop().create_future()
         if request.method == "GET":
-            self._send_query(request.path, answer)
+            self._send_query(request, answer)
         else:
             if world.happens(settings.dead_connection):
                 raise payclient.NotSentError("the connection was dead")
-            self._send_sale(request.body, answer)
+            self._send_sale(request, answer)
         return await answer
 
-    def _send_query(self, path: str, answer: asyncio.Future[payclient.HttpResponse]) -> None:
-        world, settings = self._world, self._world.settings
-        if world.happens(settings.query_fault):
+    def _send_query(
+        self, request: payclient.HttpRequest, answer: asyncio.Future[payclient.HttpResponse]
+    ) -> None:
+        world, settings, token = self._world, self._world.settings, _token(request)
+        world.oracle.queried(self._process, request.path)
+        if not world.service.knows(token):
+            self._reply(answer, _REFUSALS[-1], 0.02)
+        elif world.happens(settings.shed, endless=True):
+            headers = {} if settings.retry_after is None else {"Retry-After": settings.retry_after}
+            self._reply(answer, _answer(429, {"message": "busy", "errorCode": 29}, **headers), 0.02)
+        elif world.happens(settings.hang, endless=True):
+            world.note(f"{self._process.name} a query is never answered")
+        elif world.happens(settings.query_fault, endless=True):
             fault = world.random.choice((None, ConnectionResetError(), *_USELESS[:4], *_REFUSALS[-2:]))
             if fault is not None:
                 self._reply(answer, fault, 0.1)
-            return
-        world.after(0.02, lambda: self._reply(answer, world.service.query(path), 0.02))
+        else:
+            account = account_of(token)
+            world.after(0.02, lambda: self._reply(answer, world.service.query(request.path, account), 0.02))
 
-    def _send_sale(self, body: bytes, answer: asyncio.Future[payclient.HttpResponse]) -> None:
+    def _send_sale(
+        self, request: payclient.HttpRequest, answer: asyncio.Future[payclient.HttpResponse]
+    ) -> None:
         world, settings, random = self._world, self._world.settings, self._world.random
-        data = json.loads(body)
-        post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"])
+        data, token = json.loads(request.body), _token(request)
+        post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"], account_of(token))
+        post.token = token
         world.note(f"{self._process.name} POST {post.client_id}/{post.attempt}")
+        if not world.service.knows(token):
+            post.refused = True
+            self._reply(answer, _REFUSALS[-1], 0.02)
+            return
         if world.happens(settings.drop_request):
             if random.random() < 0.5:
                 self._reply(answer, random.choice((ConnectionResetError(), *_USELESS)), 1.0)
@@ -216,6 +296,11 @@ class Line:
         response: payclient.HttpResponse | Exception = world.service.execute(post, data)
         if answer is None or world.happens(settings.drop_answer):
             return
+        if post.transactions and world.happens(settings.named):
+            transaction = post.transactions[-1]
+            post.named = transaction
+            self._reply(answer, world.random.choice(_NAMING)(transaction.number), 0.02, post)
+            return
         if world.happens(settings.mangle_answer):
             response = world.random.choice((ConnectionResetError(), *_USELESS))
         self._reply(answer, response, world.random.choice((0.01, 0.2, 2.0)))
@@ -225,14 +310,20 @@ class Line:
         answer: asyncio.Future[payclient.HttpResponse],
         response: payclient.HttpResponse | Exception,
         delay: float,
+        naming: Post | None = None,
     ) -> None:
-        self._world.after(delay, self._hear, answer, response)
+        self._world.after(delay, self._hear, answer, response, naming)
 
     def _hear(
-        self, answer: asyncio.Future[payclient.HttpResponse], response: payclient.HttpResponse | Exception
+        self,
+        answer: asyncio.Future[payclient.HttpResponse],
+        response: payclient.HttpResponse | Exception,
+        naming: Post | None,
     ) -> None:
         if self._process.dead or answer.done():
             return
+        if naming is not None:
+            naming.heard = True
         if isinstance(response, Exception):
             # A fresh one, since it carries its traceback.
             answer.set_exception(type(response)())

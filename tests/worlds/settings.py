@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Collection
+from typing import Any
 
 import attrs
 
 import payclient
 
-__all__ = ["Settings"]
+__all__ = ["KINDS", "Settings"]
 
 
 @attrs.frozen(kw_only=True)
@@ -60,10 +62,48 @@ class Settings:
     operator: float
     #: The first incident of the first process comes before this step of its loop; None: by the seed.
     first_incident: int | None = None
+    # What only worlds of a kind have; see `KINDS`.
+    #: POSTs that something in front of the service repeats; the second answer is the one that is seen.
+    repeat: float = 0.0
+    #: Answers that name the transaction and yet are not a success.
+    named: float = 0.0
+    #: Transactions that are found by their client transaction id only later.
+    lag: float = 0.0
+    #: Status queries answered by 429, and what they say of `Retry-After`.
+    shed: float = 0.0
+    retry_after: str | None = None
+    #: `shed`, `hang` and `query_fault` never end.
+    endless: bool = False
+    queries_per_minute: float | None = None
+    #: Storms in which every transaction is notified again, and forged notifications of each storm.
+    storms: int = 0
+    flood: int = 0
+    #: A status source of the user's, which may fail, and queries that are never answered.
+    source: bool = False
+    hang: float = 0.0
+    #: Writes that begin an outage of the ledger, and whether it takes the reads with it.
+    outage: float = 0.0
+    outage_of_reads: bool = False
+    #: `one`, `another` (some processes have the token of another account), `rotated` (a token is replaced).
+    accounts: str = "one"
+    #: Tasks begin at once (CPython 3.12).
+    eager: bool = False
+    #: What is looked at beside the kinds that this world is of.
+    kinds: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, seed: int) -> Settings:
-        """The world of a seed."""
+    def of(cls, seed: int, kinds: Collection[str] = ()) -> Settings:
+        """The world of a seed; of these kinds, whatever else the seed says."""
+        settings = cls._plain(seed)
+        r = random.Random(f"kinds {seed}")  # noqa: S311 - it must repeat
+        for name, draw in KINDS.items():
+            changes, drawn = draw(r, settings), r.random() < 0.12
+            if name in kinds or (drawn and not kinds and name in MENDED):
+                settings = attrs.evolve(settings, **changes)
+        return attrs.evolve(settings, kinds=MENDED | set(kinds))
+
+    @classmethod
+    def _plain(cls, seed: int) -> Settings:
         r = random.Random(seed)  # noqa: S311 - it must repeat
 
         def rate(most: float, off: float = 0.4) -> float:
@@ -130,6 +170,7 @@ class Settings:
             name="world",
             duplicate_codes=frozenset({23}),
             not_found_codes=frozenset({20}),
+            queries_per_minute=self.queries_per_minute,
             sale_window=self.window,
             form_window=self.window / 2,  # no forms here, and a wait may last as long as the longest life
             status=status,
@@ -139,3 +180,53 @@ class Settings:
     def absent_after(self) -> float:
         """No request is executed later than this after its permit."""
         return 2 * self.window
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds within which every wait of a process that is awake ends, whatever the service does."""
+        return self.window + 600.0 + (150.0 if self.outage or self.disk_fault else 0.0)
+
+
+def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
+    many = r.randint(10, 30)
+    return {
+        "orders": many,
+        "customers": many,
+        "queries_per_minute": r.choice((60.0, 120.0, 300.0)),
+        "storms": r.randint(1, 3),
+        "flood": r.choice((0, 10, 60)),
+        "query_fault": settings.query_fault if r.random() < 0.3 else 0.0,
+        "incidents": settings.incidents if r.random() < 0.3 else 0,
+    }
+
+
+#: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
+MENDED = frozenset[str]({"lag", "eager"})
+
+#: Name -> what a world of this kind has beside what its seed says.
+KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
+    "repeats": lambda r, s: {"repeat": r.uniform(0.1, 0.7)},
+    "twins": lambda r, s: {
+        "repeat": r.uniform(0.1, 0.7),
+        "checks_duplicates": False,
+        "checks_busy": False,
+        "by_client": True,
+    },
+    "names": lambda r, s: {"named": r.uniform(0.1, 0.9), "lag": r.uniform(0.3, 1.0)},
+    "lag": lambda r, s: {"lag": r.uniform(0.2, 1.0)},
+    "sheds": lambda r, s: {
+        "shed": r.choice((0.2, 0.3, 0.4)),
+        "retry_after": r.choice((None, "0", "1", "30", "3600")),
+        "endless": r.random() < 0.7,
+    },
+    "storms": _storm,
+    "hangs": lambda r, s: {
+        "source": r.random() < 0.6,
+        "hang": r.uniform(0.05, 0.4),
+        "endless": r.random() < 0.5,
+    },
+    "outages": lambda r, s: {"outage": r.uniform(0.02, 0.3), "outage_of_reads": r.random() < 0.3},
+    "another account": lambda r, s: {"accounts": "another", "incidents": max(s.incidents, 2)},
+    "rotated token": lambda r, s: {"accounts": "rotated"},
+    "eager": lambda r, s: {"eager": True},
+}

@@ -7,13 +7,14 @@ and what is SENDING is recovered by its age.
 from __future__ import annotations
 
 import sqlite3
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from payclient.ledger.columns import record_of
-from payclient.ledger.operations import Apply, Operation, Permit
+from payclient.ledger.operations import Apply, Operation, Permit, Write
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.ledger.sqlite_schema import SCHEMA, SELECT_ATTEMPT, select_newest
 from payclient.ledger.sqlite_writer import Writer, _Answers, _resolve
@@ -46,6 +47,8 @@ class Store:
         self.connection.execute("PRAGMA recursive_triggers = ON")
         self.digest_key = world.random.randbytes(32)
         self.cursors = count(1)
+        #: No write succeeds before this.
+        self.out_until = 0.0
 
     def newest(self, client_id: str) -> Record | None:
         """The newest attempt."""
@@ -75,6 +78,8 @@ class _Connection:
         return self._connection.in_transaction
 
     def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        if self.fault == "reads too" and sql != "ROLLBACK":
+            raise sqlite3.OperationalError("disk I/O error")
         if sql != "COMMIT" or self.fault is None:
             return self._connection.execute(sql, parameters)
         if self.fault == "after":
@@ -95,6 +100,7 @@ class LoopWriter(Writer):
         self._queued: list[Operation] = []
         self._busy = False
         self._proxy = _Connection(store.connection)
+        self._tries: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def _hand_over(self) -> None:
         batch, self._pending = self._pending, []
@@ -116,7 +122,15 @@ class LoopWriter(Writer):
         world = self._process.world
         writes = [each for each in batch if isinstance(each, (Permit, Apply))]
         self._proxy.fault = None
-        if writes and world.happens(world.settings.disk_fault):
+        settings = world.settings
+        if writes and self._store.out_until <= world.now and world.happens(settings.outage):
+            self._store.out_until = world.now + world.random.choice((1.0, 20.0, 49.0, 120.0))
+            world.note(f"the ledger fails until {self._store.out_until:.3f}")
+        if self._store.out_until > world.now:
+            self._proxy.fault = "reads too" if settings.outage_of_reads else "before"
+            for write in writes:
+                self._tried(write)
+        elif writes and world.happens(settings.disk_fault):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
         self._carry_out(self._proxy, batch)  # type: ignore[arg-type]  # a connection as far as it is used
@@ -135,6 +149,16 @@ class LoopWriter(Writer):
         self._busy = False
         if self._queued:
             self._begin()
+
+    def _tried(self, write: Write) -> None:
+        """A write comes in an outage: so many of one sale that they spin?"""
+        world, times = self._process.world, self._tries[write.record.client_transaction_id]
+        times.append(world.now)
+        while times[0] < world.now - 20.0:
+            times.popleft()
+        if isinstance(write, Apply) and len(times) > 60:
+            name = write.record.client_transaction_id
+            world.oracle.violated(f"{self._process.name} {name}: {len(times)} writes in 20 s of an outage")
 
     def _answer(self, answers: _Answers) -> None:
         delay = self._process.world.random.choice((0.0, 0.001, 0.01))

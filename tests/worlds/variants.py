@@ -1,4 +1,4 @@
-"""Twelve ways to break the promises, each a patch of named shipped functions. The simulation must see all of them."""
+"""Ways to break the promises, each a patch of named shipped functions. The simulation must see all of them."""
 
 from __future__ import annotations
 
@@ -173,27 +173,35 @@ def _resend_at_five_minutes() -> list[Patch]:
     return [(Driver, "_query", query)]
 
 
-#: Name -> its patches.
-VARIANTS: dict[str, Callable[[], list[Patch]]] = {
-    "resend after crash": _resend_after_crash,
-    "retry the ambiguous": _retry_the_ambiguous,
-    "record after send": _record_after_send,
-    "trust the notification": _trust_the_notification,
-    "an unmapped word is accepted": _unmapped_word,
-    "no clock check": _no_clock_check,
-    "2061 clears": _busy_clears,
-    "5xx retried": _retry_5xx,
-    "follow redirects": _follow_redirects,
-    "expiry says unpaid": _expiry_says_unpaid,
-    "resend at five minutes": _resend_at_five_minutes,
-    "no permit": _no_permit,
+@attrs.frozen
+class Variant:
+    """One way; `kinds` are those of the worlds in which it shows."""
+
+    patches: Callable[[], list[Patch]]
+    kinds: frozenset[str] = frozenset()
+
+
+#: Name -> how it is broken.
+VARIANTS = {
+    "resend after crash": Variant(_resend_after_crash),
+    "retry the ambiguous": Variant(_retry_the_ambiguous),
+    "record after send": Variant(_record_after_send),
+    "trust the notification": Variant(_trust_the_notification),
+    "an unmapped word is accepted": Variant(_unmapped_word),
+    "no clock check": Variant(_no_clock_check),
+    "2061 clears": Variant(_busy_clears),
+    "5xx retried": Variant(_retry_5xx),
+    "follow redirects": Variant(_follow_redirects),
+    "expiry says unpaid": Variant(_expiry_says_unpaid),
+    "resend at five minutes": Variant(_resend_at_five_minutes),
+    "no permit": Variant(_no_permit),
 }
 
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
     """The shipped modules with one promise broken, for as long as this lasts."""
-    patches = [patch.object(*each) for each in VARIANTS[name]()]
+    patches = [patch.object(*each) for each in VARIANTS[name].patches()]
     for each in patches:
         each.start()
     try:

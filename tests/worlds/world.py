@@ -7,7 +7,7 @@ import heapq
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import attrs
@@ -98,9 +98,18 @@ class World:
 
     # --- Chance
 
-    def happens(self, rate: float) -> bool:
-        """Whether a fault of this rate comes now."""
-        return not self.calm and rate > 0.0 and self.random.random() < rate
+    def happens(self, rate: float, *, endless: bool = False) -> bool:
+        """Whether a fault of this rate comes now; an endless one also when all else is repaired."""
+        quiet = self.calm and not (endless and self.settings.endless)
+        return not quiet and rate > 0.0 and self.random.random() < rate
+
+    def token(self) -> str:
+        """What a process is given as its token now."""
+        if self.settings.accounts == "another" and not self.calm and self.random.random() < 0.4:
+            return "B"
+        if self.settings.accounts == "rotated" and self.now > self.settings.chaos / 2:
+            return "A2"
+        return "A"
 
     def may_happen(self) -> bool:
         """Whether another crash or pause is still to come in this world."""
@@ -148,6 +157,16 @@ class World:
         number = self.random.choice([7, 1000, *known])
         self.notify(number, self.random.choice([*client_ids, "nobody"]))
 
+    def _storm(self, client_ids: list[str]) -> None:
+        """Every transaction is notified again, and many that are not there, within a second or two."""
+        self.note("a storm of notifications")
+        for transaction in tuple(self.service.transactions.values()):
+            for _ in range(self.random.choice((1, 1, 3))):
+                delay = self.random.uniform(0.0, 2.0)
+                self.after(delay, self.notify, transaction.number, transaction.client_id)
+        for _ in range(self.settings.flood):
+            self.after(self.random.uniform(0.0, 2.0), self._forge, client_ids)
+
     def _operate(self) -> None:
         """An operator looks at what is unresolved, and decides it truthfully."""
         process = self._somebody()
@@ -194,6 +213,8 @@ class World:
         if settings.forge:
             for _ in range(r.randint(1, 6)):
                 self.at(r.uniform(0.0, settings.chaos), self._forge, client_ids)
+        for _ in range(settings.storms):
+            self.at(r.uniform(settings.window, settings.chaos + settings.window), self._storm, client_ids)
         if settings.operator:
             for _ in range(r.randint(1, 3)):
                 self.at(r.uniform(100.0, settings.chaos + settings.window), self._operate)
@@ -265,9 +286,9 @@ class World:
         return result
 
 
-def run(seed: int, **changes: Any) -> Result:
-    """Run the world of a seed, with some of its settings changed."""
-    settings = attrs.evolve(Settings.of(seed), **changes)
+def run(seed: int, kinds: Collection[str] = (), **changes: Any) -> Result:
+    """Run the world of a seed, of these kinds, with some of its settings changed."""
+    settings = attrs.evolve(Settings.of(seed, kinds), **changes)
     before, disabled = random.getstate(), logging.root.manager.disable
     random.seed(seed)
     logging.disable(logging.CRITICAL)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import attrs
 
+from payclient.clock import Clock, within
 from payclient.lifecycle import Record
 from payclient.results import StatusReport
 from payclient.session import PaySession
@@ -42,6 +43,15 @@ def session_status(session: PaySession) -> StatusSource | None:
         if status.by_client_transaction_id is not None:
             return await session.status(client_transaction_id=reference.client_transaction_id)
         return await session.status(transaction_id=reference.candidate_id or reference.transaction_id)
+
+    return ask
+
+
+def bounded_status(source: StatusSource, clock: Clock, seconds: float) -> StatusSource:
+    """A user's own source, which raises `TimeoutError` where it gives no answer within so many seconds."""
+
+    async def ask(reference: TransactionRef) -> StatusReport | None:
+        return await within(clock, seconds, source(reference))
 
     return ask
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 __all__ = ["Clock", "SystemClock"]
+
+_T = TypeVar("_T")
 
 
 class Timer(Protocol):
@@ -62,6 +64,24 @@ async def sleep(clock: Clock, seconds: float) -> None:
         await done
     finally:
         timer.cancel()
+
+
+async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
+    """Await the work for at most so many seconds of a clock. `TimeoutError` also where it cannot be cancelled."""
+    task = asyncio.ensure_future(work)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task.add_done_callback(lambda _: _end(ended))
+    timer = clock.call_at(clock.monotonic() + seconds, _end, ended)
+    try:
+        await ended
+    finally:
+        timer.cancel()
+        late = task.cancel()
+        # What it raises afterwards is nobody's.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    if late or task.cancelled():
+        raise TimeoutError
+    return task.result()
 
 
 def _end(sleeping: asyncio.Future[None]) -> None:

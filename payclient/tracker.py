@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from payclient.access import TokenSource, environment_digest
-from payclient.asking import StatusSource, session_status
+from payclient.asking import StatusSource, bounded_status, session_status
 from payclient.clock import Clock, LoopClock
 from payclient.confirming import Confirming
 from payclient.errors import (
@@ -66,7 +66,10 @@ class Tracker:
         self._sender = Sender(session, self._permits)
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(session, ledger, self._clock, self._changed)
-        source = status if status is not None else session_status(session)
+        if status is None:
+            source = session_status(session)
+        else:
+            source = bounded_status(status, self._clock, session.timeouts.total)
         self._following = Following(
             ledger,
             self._clock,

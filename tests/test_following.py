@@ -388,28 +388,3 @@ async def test_the_same_request_again_long_after_is_the_same_sale() -> None:
         with pytest.raises(payclient.DifferentRequestError):
             await tracker.sale(sale(tax=151))
     assert service.posted == {"order-17": 1}
-
-
-def test_a_429_slows_all_queries() -> None:
-    """`Retry-After` silences the store; afterwards the queries come slower than they would."""
-
-    async def main() -> None:
-        service = virtual.Service(2, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(1.0))
-        async with tracker:
-            pendings = [await tracker.sale(virtual.request(f"order-{number}")) for number in range(40)]
-            for number in range(40):
-                service.truth[f"order-{number}"] = (1e9, "Aceptado")
-            await asyncio.sleep(10.0)
-            tracker._following._driver._pace.rate_limited(asyncio.get_running_loop().time(), 20.0)
-            now = asyncio.get_running_loop().time()
-            await asyncio.sleep(19.9)
-            assert not [when for when, _ in service.queries if when > now + 0.1]
-            await pendings[0].check()
-            assert service.queries[-1][0] <= now + 0.1
-            await asyncio.sleep(2.1)
-            again = [when for when, _ in service.queries if when > now + 0.1]
-            assert again[0] - now == pytest.approx(20.0, abs=0.1)
-            assert again[5] - again[0] > 0.3
-
-    in_virtual_time(main)

@@ -303,13 +303,13 @@ async def test_a_429_is_for_all(url: str) -> None:
     ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
     try:
         budget = Budget(60.0, ledgers[0], SystemClock(), name="shop", ready=lambda: None)
-        budget.rate_limited(0.0, 120.0)
+        budget.rate_limited(0.0, -1.0, 40.0)
         await until(lambda: not budget._tasks)
-        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(120, abs=5)
+        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(40, abs=5)
         budget.spend(0.0)
         await until(lambda: not budget._tasks)
-        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(122, abs=5)
-        assert budget.paused(119.0)
+        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(42, abs=5)
+        assert budget.paused(39.0)
     finally:
         for ledger in ledgers:
             await ledger.aclose()
@@ -332,7 +332,7 @@ async def test_a_ledger_that_cannot_say(caplog: pytest.LogCaptureFixture) -> Non
     assert budget.ready_at() == pytest.approx(now + 10, abs=1)
     budget.spend(now)
     budget.spend(now)
-    budget.rate_limited(now, 1.0)
+    budget.rate_limited(now, now - 1.0, 1.0)
     await until(lambda: not budget._tasks)
     assert "LedgerUnavailableError" in caplog.text
 

@@ -78,18 +78,20 @@ def test_the_rate_is_kept() -> None:
 
 
 def test_a_429_pauses_and_slows_what_follows() -> None:
-    """Once for a burst of them; good answers wear it off, and no pause is for ever."""
+    """Once for a round of them; a few good answers end it, and no pause is for ever."""
     pace = Pace(None)
     assert not pace.binds
     for _ in range(32):
-        pace.rate_limited(10.0, 3.0)
+        pace.rate_limited(10.0, 9.0, 3.0)
     assert pace.paused(12.9)
     assert not pace.paused(13.0)
     assert pace.binds
     pace.spend(13.0)
     assert 13.0 < pace.ready_at() <= 13.2
-    for _ in range(100):
-        pace.answered()
+    pace.answered(9.5)
+    assert pace.binds
+    for _ in range(5):
+        pace.answered(13.0)
     assert not pace.binds
-    pace.rate_limited(20.0, 1e9)
+    pace.rate_limited(20.0, 19.0, 1e9)
     assert pace.ready_at() == pytest.approx(20.0 + LONGEST_PAUSE)

@@ -63,15 +63,17 @@ class Budget(Pace):
             self._start(self._count())  # asked for by somebody, at once: the next ones are later for it
         self._slot = float("inf")
 
-    def rate_limited(self, now: float, retry_after: float | None) -> None:
-        super().rate_limited(now, retry_after)
-        self._start(self._pause(max(self._paused_until - now, 0.0)))
+    def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
+        before = self._paused_until
+        super().rate_limited(now, made_at, retry_after)
+        if self._paused_until > before:
+            self._start(self._pause(self._paused_until - now))
 
     async def _reserve(self) -> None:
         try:
             seconds = await self._ledger.reserve(self._name, 1, self.gap)
         except LedgerError:
-            seconds = PRESUMED * self.gap
+            seconds = max(PRESUMED * self._gap, self.gap)
         finally:
             self._reserving = None
         self._slot = self._clock.monotonic() + seconds

@@ -33,6 +33,9 @@ PER_TURN = 500
 #: Seconds after which one that still waits for its turn is looked at again.
 AGAIN = 10.0
 
+#: Share of queries without an answer from which a service counts as failing.
+FAILING = 0.05
+
 #: Expiries written, and queries in flight, at once.
 EXPIRIES_AT_ONCE = 64
 QUERIES_AT_ONCE = 32
@@ -186,6 +189,12 @@ class Driver:
                 # and would be kept until then though they are decided.
                 again = math.inf if entry.queued else now + AGAIN * self._planning.scale
                 self._agenda.put(entry, min(again, entry.expires))
+            elif not entry.spent:
+                end = self._planning.end(self._entries.case(entry), entry.expires)
+                if now >= end and self._querying.failing > FAILING:
+                    self._entries.wake(entry, spent=True)
+                else:
+                    self._agenda.put(entry, max(end, now + AGAIN * self._planning.scale))
             self._turns.put(entry, NOTIFIED if chased else LAST if last else ROUTINE)
 
     def go_on(self) -> None:

@@ -19,6 +19,9 @@ CHASE = (0.25, 0.75, 2.0, 5.0)
 #: A form lives longer than a push and its customer comes back by a redirect: it is asked for that much less often.
 FORM_SLOWNESS = 5
 
+#: Seconds after the expiry at which a wait ends though last queries are due, where the service fails.
+MOST_PATIENCE = 540.0
+
 #: Gaps double with each failure in a row, up to this power of two.
 MOST_DOUBLINGS = 5
 
@@ -100,6 +103,10 @@ class Planning:
             return None
         later = (entry.expires + age * self.scale for age in AFTERTHOUGHTS)
         return next((when for when in later if when > now), None)
+
+    def end(self, case: Case, expires: float) -> float:
+        """When a failing service has been given time enough for the last queries."""
+        return max(expires, case.begun) + MOST_PATIENCE * self.scale
 
     def patience(self, entry: Entry, now: float, lease: float) -> float:
         """When another process must have come to an end with it, though its follower died and the next began late."""

@@ -6,7 +6,7 @@ import logging
 
 from payclient.asking import StatusSource, TransactionRef, conflict_of
 from payclient.clock import Clock
-from payclient.errors import PayError, RateLimitedError, UnauthorizedError
+from payclient.errors import RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
 from payclient.following.entries import Entries, Entry
 from payclient.following.turns import Pace
@@ -19,6 +19,9 @@ logger = logging.getLogger("payclient.following")
 
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0
+
+#: What one query weighs in the share of those that fail.
+FADING = 1 / 16
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
@@ -47,6 +50,8 @@ class Querying:
         self._absent_after = absent_after
         self._scale = scale
         self._said: set[str] = set()
+        #: Of late, the share of queries that brought no answer.
+        self.failing = 0.0
 
     async def ask(self, entry: Entry) -> StatusReport | None:
         """Ask once and let the ledger take the answer; the report, if one came."""
@@ -57,20 +62,25 @@ class Querying:
             candidate_id=record.candidate_id,
             kind=record.kind,
         )
+        made_at = self._clock.monotonic()
         try:
             report = await self._status(reference)
         except RateLimitedError as limited:
-            self._pace.rate_limited(self._clock.monotonic(), limited.retry_after)
+            self._failed()
+            self._pace.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
             return None
         except UnauthorizedError:
+            self._failed()
             self._pace.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._scale)
             self._say("401", "status queries are refused (401): is the token still good?")
             return None
-        except PayError as error:
+        except Exception as error:  # of a user's own source anything
+            self._failed()
             self._entries.case(entry).failures += 1
             self._say(f"error {type(error).__name__}", "a status query failed: %s", type(error).__name__)
             return None
-        self._pace.answered()
+        self.failing -= FADING * self.failing
+        self._pace.answered(made_at)
         if entry.case is not None:
             entry.case.failures = 0
         # What says nothing new is not kept: there may be 100,000 of it.
@@ -133,6 +143,9 @@ class Querying:
             case.absent_at = now
         elif now - case.absent_at >= self._absent_after / 10:
             await self._entries.apply(entry, ProvenAbsent(at=self._clock.time()))
+
+    def _failed(self) -> None:
+        self.failing += FADING * (1.0 - self.failing)
 
     def _say(self, key: str, message: str, *values: object) -> None:
         if key not in self._said:

@@ -28,12 +28,14 @@ TURNS = (
 #: Of the routine, so many that have waited longest are compared.
 COMPARED = 250
 
-#: Seconds without queries after an answer 429 that does not say how long, and the longest that one may say.
-RATE_LIMITED = 5.0
-LONGEST_PAUSE = 600.0
+#: The longest pause that a `Retry-After` may ask for, in seconds.
+LONGEST_PAUSE = 60.0
 
-#: Seconds between queries after the first 429, where no limit is known.
-FIRST_SLOWNESS = 0.1
+#: Seconds between queries after the first 429, where no limit is known, and at most. One success divides them.
+FIRST_SLOWNESS, MOST_SLOWNESS, RELIEF = 0.1, 10.0, 4.0
+
+#: The pause after a 429 without a `Retry-After`, in units of the seconds between queries.
+PAUSE = 10.0
 
 
 class Pace:
@@ -43,6 +45,8 @@ class Pace:
         self._gap = 60.0 / queries_per_minute if queries_per_minute else 0.0
         #: Seconds between queries, learnt from 429; it wears off.
         self._slowness = 0.0
+        #: When it was last doubled. A 429 to a query that was made before says nothing new.
+        self._slowed_at = float("-inf")
         self._next = float("-inf")
         self._paused_until = float("-inf")
 
@@ -68,25 +72,32 @@ class Pace:
         return now < self._paused_until
 
     def spend(self, now: float) -> None:
-        """A query is made now."""
-        # Counted from the due moment, so that a late timer does not slow the rate down; no burst comes of it.
+        """Count a query that is made now."""
+        # Counted from the due moment, so that a late timer does not slow the rate down; no burst comes of it. Requests
+        # that could not wait do not pile up.
         gap = self.gap
-        self._next = max(self._next + gap, now + gap * 0.9)
+        self._next = max(min(self._next, now) + gap, now + gap * 0.9)
 
     def pause(self, now: float, seconds: float) -> None:
         """No queries for so long."""
         self._paused_until = max(self._paused_until, now + min(seconds, LONGEST_PAUSE))
 
-    def rate_limited(self, now: float, retry_after: float | None) -> None:
-        """The service answered 429: be silent for a while, and slower afterwards."""
-        if not self.paused(now):  # the answers to what was on its way then say nothing new
-            self._slowness = max(2 * self._slowness, FIRST_SLOWNESS)
-        self.pause(now, RATE_LIMITED if retry_after is None else retry_after)
+    def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
+        """Go slower after a 429: one doubling for each round of queries, however many were in flight."""
+        pause = retry_after
+        if made_at > self._slowed_at:
+            self._slowed_at = now
+            self._slowness = min(max(2 * self._slowness, FIRST_SLOWNESS), MOST_SLOWNESS)
+            self._next = max(self._next, now + self._slowness)
+            if pause is None:
+                pause = min(PAUSE * self._slowness, MOST_SLOWNESS)
+        if pause is not None:
+            self.pause(now, pause)
 
-    def answered(self) -> None:
-        """The service answered as it should."""
-        if self._slowness:
-            self._slowness = self._slowness * 0.95 if self._slowness > 0.01 else 0.0
+    def answered(self, made_at: float) -> None:
+        """Forget the service's 429 after a few successes of queries that were made since."""
+        if made_at > self._slowed_at:
+            self._slowness = self._slowness / RELIEF if self._slowness > FIRST_SLOWNESS / 2 else 0.0
 
     def close(self) -> None:
         """No more queries are made."""

@@ -2,6 +2,7 @@
 
 PayError                        each carries client_transaction_id where there is one
 ├── ConfigurationError          a setting is wrong, or the profile lacks a name that this call needs
+│   └── LedgerMissingError      there is no such ledger, and the call may not make one
 ├── InvalidRequestError         refused here, nothing was sent
 ├── TransportError
 │   ├── NotSentError            proven not sent: safe to send again
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidRequestError",
     "LedgerError",
     "LedgerInUseError",
+    "LedgerMissingError",
     "LedgerUnavailableError",
     "NotCancellableError",
     "NotCreatedError",
@@ -91,6 +93,10 @@ class PayError(Exception):
 
 class ConfigurationError(PayError):
     """A setting is wrong, or the profile lacks a name that this call needs. Nothing was sent."""
+
+
+class LedgerMissingError(ConfigurationError):
+    """There is no such ledger, and the call may not make one. Nothing was sent."""
 
 
 class InvalidRequestError(PayError):

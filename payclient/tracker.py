@@ -416,6 +416,7 @@ async def open_tracker(
     token: TokenSource,
     *,
     ledger: str = "memory:",
+    create: bool = True,
     status: StatusSource | None = None,
     schedule: Schedule | None = None,
     clock: Clock | None = None,
@@ -424,12 +425,13 @@ async def open_tracker(
     """Open a session, a ledger and a tracker over them, and close all three.
 
     `base_url` None is the profile's. `ledger` is `memory:`, `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`,
-    which many processes may share; `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
+    which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
+    `LedgerMissingError` is raised instead. `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
     """
     session = PaySession(base_url, token, **session_options)
     del token, session_options  # an error below shows this frame's local variables to error trackers
     async with session:
-        opening = open_ledger(ledger)
+        opening = open_ledger(ledger, create=create)
         del ledger  # its address may hold a password
         book = await opening
         try:

@@ -186,6 +186,7 @@ def test_an_empty_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     """A ledger with nothing in it says so."""
     book = Book(tmp_path / "charges.db")
     book.use(lambda ledger: ledger.get("a"))
+    capfd.readouterr()
     assert main(["ledger", "list", "--ledger", book.url]) == 0
     said = capfd.readouterr()
     assert said.out == ""

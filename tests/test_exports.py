@@ -41,6 +41,7 @@ NAMES = [
     "Ledger",
     "LedgerError",
     "LedgerInUseError",
+    "LedgerMissingError",
     "LedgerUnavailableError",
     "LineItem",
     "NotCancellableError",

@@ -99,11 +99,12 @@ def init(*, ledger: LedgerUrl = None) -> int:
             "give --ledger, such as sqlite:charges.db or postgresql://USER@HOST/DATABASE"
         )
 
-    async def run() -> None:
-        await (await open_ledger(ledger)).aclose()
+    async def run() -> str:
+        book = await open_ledger(ledger)
+        await book.aclose()
+        return f"the ledger is ready at {book.location}" + "; it was there already" * (not book.created)
 
-    asyncio.run(run())
-    terminal.say("the ledger is ready")
+    terminal.say(asyncio.run(run()))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, TypeVar
@@ -36,12 +35,9 @@ async def opened(url: str | None) -> AsyncIterator[Ledger]:
     """The ledger of a URL, which must be there already."""
     if not url:
         raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
-    kind, _, path = url.partition(":")
-    if kind == "memory":
+    if url.startswith("memory:"):
         raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
-    # To open it would make one, and a slip of the pen would look like a clean sheet.
-    if kind == "sqlite" and path and not os.path.exists(path):  # noqa: ASYNC240 - once, before anything runs
-        raise ConfigurationError(f"there is no ledger at {path}")
+    # Making one here would let a mistyped path look like a clean sheet.
     book = await open_ledger(url, create=False)
     try:
         yield book

@@ -5,6 +5,7 @@ The permit *is* the INSERT of an attempt: its unique key decides who may send.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,8 @@ from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 
 __all__ = ["Change", "Ledger", "open_ledger"]
+
+logger = logging.getLogger("payclient.ledger")
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +47,14 @@ class Ledger(Protocol):
     @property
     def digest_key(self) -> bytes:
         """32 random bytes of this ledger's own, with which content and lanes are hashed."""
+
+    @property
+    def location(self) -> str:
+        """The address of this ledger, with the absolute path of a file and without any user or password."""
+
+    @property
+    def created(self) -> bool:
+        """Whether this opening made the ledger: a new one knows no earlier charge."""
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         """The digest of the service that this ledger is used with: `mine` where it has none yet, or is told that
@@ -133,11 +144,21 @@ class Shared(Ledger, Protocol):
 
 async def open_ledger(url: str, *, create: bool = True) -> Ledger:
     """Open `memory:`, `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`) or
-    `postgresql://USER@HOST/DATABASE`, whose schema is made at first use unless `create` is False.
+    `postgresql://USER@HOST/DATABASE`.
+
+    A ledger that is not there is made, which is logged as a warning: a new one knows no earlier charge. With `create`
+    False `LedgerMissingError` is raised instead, and nothing is made.
 
     Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
     it, `LedgerUnavailableError` where it cannot be reached.
     """
+    ledger = await _open(url, create)
+    if ledger.created and ledger.location != "memory:":
+        logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
+    return ledger
+
+
+async def _open(url: str, create: bool) -> Ledger:
     kind, _, path = url.partition(":")
     # Imported here: whoever keeps no SQLite file does not load it.
     if kind == "memory" and not path:
@@ -147,7 +168,7 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
     if kind == "sqlite" and path:
         from payclient.ledger.sqlite import SqliteLedger
 
-        return await SqliteLedger.open(path)
+        return await SqliteLedger.open(path, create=create)
     if kind == "postgresql" and path.startswith("//"):
         try:
             from payclient.ledger.postgres import PostgresLedger

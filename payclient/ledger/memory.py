@@ -35,6 +35,14 @@ class MemoryLedger:
     def digest_key(self) -> bytes:
         return self._digest_key
 
+    @property
+    def location(self) -> str:
+        return "memory:"
+
+    @property
+    def created(self) -> bool:
+        return True
+
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         self._check_open()
         if self._environment is None or moved:

@@ -49,11 +49,22 @@ _CLOSING = 30.0
 class PostgresLedger:
     """One connection writes, another listens where somebody watches. Made by `open`, closed by `aclose`."""
 
-    def __init__(self, writer: Writer, connect: Connect, digest_key: bytes, poll: float) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        connect: Connect,
+        digest_key: bytes,
+        poll: float,
+        *,
+        location: str,
+        created: bool,
+    ) -> None:
         self._writer = writer
         self._connect = connect
         self._digest_key = digest_key
         self._poll = poll
+        self._location = location
+        self._created = created
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
@@ -69,15 +80,24 @@ class PostgresLedger:
         connect = connector(address)
         connection = await connect()
         try:
-            digest_key = await open_ledger_schema(connection, create)
+            digest_key, created = await open_ledger_schema(connection, create)
         except BaseException:
             drop(connection)
             raise
-        return cls(Writer(connect, connection, digest_key), connect, digest_key, poll)
+        writer = Writer(connect, connection, digest_key)
+        return cls(writer, connect, digest_key, poll, location=address.location, created=created)
 
     @property
     def digest_key(self) -> bytes:
         return self._digest_key
+
+    @property
+    def location(self) -> str:
+        return self._location
+
+    @property
+    def created(self) -> bool:
+        return self._created
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read(SELECT_ENVIRONMENT)

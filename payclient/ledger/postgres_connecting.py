@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import attrs
 
-from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
+from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
 from payclient.ledger.postgres_schema import (
     APPLICATION,
     BARRIER,
@@ -51,6 +51,13 @@ class Address:
     """A URL that may hold a password: error trackers show the local variables of a frame by their repr."""
 
     url: str = attrs.field(repr=False)
+
+    @property
+    def location(self) -> str:
+        """The address without its user, password and options."""
+        rest = self.url.removeprefix("postgresql://").partition("?")[0]
+        hosts, slash, database = rest.partition("/")
+        return f"postgresql://{hosts.rpartition('@')[2]}{slash}{database}"
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
@@ -90,11 +97,13 @@ def drop(connection: asyncpg.Connection | None) -> None:
             connection.terminate()
 
 
-async def open_ledger_schema(connection: asyncpg.Connection, create: bool) -> bytes:
-    """Check the server and the schema, made if there is none and `create`; the ledger's digest key.
+async def open_ledger_schema(connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
+    """Check the server and the schema, made if there is none and `create`; the ledger's digest key, and whether it was.
 
-    Raises `ConfigurationError` for what is no ledger or no safe place for one, `LedgerUnavailableError`.
+    Raises `ConfigurationError` for what is no ledger or no safe place for one, `LedgerMissingError`,
+    `LedgerUnavailableError`.
     """
+    created = False
     try:
         _check_settings(await connection.fetchrow(SETTINGS))
         _, meta, filled = await connection.fetchrow(EXISTING)
@@ -102,11 +111,11 @@ async def open_ledger_schema(connection: asyncpg.Connection, create: bool) -> by
             if filled:
                 raise ConfigurationError("the database's schema payclient is another program's")
             if not create:
-                raise ConfigurationError(
-                    "there is no ledger in this database: `payclient ledger init` makes one"
+                raise LedgerMissingError(
+                    "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
                 )
-            await _create(connection)
-        return await _check_schema(connection)
+            created = await _create(connection)
+        return await _check_schema(connection), created
     except FAULTS as error:
         fault: PayError = unavailable(error, "opened")
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
@@ -141,19 +150,21 @@ def _check_settings(row: Sequence[Any]) -> None:
             raise ConfigurationError(words)
 
 
-async def _create(connection: asyncpg.Connection) -> None:
+async def _create(connection: asyncpg.Connection) -> bool:
+    """Make the schema; False where another process has just made it."""
     # One transaction, so that a pooler keeps to one server.
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(BARRIER)
         # Another process may have made it, or a person only the empty schema, for a user who may not.
         schema, meta, _ = await connection.fetchrow(EXISTING)
         if meta:
-            return
+            return False
         if not schema:
             await connection.execute("CREATE SCHEMA payclient")
         for statement in SCHEMA:
             await connection.execute(statement)
         await connection.execute(INSERT_META, APPLICATION, VERSION, secrets.token_bytes(32))
+        return True
 
 
 async def _check_schema(connection: asyncpg.Connection) -> bytes:

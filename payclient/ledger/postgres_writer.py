@@ -142,7 +142,7 @@ class Writer:
             connection = None
             try:
                 connection = await self._connect()
-                key = await asyncio.wait_for(open_ledger_schema(connection, create=False), ANSWER)
+                key, _ = await asyncio.wait_for(open_ledger_schema(connection, create=False), ANSWER)
                 if key != self._digest_key:
                     raise LedgerUnavailableError("another ledger has taken this one's place")
                 # Whatever the lost connection had asked for is done or undone once this is answered.

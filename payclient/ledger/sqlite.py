@@ -37,9 +37,19 @@ _AT_ONCE = 200
 class SqliteLedger:
     """One process owns the file and one thread writes it. Made by `open`, closed by `aclose`."""
 
-    def __init__(self, writer: Writer, digest_key: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        digest_key: bytes,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        path: str = "",
+        created: bool = False,
+    ) -> None:
         self._writer = writer
         self._digest_key = digest_key
+        self._path = path
+        self._created = created
         self._loop = loop
         self._process = os.getpid()
         self._closed = False
@@ -47,26 +57,35 @@ class SqliteLedger:
         self._forgotten = weakref.finalize(self, _finish, writer, self._process)
 
     @classmethod
-    async def open(cls, path: str, *, connect: Connect = connect) -> SqliteLedger:
-        """Open the file, made with mode 0600 if there is none; `connect` opens the one connection to it.
+    async def open(cls, path: str, *, create: bool = True, connect: Connect = connect) -> SqliteLedger:
+        """Open the file, made with mode 0600 if there is none and `create`; `connect` opens the one connection to it.
 
-        Raises `ConfigurationError` for an unsafe place or a file that is no ledger, `LedgerInUseError` where
-        someone else has it open, `LedgerUnavailableError` where it cannot be opened.
+        Raises `ConfigurationError` for an unsafe place or a file that is no ledger, `LedgerMissingError` where there
+        is none to open, `LedgerInUseError` where someone else has it open, `LedgerUnavailableError` where it cannot be
+        opened.
         """
         loop = asyncio.get_running_loop()
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
         path = os.path.abspath(path)  # noqa: ASYNC240 - asks no disk
-        writer = Writer(path, connect, loop)
+        writer = Writer(path, connect, loop, create)
         try:
-            digest_key = await writer.opened
+            digest_key, created = await writer.opened
         except BaseException:
             writer.stop()
             raise
-        return cls(writer, digest_key, loop)
+        return cls(writer, digest_key, loop, path=path, created=created)
 
     @property
     def digest_key(self) -> bytes:
         return self._digest_key
+
+    @property
+    def location(self) -> str:
+        return f"sqlite:{self._path}"
+
+    @property
+    def created(self) -> bool:
+        return self._created
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read(SELECT_ENVIRONMENT)

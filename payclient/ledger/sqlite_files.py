@@ -15,7 +15,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from payclient.errors import ConfigurationError, LedgerInUseError, LedgerUnavailableError, PayError
+import attrs
+
+from payclient.errors import (
+    ConfigurationError,
+    LedgerInUseError,
+    LedgerMissingError,
+    LedgerUnavailableError,
+    PayError,
+)
 from payclient.ledger.sqlite_schema import (
     APPLICATION_ID,
     LAST_CURSOR,
@@ -24,7 +32,7 @@ from payclient.ledger.sqlite_schema import (
     VERSION,
 )
 
-__all__ = ["Connect", "connect", "filesystem_of", "open_file", "unavailable"]
+__all__ = ["Connect", "OpenFile", "connect", "filesystem_of", "open_file", "unavailable"]
 
 Connect = Callable[[str], sqlite3.Connection]
 
@@ -75,20 +83,34 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
-def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes, int]:
-    """Open, lock and check a ledger's file, made if there is none; with it its digest key and its last cursor.
+@attrs.frozen
+class OpenFile:
+    """A ledger's file that was opened, locked and checked."""
 
-    Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerInUseError`,
+    connection: sqlite3.Connection
+    digest_key: bytes
+    #: The highest number of a permit or a change; 0 where there is none.
+    last_cursor: int
+    #: This opening made the ledger.
+    created: bool
+
+
+def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
+    """Open, lock and check a ledger's file, made if there is none and `create`.
+
+    Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
     path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     try:
-        _check_place(path)
+        _check_place(path, create)
         connection = connect(path)
         try:
-            return connection, _prepare(connection, path), connection.execute(LAST_CURSOR).fetchone()[0]
+            created = _prepare(connection, path, create)
+            key = _digest_key(connection)
+            return OpenFile(connection, key, connection.execute(LAST_CURSOR).fetchone()[0], created)
         except BaseException:
             with suppress(sqlite3.Error):
                 connection.close()
@@ -104,7 +126,7 @@ def open_file(path: str, connect: Connect) -> tuple[sqlite3.Connection, bytes, i
     raise fault
 
 
-def _check_place(path: str) -> None:
+def _check_place(path: str, create: bool) -> None:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise ConfigurationError("the ledger's directory does not exist")
@@ -113,6 +135,8 @@ def _check_place(path: str) -> None:
         kind = filesystem_of(path, mounts)
         if kind in _NETWORK:
             raise ConfigurationError(f"the ledger lies on a network file system ({kind})")
+    if not create and not (os.path.exists(path) and os.path.getsize(path)):
+        raise _missing(path)
     with suppress(FileExistsError):
         # Made here, since SQLite would ask the umask; -wal takes the mode of its file.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -123,7 +147,14 @@ def _check_place(path: str) -> None:
         raise ConfigurationError("the ledger's file has a second name (a hard link)")
 
 
-def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
+def _missing(path: str) -> LedgerMissingError:
+    return LedgerMissingError(
+        f"the ledger must exist, and there is no ledger at {path}; `payclient ledger init` makes one"
+    )
+
+
+def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
+    """Set and check the connection; whether the ledger was made."""
     _set(connection, *_SETTINGS[0])
     connection.execute("BEGIN EXCLUSIVE")  # the lock, kept from here on
     application = _read(connection, "application_id")
@@ -138,6 +169,8 @@ def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
             f"the ledger must have schema version {VERSION}, and has version {version}: another release of "
             "payclient made it; nothing was changed"
         )
+    if not tables and not create:
+        raise _missing(path)
     for setting in _SETTINGS[1:]:
         _set(connection, *setting)
     if not tables:
@@ -147,6 +180,10 @@ def _prepare(connection: sqlite3.Connection, path: str) -> bytes:
     made = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
     if not made >= {statement.strip() for statement in SCHEMA}:
         raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
+    return not tables
+
+
+def _digest_key(connection: sqlite3.Connection) -> bytes:
     key = connection.execute(SELECT_KEY).fetchone()
     if key is None or len(key[0]) != 32:
         raise ConfigurationError("the ledger has no digest key")

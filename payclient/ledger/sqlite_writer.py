@@ -57,8 +57,9 @@ _Answers = list[_Answer]
 class Writer:
     """`submit` and `stop` are called on the loop's side, `_run` and what follows it on the thread's."""
 
-    def __init__(self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop, create: bool) -> None:
         self._path = path
+        self._create = create
         self._connect = connect
         self._loop = loop
         self._digest_key = b""
@@ -67,8 +68,8 @@ class Writer:
         self._pending: list[Operation] = []
         # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`.
         self._inbox: queue.SimpleQueue[list[Operation] | None] = queue.SimpleQueue()
-        #: The digest key, once the file is open.
-        self.opened: asyncio.Future[bytes] = loop.create_future()
+        #: The digest key and whether the file was made, once it is open.
+        self.opened: asyncio.Future[tuple[bytes, bool]] = loop.create_future()
         # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
         # the owner calls `stop` and `join` at exit.
         self._thread = threading.Thread(target=self._run, name="payclient-ledger", daemon=True)
@@ -100,12 +101,14 @@ class Writer:
         # the connection, which would tear the write-ahead log from under its parent.
         connection: sqlite3.Connection | None = None
         try:
-            connection, self._digest_key, last = open_file(self._path, self._connect)
+            file = open_file(self._path, self._connect, create=self._create)
         except BaseException as error:  # the opener's
             self._answer([(self.opened, None, error)])
             return
-        self._cursors = count(last + 1)
-        self._answer([(self.opened, self._digest_key, None)])
+        connection, self._digest_key = file.connection, file.digest_key
+        self._cursors = count(file.last_cursor + 1)
+        self._answer([(self.opened, (file.digest_key, file.created), None)])
+        del file
         going_on = True
         while going_on:
             batch, going_on = self._take()
@@ -153,12 +156,12 @@ class Writer:
         return connection
 
     def _open_again(self) -> sqlite3.Connection:
-        connection, digest_key, last = open_file(self._path, self._connect)
-        if digest_key != self._digest_key:
-            connection.close()
+        file = open_file(self._path, self._connect, create=False)
+        if file.digest_key != self._digest_key:
+            file.connection.close()
             raise LedgerUnavailableError("another file has taken the ledger's place")
-        self._cursors = count(last + 1)
-        return connection
+        self._cursors = count(file.last_cursor + 1)
+        return file.connection
 
     def _answer(self, answers: _Answers) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -61,14 +61,22 @@ def conflict_of(record: Record, report: StatusReport, *, by_candidate: bool = Fa
 
     Asked by a candidate id, only a report that names our client transaction id is ours.
     """
-    if record.transaction_id is not None and report.transaction_id not in (None, record.transaction_id):
+    if report.unreadable:
+        return f"{' and '.join(report.unreadable)} cannot be read"
+    known = record.transaction_id
+    if known is not None and report.transaction_id not in (None, known) and known not in report.others:
         return f"transaction id {report.transaction_id}"
-    if report.client_transaction_id not in (None, record.client_transaction_id):
+    if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
     if by_candidate and record.transaction_id is None and report.client_transaction_id is None:
         return f"transaction id {report.transaction_id} without a client transaction id"
-    if report.amount not in (None, record.amount):
+    if _differs(report.amount, record.amount):
         return f"amount {report.amount}"
-    if report.currency not in (None, record.currency):
+    if _differs(report.currency, record.currency):
         return "another currency"
     return None
+
+
+def _differs(said: object, ours: object) -> bool:
+    """Return whether something else than ours was said, strictly: a user's own source may say 1150.0 or True."""
+    return said is not None and (type(said) is not type(ours) or said != ours)

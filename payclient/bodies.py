@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -16,6 +17,10 @@ MAX_ID = 2**63 - 1
 
 #: An error's texts are kept to this many characters each, and this many entries.
 MAX_MESSAGE, MAX_ENTRIES = 500, 50
+
+
+#: Bytes of a refusal that are searched for a transaction id; an error object is a hundredth of it.
+MAX_SEARCHED = 1 << 18
 
 
 def parse_json(body: bytes) -> Any:
@@ -54,6 +59,37 @@ def repeats(body: bytes, *names: str) -> bool:
     except (ValueError, RecursionError):
         return True
     return repeated
+
+
+def seen_ids(body: bytes) -> list[object] | None:
+    """Return every value but null that a body gives to a field called transactionId, in any letter case, at any depth.
+
+    None stands for a body that may name one and cannot be searched: too long, too deep, or cut.
+    """
+    lowered = body.lower()
+    if b"transaction" not in lowered and b"\\" not in lowered:
+        return []  # of nearly every error object
+    found: list[object] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> bool:
+        for key, value in pairs:
+            if value is not None and key.replace("_", "").replace("-", "").lower() == "transactionid":
+                found.append(value)
+        return True  # not null, whatever stands in it
+
+    if len(body) > MAX_SEARCHED:
+        return None
+    try:
+        json.loads(
+            body.removeprefix(b"\xef\xbb\xbf"),
+            object_pairs_hook=keep,
+            parse_int=lambda digits: int(digits) if len(digits) < 20 else digits,
+        )
+    except RecursionError:
+        return None
+    except ValueError:  # not JSON
+        return None if re.search(rb"transaction[_-]?id", lowered) else []
+    return found
 
 
 def read_message(data: dict[str, Any] | None) -> str:

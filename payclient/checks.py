@@ -6,6 +6,7 @@ Each model has one fused test, quick and coarse; only where that doubts are the 
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from types import NoneType
 from typing import Any
@@ -20,6 +21,12 @@ __all__: list[str] = []
 MAX_TEXT = 4096
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Printable for Python, and shown by nothing: Unicode's Default_Ignorable_Code_Point.
+_IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+#: Ids that an address takes for a place.
+DOTS = frozenset({".", ".."})
 CURRENCY = re.compile(r"[A-Z]{3}")
 COUNTRY = re.compile(r"[A-Z]{2}")
 CALLING_CODE = re.compile(r"\+?[0-9]{1,4}")
@@ -67,6 +74,12 @@ class Faults:
         value = getattr(self.subject, name)
         if isinstance(value, str) and value != value.strip():
             self.add(name, "has blanks at its ends")
+
+    def unmistakable(self, name: str) -> None:
+        """An id that no other text looks like."""
+        value = getattr(self.subject, name)
+        if isinstance(value, str) and not text_fault(value) and (fault := id_fault(value)):
+            self.add(name, fault)
 
     def cents(self, *names: str) -> None:
         """Amounts in cents."""
@@ -132,6 +145,17 @@ def text_fault(value: str) -> str | None:
         return f"is longer than {MAX_TEXT} characters"
     if _CONTROL.search(value):
         return "has control characters or lone surrogates"
+    return None
+
+
+def id_fault(value: str) -> str | None:
+    """Return why an id or a key could be taken for another one, or None: two that look the same are one."""
+    if value in DOTS:
+        return "must not be . or .., which drop out of an address"
+    if invisible := next((c for c in value if not c.isprintable() or _IGNORABLE.match(c)), None):
+        return f"must have visible characters only, and has U+{ord(invisible):04X}"
+    if not unicodedata.is_normalized("NFC", value):
+        return "must be in Unicode's normal form NFC"
     return None
 
 

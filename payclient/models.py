@@ -13,7 +13,20 @@ from typing import Any, Literal
 import attrs
 
 from payclient.amounts import COMPONENTS, MAX_CENTS
-from payclient.checks import CALLING_CODE, COUNTRY, CURRENCY, FULL_PHONE, INTS, MAX_TEXT, TEXTS, Faults, fits
+from payclient.checks import (
+    CALLING_CODE,
+    COUNTRY,
+    CURRENCY,
+    DOTS,
+    FULL_PHONE,
+    INTS,
+    MAX_TEXT,
+    TEXTS,
+    Faults,
+    fits,
+    id_fault,
+)
+from payclient.errors import ErrorDetail, InvalidRequestError
 
 __all__ = ["BillTo", "LineItem", "Order", "PrepareRequest", "SaleRequest", "derive_id"]
 
@@ -210,6 +223,7 @@ class SaleRequest:
             ).isprintable()
             and len(texts) <= MAX_TEXT
             and phone and phone.strip() and identifier and identifier == identifier.strip()
+            and identifier not in DOTS and (identifier.isascii() or id_fault(identifier) is None)
             and (store is None or store == store.strip())
             and fits(code, currency, lat, lng)
             and (url is None or url[:8] == "https://")
@@ -295,6 +309,7 @@ class PrepareRequest:
 def _check_shared(faults: Faults) -> None:
     """What both requests have, beside amounts and texts."""
     faults.identifier("client_transaction_id")
+    faults.unmistakable("client_transaction_id")
     faults.identifier("store_id")
     faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
     faults.integer("time_zone")
@@ -307,13 +322,15 @@ def derive_id(*keys: str | int) -> str:
     """A short client transaction id (26 characters) from the caller's own keys, the same on every run.
 
     `derive_id("orders", 17)`. The keys are hashed, so what they say is not in it; do not derive ids from a phone
-    or an e-mail alone, which can be guessed.
+    or an e-mail alone, which can be guessed. Raises `InvalidRequestError` for a key that no id may be either:
+    with invisible characters, or not in Unicode's normal form NFC, since another one would look the same.
     """
     if not keys or any(type(key) not in (str, int) for key in keys):
         raise TypeError("derive_id takes one or more texts or ints")
+    for key in keys:
+        if isinstance(key, str) and (fault := id_fault(key)):
+            raise InvalidRequestError(errors=[ErrorDetail("key", 0, (fault,))])
     # Tagged and length-prefixed: ("a", "b") is not ("ab",), and 1 is not "1".
     parts = [f"{type(key).__name__}:{len(str(key))}:{key}" for key in keys]
-    digest = hashlib.blake2b(
-        "".join(parts).encode("utf-8", "surrogatepass"), digest_size=13, person=b"payclient-id"
-    )
+    digest = hashlib.blake2b("".join(parts).encode(), digest_size=13, person=b"payclient-id")
     return digest.hexdigest()

@@ -111,10 +111,11 @@ def parse_external_notification(body: bytes) -> Notification:
 def acknowledgement(receipt: Receipt) -> bytes:
     """The JSON body that an external notification is answered with, always with HTTP 200.
 
-    333 says that it came before. All else is 000, also what is not ours, so that nothing can be probed.
+    333, with false, says that it came before. All else is 000, also what is not ours, so that nothing can be probed.
     """
-    code = b"333" if receipt is Receipt.DUPLICATE else b"000"
-    return b'{"Response": true, "ErrorCode": "%s"}' % code
+    if receipt is Receipt.DUPLICATE:
+        return b'{"Response": false, "ErrorCode": "333"}'
+    return b'{"Response": true, "ErrorCode": "000"}'
 
 
 @attrs.frozen(kw_only=True)

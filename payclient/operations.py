@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from payclient.bodies import is_id, parse_json, parse_object
-from payclient.checks import text_fault
+from payclient.checks import DOTS, text_fault
 from payclient.errors import (
     ConfigurationError,
     ErrorDetail,
@@ -184,4 +184,4 @@ def _no_id(name: str) -> ErrorDetail:
 
 def is_client_id(value: object) -> bool:
     """Whether a value can be a client transaction id at all."""
-    return isinstance(value, str) and bool(value.strip()) and text_fault(value) is None
+    return isinstance(value, str) and bool(value.strip()) and text_fault(value) is None and value not in DOTS

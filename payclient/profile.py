@@ -24,6 +24,9 @@ from payclient.profile_tables import UndoProfile as UndoProfile
 
 __all__ = ["DOCUMENT", "ServiceProfile"]
 
+#: HTTP statuses of something between us and the service that gave up: the service may have gone on.
+GAVE_UP = frozenset({408, 425, 499})
+
 _LANGUAGE = re.compile(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}")
 
 
@@ -48,6 +51,8 @@ class ServiceProfile:
     response_url_field: str = "responseUrl"
     #: Error codes that mean "this client transaction id is already there".
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
+    #: Error codes of a service that failed, and may have created something all the same.
+    uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Error codes of a status query that mean "no such transaction".
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Status queries allowed in a minute, over all transactions; None: no limit known.
@@ -161,16 +166,24 @@ def _check(profile: ServiceProfile) -> None:
     )
     for setting in ("sale_window", "form_window", "absent_after"):
         need(is_seconds(getattr(profile, setting)), setting, "is a positive number of seconds")
+    need(
+        profile.absent_after >= profile.sale_window,
+        "absent_after",
+        f'must be at least sale_window ({profile.sale_window:g} s): an earlier "not found" proves nothing',
+    )
     rate = profile.queries_per_minute
     need(rate is None or is_seconds(rate), "queries_per_minute", "is a positive number")
-    for setting in ("duplicate_codes", "not_found_codes", "refusing_statuses"):
+    for setting in ("duplicate_codes", "uncertain_codes", "not_found_codes", "refusing_statuses"):
         codes = getattr(profile, setting)
         good = isinstance(codes, frozenset) and all(type(code) is int for code in codes)
         need(good, setting, "is a list of integers")
     need(
-        all(100 <= status <= 599 and status // 100 != 2 for status in profile.refusing_statuses),
+        all(
+            100 <= status <= 599 and status // 100 != 2 and status not in GAVE_UP
+            for status in profile.refusing_statuses
+        ),
         "refusing_statuses",
-        "are HTTP statuses, none of them a success",
+        "are HTTP statuses, none of them a success, nor 408, 425 or 499: after those the service may go on",
     )
     need(
         isinstance(profile.max_lengths, Mapping)

@@ -19,6 +19,7 @@ STATE_WORDS = ("Pendiente", "Aceptado", "Cancelado")
 LONGEST = 1e9
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_CODE = re.compile(r"-?[0-9]{1,9}")
 _PATH = re.compile(r"/[A-Za-z0-9_./{}-]*")
 
 
@@ -36,6 +37,18 @@ def to_set(value: Iterable[Any]) -> frozenset[Any]:
     return value  # type: ignore[return-value]  # see above
 
 
+def _to_codes(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """TOML's keys are texts."""
+    if not isinstance(value, Mapping):
+        return value
+    return to_mapping(
+        {
+            int(code) if isinstance(code, str) and _CODE.fullmatch(code) else code: state
+            for code, state in value.items()
+        }
+    )
+
+
 @attrs.frozen(kw_only=True)
 class StatusProfile:
     """How a transaction's status is asked for; the document shows no endpoint (§4.2)."""
@@ -50,6 +63,11 @@ class StatusProfile:
     states: Mapping[str, str] = attrs.field(
         converter=to_mapping, factory=lambda: {word: word for word in STATE_WORDS}
     )
+    #: The field of the answer that holds the state as a number, where there is one. An answer whose number contradicts
+    #: its word decides nothing.
+    code_field: str | None = None
+    #: The service's numbers -> the three states (§3); in TOML the numbers are keys, such as `3 = "Aceptado"`.
+    codes: Mapping[int, str] = attrs.field(converter=_to_codes, factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -145,6 +163,19 @@ def _check_status(status: StatusProfile, need: Need) -> None:
         "status.states",
         f"maps the service's words to {', '.join(STATE_WORDS)}",
     )
+    codes = status.codes
+    need(
+        isinstance(codes, Mapping)
+        and all(type(code) is int and state in STATE_WORDS for code, state in codes.items()),
+        "status.codes",
+        f"must map the service's numbers to {', '.join(STATE_WORDS)}",
+    )
+    need(
+        status.code_field is None or (isinstance(status.code_field, str) and status.code_field and codes),
+        "status.code_field",
+        "must be the name of a field, with its numbers in status.codes",
+    )
+    need(status.code_field is not None or not codes, "status.codes", "must stand beside status.code_field")
 
 
 def _check_confirm(confirm: ConfirmProfile, need: Need) -> None:

@@ -33,6 +33,8 @@ PAYPHONE = ServiceProfile(
     response_url_field="responseUrl",
     # V codigos-de-error: "duplicate clientTransactionId"; after a time-out it means that it exists.
     duplicate_codes=frozenset({23}),
+    # V codigos-de-error: the service failed, which does not say that it did nothing.
+    uncertain_codes=frozenset({500, 501}),
     # V codigos-de-error, L: "no such transaction"; with HTTP 404 for a form that nobody has paid.
     not_found_codes=frozenset({20}),
     # V api-implementacion. What is answered past it is not published.
@@ -65,6 +67,8 @@ PAYPHONE = ServiceProfile(
         # V api-implementacion: beside `statusCode` 2, 1 and 3. The Spanish words stand in its prose only.
         state_field="transactionStatus",
         states={"Pending": "Pendiente", "Canceled": "Cancelado", "Approved": "Aceptado"},
+        code_field="statusCode",
+        codes={1: "Pendiente", 2: "Cancelado", 3: "Aceptado"},
     ),
     # V boton-de-pago-por-redireccion: repeatable; a paid form that is not confirmed within 5 minutes is reversed.
     confirm=ConfirmProfile(

@@ -95,6 +95,11 @@ class StatusReport:
     currency: str | None = None
     #: Other accepted transactions under the same client transaction id: each of them is money.
     also_accepted: tuple[int, ...] = ()
+    #: All other transactions under the same client transaction id. Where several are undecided, or all cancelled, they
+    #: are all here, and `transaction_id` is None.
+    others: tuple[int, ...] = ()
+    #: Fields of the answer that are there and are not of their type, by the service's names: the report is not ours.
+    unreadable: tuple[str, ...] = ()
     raw: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
 

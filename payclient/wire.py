@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from payclient.bodies import is_id, parse_json, parse_object, read_details, read_message, repeats
+from payclient.bodies import is_id, parse_json, parse_object, read_details, read_message, repeats, seen_ids
 from payclient.checks import text_fault
 from payclient.errors import (
     ConfigurationError,
@@ -26,7 +26,7 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.links import is_safe_link
-from payclient.profile import ServiceProfile
+from payclient.profile import GAVE_UP, ServiceProfile
 from payclient.results import FormLinks, PrepareResult, SaleResult, StatusReport
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
@@ -76,18 +76,23 @@ def decode_sale(
     status = response.status
     data = parse_object(response.body)
     identifier = data.get("transactionId") if data is not None else None
-    if data is not None and identifier is not None and data.get("errorCode") is None:
-        if 200 <= status <= 299 and is_id(identifier) and not repeats(response.body, *_DECIDING):
-            return SaleResult(transaction_id=identifier, raw=data)
-    elif (
-        identifier is None
-        and (refusal := read_refusal(response, data, profile, client_transaction_id))
-        and not (data is not None and repeats(response.body, *_DECIDING))
+    usable = data is None or not repeats(response.body, *_DECIDING)
+    if (
+        200 <= status <= 299
+        and data is not None
+        and usable
+        and data.get("errorCode") is None
+        and is_id(identifier)
     ):
-        del data  # error trackers show the local variables of a frame that raises, here and below
-        raise refusal
-    candidate = identifier if is_id(identifier) else None
-    del data, identifier
+        return SaleResult(transaction_id=identifier, raw=data)  # type: ignore[arg-type]  # an id is an int
+    seen = seen_ids(response.body)
+    if seen == [] and usable:
+        refusal = read_refusal(response, data, profile, client_transaction_id)
+        if refusal is not None:
+            del data  # error trackers show the local variables of a frame that raises, here and below
+            raise refusal
+    candidate = next((each for each in (identifier, *(seen or ())) if is_id(each)), None)
+    del data, identifier, seen
     raise OutcomeUnknownError(
         f"HTTP {status} with no usable answer",
         http_status=status,
@@ -141,7 +146,7 @@ def decode_status(
     if profile.status is None:
         raise ConfigurationError("a status query needs [status] in the profile")
     data = parse_json(response.body)
-    if data is not None and repeats(response.body, *_DECIDING, profile.status.state_field):
+    if data is not None and _contradicts_itself(response, profile):
         data = None
     if 200 <= response.status <= 299:
         if (
@@ -189,38 +194,78 @@ def decode_report(response: HttpResponse, profile: ServiceProfile) -> StatusRepo
         or not 200 <= response.status <= 299
         or data.get("errorCode") is not None
         or profile.status.state_field not in data
-        or repeats(response.body, *_DECIDING, profile.status.state_field)
+        or _contradicts_itself(response, profile)
     ):
         return None
     return _read_report(data, profile)
 
 
+def _contradicts_itself(response: HttpResponse, profile: ServiceProfile) -> bool:
+    """Return whether an object of the body gives two values to a field that decides."""
+    status = profile.status
+    assert status is not None  # noqa: S101 - both callers looked
+    more = () if status.code_field is None else (status.code_field,)
+    return repeats(response.body, *_DECIDING, status.state_field, *more)
+
+
 def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport:
-    assert profile.status is not None  # noqa: S101 - decode_status looked
-    word, identifier = entry.get(profile.status.state_field), entry.get("transactionId")
-    client_id, amount, currency = (entry.get(name) for name in ("clientTransactionId", "amount", "currency"))
+    unreadable = []
+
+    def read(name: str, good: Callable[[object], bool]) -> Any:
+        value = entry.get(name)
+        if value is None or good(value):
+            return value
+        unreadable.append(name)
+        return None
+
     return StatusReport(
-        state=profile.status.states.get(word) if isinstance(word, str) else None,  # type: ignore[arg-type]  # the profile's words are checked
-        transaction_id=identifier if is_id(identifier) else None,
-        client_transaction_id=client_id if isinstance(client_id, str) else None,
-        amount=amount if type(amount) is int else None,
-        currency=currency if isinstance(currency, str) else None,
+        state=_read_state(entry, profile),
+        transaction_id=read("transactionId", is_id),
+        client_transaction_id=read("clientTransactionId", lambda value: type(value) is str),
+        amount=read("amount", lambda value: type(value) is int),
+        currency=read("currency", lambda value: type(value) is str),
+        unreadable=tuple(unreadable),
         raw=entry,
     )
 
 
+def _read_state(entry: dict[str, Any], profile: ServiceProfile) -> Any:
+    """Return one of §3's words, or None: not mapped, or contradicted by the profile's code of the state."""
+    status = profile.status
+    assert status is not None  # noqa: S101 - decode_status looked
+    word = entry.get(status.state_field)
+    state = status.states.get(word) if isinstance(word, str) else None
+    code = None if status.code_field is None else entry.get(status.code_field)
+    if code is not None and (type(code) is not int or status.codes.get(code) != state):
+        return None
+    return state
+
+
 def _reduce(reports: list[StatusReport]) -> StatusReport | None:
+    """Return one report of all transactions under one client transaction id: §2's rule of arrays."""
     if not reports:
         return None
-    for state in ("Aceptado", "Pendiente", None):
-        # A word that the profile does not map outweighs a cancelled one: it may be anything.
-        found = [report for report in reports if report.state == state]
-        if found:
-            if state != "Aceptado":
-                return found[0]
-            _, *others = dict.fromkeys(report.transaction_id for report in found)
-            return attrs.evolve(found[0], also_accepted=tuple(i for i in others if i is not None))
-    return reports[0]
+    ids = tuple(
+        dict.fromkeys(report.transaction_id for report in reports if report.transaction_id is not None)
+    )
+    accepted = [report for report in reports if report.state == "Aceptado"]
+    if accepted:
+        # One that cannot be read is no verdict, so that it comes first only where no other is there.
+        first = min(accepted, key=lambda report: bool(report.unreadable))
+        paid = dict.fromkeys(report.transaction_id for report in accepted)
+        also = tuple(i for i in paid if i not in (None, first.transaction_id))
+        return attrs.evolve(first, also_accepted=also, others=_without(ids, first.transaction_id))
+    # A word that the profile does not map outweighs a cancelled one: it may be anything.
+    undecided = [report for report in reports if report.state != "Cancelado"]
+    chosen = undecided or reports
+    first = min(chosen, key=lambda report: (report.state != "Pendiente", not report.unreadable))
+    if len({report.transaction_id for report in chosen}) > 1:
+        return attrs.evolve(first, transaction_id=None, others=ids)
+    return attrs.evolve(first, others=_without(ids, first.transaction_id))
+
+
+def _without(ids: tuple[int, ...], own: int | None) -> tuple[int, ...]:
+    return tuple(each for each in ids if each != own)
 
 
 def read_refusal(
@@ -232,9 +277,12 @@ def read_refusal(
     """The refusal that an answer without a transaction id is, or None where it proves nothing."""
     status = response.status
     code = data.get("errorCode") if data is not None else None
-    if type(code) is not int:
+    if type(code) is not int or code == 0:
         code = None
     message, details = read_message(data), read_details(data)
+    codes = {code, *(detail.error_code for detail in details)}
+    if status in GAVE_UP or codes & profile.uncertain_codes:
+        return None
     busy = any(detail.error_code == 2061 for detail in details)
     kind: type[RefusedError]
     if code is not None and (200 <= status <= 299 or 400 <= status <= 499):
@@ -243,11 +291,7 @@ def read_refusal(
         proven = busy or code in (22, 800)
     else:
         proven = status in (401, 403) and isinstance((data or {}).get("message"), str)
-    # A body that cannot be read but speaks of a transaction is no refusal, whatever its status.
-    refusing = status in profile.refusing_statuses and (
-        data is not None or b"transactionId" not in response.body
-    )
-    if not (proven or refusing):
+    if not (proven or status in profile.refusing_statuses):
         return None
     if busy and code is not None:
         kind = CustomerBusyError

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from payclient import models
 from payclient.amounts import COMPONENTS, MAX_CENTS
+from payclient.checks import id_fault
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, derive_id
 from payclient.results import FormLinks, Notification, PrepareResult, SaleResult, StatusReport
@@ -514,14 +515,14 @@ def test_a_derived_id_is_a_client_transaction_id() -> None:
     assert SaleRequest(**SALE | {"client_transaction_id": identifier}).client_transaction_id == identifier
 
 
-KEYS = st.lists(st.text(max_size=4) | st.integers(-99, 99), min_size=1, max_size=4)
+PLAIN = st.text(max_size=4).filter(lambda text: id_fault(text) is None)
+KEYS = st.lists(PLAIN | st.integers(-99, 99), min_size=1, max_size=4)
 
 
 @given(KEYS, KEYS)
 @example(["a", "b"], ["ab"])
 @example([1], ["1"])
 @example(["str:1:a"], ["a"])
-@example(["\ud800"], ["?"])
 def test_different_keys_derive_different_ids(one: list[str | int], other: list[str | int]) -> None:
     """Neither the borders between keys nor their types are lost."""
     assert (derive_id(*one) == derive_id(*other)) == (one == other)

@@ -28,6 +28,7 @@ language_field = "lang"
 wallet_link_field = "payWithBrand"
 response_url_field = "ResponseUrl"
 duplicate_codes = [23]
+uncertain_codes = [500, 501]
 not_found_codes = [20]
 queries_per_minute = 30
 refusing_statuses = [429]
@@ -47,11 +48,17 @@ time_zone = [-12, 14]
 by_transaction_id = "/api/Sale/{transaction_id}"
 by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
 state_field = "transactionStatus"
+code_field = "statusCode"
 
 [status.states]
 Pending = "Pendiente"
 Approved = "Aceptado"
 Canceled = "Cancelado"
+
+[status.codes]
+1 = "Pendiente"
+2 = "Cancelado"
+3 = "Aceptado"
 
 [confirm]
 path = "/api/button/V2/Confirm"
@@ -102,10 +109,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sale_window": None}, "sale_window"),
     *(
         ({name: value}, name)
-        for name in ("duplicate_codes", "not_found_codes", "refusing_statuses")
+        for name in ("duplicate_codes", "uncertain_codes", "not_found_codes", "refusing_statuses")
         for value in (23, "23", ["23"], [True], [2.0], [[23]], {"a": 1}, None)
     ),
-    *(({"refusing_statuses": [value]}, "refusing_statuses") for value in (200, 204, 99, 600, -1)),
+    *(({"refusing_statuses": [value]}, "refusing_statuses") for value in (200, 204, 99, 600, -1, 408, 425, 499)),
+    ({"absent_after": 299.9}, "absent_after"), ({"sale_window": 60, "absent_after": 59}, "absent_after"),
     *(({"max_lengths": value}, "max_lengths") for value in (5, "a", [50], {"a": 0}, {"a": "50"}, {"a": True}, {5: 5})),
     *(
         ({"ranges": value}, "ranges")
@@ -120,6 +128,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
         ({"status": STATUS | {"states": value}}, "status.states")
         for value in ({}, 5, "abc", ["Approved"], {"Approved": "Accepted"}, {"Approved": ["Aceptado"]}, {5: "Aceptado"})
     ),
+    *(
+        ({"status": STATUS | {"code_field": "code", "codes": value}}, "status.codes")
+        for value in (5, ["Aceptado"], {"three": "Aceptado"}, {"3": "Accepted"}, {3.0: "Aceptado"}, {True: "Aceptado"})
+    ),
+    ({"status": STATUS | {"code_field": "code"}}, "status.code_field"),
+    ({"status": STATUS | {"codes": {"3": "Aceptado"}}}, "status.codes"),
+    *(({"status": STATUS | {"code_field": value, "codes": {1: "Aceptado"}}}, "status.code_field") for value in ("", 5)),
     *(
         ({"status": STATUS | {f"by_{key}": value}}, f"status.by_{key}")
         for key, other in (("transaction_id", "client_transaction_id"), ("client_transaction_id", "transaction_id"))
@@ -186,7 +201,8 @@ def test_document_has_only_what_the_document_shows() -> None:
         "name": "document", "base_url": None, "message_language": None,
         "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
         "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
-        "not_found_codes": frozenset(), "queries_per_minute": None, "refusing_statuses": frozenset(),
+        "uncertain_codes": frozenset(), "not_found_codes": frozenset(), "queries_per_minute": None,
+        "refusing_statuses": frozenset(),
         "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
         "ranges": {}, "status": None, "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
@@ -201,6 +217,8 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
         "by_client_transaction_id": "/api/Sale/client/{client_transaction_id}",
         "state_field": "transactionStatus",
         "states": {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+        "code_field": "statusCode",
+        "codes": {1: "Pendiente", 2: "Cancelado", 3: "Aceptado"},
     }
     assert profile.confirm == ConfirmProfile(
         path="/api/button/V2/Confirm",
@@ -224,6 +242,7 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
         "name": "shop", "base_url": "https://pay.example", "message_language": "es",
         "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
         "wallet_link_field": "payWithBrand", "response_url_field": "ResponseUrl", "duplicate_codes": {23},
+        "uncertain_codes": {500, 501},
         "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
         "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},
         "max_lengths": {"client_transaction_id": 50}, "ranges": {"amount": (100, 500_000), "time_zone": (-12, 14)},
@@ -299,7 +318,7 @@ def test_absence_is_proven_after_twice_the_sale_window(window: float) -> None:
     """Five minutes and as much for late processing, whatever the window is."""
     assert ServiceProfile(sale_window=window).absent_after == 2 * window
     assert ServiceProfile.parse({"sale_window": window}).absent_after == 2 * window
-    assert ServiceProfile(sale_window=window, absent_after=7).absent_after == 7
+    assert ServiceProfile(sale_window=window, absent_after=window).absent_after == window
 
 
 def test_states_default_to_the_documents_words() -> None:

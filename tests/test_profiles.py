@@ -113,9 +113,10 @@ def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str
 
 
 @pytest.mark.parametrize(
-    ("word", "state"), [("Pending", "Pendiente"), ("Canceled", "Cancelado"), ("Approved", "Aceptado")]
+    ("word", "code", "state"),
+    [("Pending", 1, "Pendiente"), ("Canceled", 2, "Cancelado"), ("Approved", 3, "Aceptado")],
 )
-async def test_state_words_and_paths_are_the_services(word: str, state: str) -> None:
+async def test_state_words_and_paths_are_the_services(word: str, code: int, state: str) -> None:
     """An object by transaction id, an array by client transaction id; messages in Spanish."""
     asked: list[HttpRequest] = []
 
@@ -127,7 +128,7 @@ async def test_state_words_and_paths_are_the_services(word: str, state: str) -> 
             "transactionId": 7,
             "clientTransactionId": "order-1",
             "transactionStatus": word,
-            "statusCode": 2,
+            "statusCode": code,
         }
         return HttpResponse(200, {}, json.dumps([report] if "client" in request.path else report).encode())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 
@@ -40,17 +40,29 @@ logger = logging.getLogger("payclient.confirming")
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 NORMAL_WINDOW = 300.0
 
+#: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
+TURN = 1 / 20
+
 
 class Confirming:
-    """Confirms the forms of one tracker. `changed` is told of each record that took an event."""
+    """Confirms the forms of one tracker. `changed` is told of each record that took an event.
+
+    `turn` waits until a request may be made by the rate, or for the seconds that it is given.
+    """
 
     def __init__(
-        self, session: PaySession, ledger: Ledger, clock: Clock, changed: Callable[[Record], object]
+        self,
+        session: PaySession,
+        ledger: Ledger,
+        clock: Clock,
+        changed: Callable[[Record], object],
+        turn: Callable[[float], Awaitable[None]],
     ) -> None:
         self._session = session
         self._ledger = ledger
         self._clock = clock
         self._changed = changed
+        self._turn = turn
         profile = session.profile
         self._confirms = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
@@ -272,6 +284,7 @@ class Confirming:
     async def _confirm(self, case: Case, transaction_id: int) -> bool:
         """Whether the service's answer settles this id."""
         identifier = case.record.client_transaction_id
+        await self._turn(self._window * TURN)
         report = await self._session.confirm(transaction_id, identifier)
         if conflict := _not_confirmed(case.record, transaction_id, report):
             logger.error("%s: a confirmation is not ours: %s", identifier, conflict)
@@ -283,6 +296,7 @@ class Confirming:
         if not self._asks:
             return True
         record = case.record
+        await self._turn(self._window * TURN)
         report = await self._session.status(client_transaction_id=record.client_transaction_id)
         if report is None:
             return await self._take(case, Abandoned(at=self._clock.time()))

@@ -65,7 +65,9 @@ class Tracker:
         )
         self._sender = Sender(session, self._permits)
         self._forms = Forms(session, self._permits)
-        self._confirming = Confirming(session, ledger, self._clock, self._changed)
+        self._confirming = Confirming(
+            session, ledger, self._clock, self._changed, lambda patience: self._following.turn(patience)
+        )
         if status is None:
             source = session_status(session)
         else:

@@ -105,6 +105,7 @@ class Following:
             pace,
             querying,
             sale_window=sale_window,
+            patience=total_timeout,
             besides=None if self._sharing is None else self._sharing.besides,
         )
         self._waiting = Waiting(ledger, clock, self._entries, self.follow)
@@ -223,6 +224,10 @@ class Following:
             return await self._waiting.settled(record)
         report = await self._driver.ask(entry)
         return Outcome.of(entry.record, report=report or entry.report)
+
+    async def turn(self, patience: float) -> None:
+        """Wait until another request than a query may be made, at most so many seconds. The request is counted."""
+        await self._driver.turn(patience)
 
     async def notify(self, notification: Notification) -> Receipt:
         """Take a hint; see `Tracker.notify`."""

@@ -60,7 +60,7 @@ class Budget(Pace):
 
     def spend(self, now: float) -> None:
         if self._slot == float("inf"):
-            self._start(self._count())  # asked for by somebody, at once: the next ones are later for it
+            self._start(self._pause(self.gap))  # one that could not wait: the next one of all is later for it
         self._slot = float("inf")
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
@@ -79,17 +79,11 @@ class Budget(Pace):
         self._slot = self._clock.monotonic() + seconds
         self._ready()
 
-    async def _count(self) -> None:
-        try:
-            await self._ledger.reserve(self._name, 1, self.gap)
-        except LedgerError as error:
-            logger.warning("a query could not be counted: %s", type(error).__name__)
-
     async def _pause(self, seconds: float) -> None:
         try:
             await self._ledger.pause(self._name, seconds)
         except LedgerError as error:
-            logger.warning("other processes could not be told of a 429: %s", type(error).__name__)
+            logger.warning("the rate of all processes could not be slowed: %s", type(error).__name__)
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

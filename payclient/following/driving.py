@@ -19,7 +19,7 @@ from payclient.following.entries import Entries, Entry
 from payclient.following.planning import Planning
 from payclient.following.querying import Querying
 from payclient.following.sharing import LEASE
-from payclient.following.turns import LAST, NOTIFIED, ROUTINE, Pace, Turns
+from payclient.following.turns import LAST, LATE, NOTIFIED, ROUTINE, Pace, Turns
 from payclient.lifecycle import Record, State
 from payclient.results import StatusReport
 
@@ -47,6 +47,8 @@ SLOT = 0.125
 class Driver:
     """Looks at each entry when it is time. `querying` is None where nobody can be asked.
 
+    `patience` is how many seconds a query by hand waits for its turn.
+
     `besides` is told of an entry that another process should have followed to its end, and did not.
     """
 
@@ -59,6 +61,7 @@ class Driver:
         querying: Querying | None,
         *,
         sale_window: float,
+        patience: float,
         besides: Callable[[str], object] | None,
     ) -> None:
         self._entries = entries
@@ -71,6 +74,14 @@ class Driver:
         #: Seconds: an entry of a younger sale is a new one.
         self._new = planning.least
         self._turns = Turns(sale_window)
+        self._patience = patience
+        #: Decided sales that were notified; those that were notified once more since their query was made.
+        self._late: dict[str, Entry] = {}
+        self._late_again: set[Entry] = set()
+        #: Who waits for the query of an entry to be made, and for other requests' turns.
+        self._starting: dict[Entry, list[asyncio.Future[None]]] = {}
+        self._others: deque[asyncio.Future[None]] = deque()
+        self._others_first = True
         self._to_expire: deque[Entry] = deque()
         self._timer: Timer | None = None
         self._timer_at = math.inf
@@ -139,7 +150,7 @@ class Driver:
 
     def _arm(self) -> None:
         when = self._agenda.first()
-        if self._turns and len(self._queries) < QUERIES_AT_ONCE:
+        if self._others or (self._turns and len(self._queries) < QUERIES_AT_ONCE):
             now = self._clock.monotonic()
             self._pace.want(now)
             when = min(when, max(self._pace.ready_at(), now))
@@ -161,6 +172,8 @@ class Driver:
             entry = self._agenda.pop(now)
             if entry is not None and self._entries.holds(entry):
                 self._look(entry, now)
+            elif entry is not None and self._is_late(entry):
+                self._look_late(entry)
             if new is None and entry is None:
                 break
         self.go_on()
@@ -204,37 +217,109 @@ class Driver:
             entry = self._to_expire.popleft()
             if entry.query is None and self._entries.holds(entry):
                 self._run(entry, self._expire(entry), self._expiries)
-        while self._turns and len(self._queries) < QUERIES_AT_ONCE and self._pace.ready_at() <= now:
-            waiting = self._turns.pop(now, rank=self._pace.binds)
+        while self._pace.ready_at() <= now:
+            queries = self._turns and len(self._queries) < QUERIES_AT_ONCE
+            if self._others and (self._others_first or not queries):
+                self._others_first = False
+                turn = self._others.popleft()
+                if not turn.done():
+                    self._pace.spend(now)
+                    turn.set_result(None)
+                continue
+            waiting = self._turns.pop(now, rank=self._pace.binds) if queries else None
             if waiting is None:
                 break
+            self._others_first = True
             if waiting.query is None and self._entries.holds(waiting):
                 self._ask(waiting, now)
+            elif waiting.query is None and self._is_late(waiting):
+                waiting.asked_at = now
+                self._pace.spend(now)
+                self._run(waiting, self._query_late(waiting), self._queries)
+            self._started(waiting)
         self._arm()
 
     # --- Expiries and queries
 
     async def ask(self, entry: Entry) -> StatusReport | None:
-        """One query now, shared with whoever asks too, at most one a second; its report, if there is one."""
+        """One query as soon as it is its turn, shared with whoever asks too; its report, if there is one.
+
+        At most one a second, and none where the service wants to be left alone or the turn is long in coming.
+        """
         now = self._clock.monotonic()
         if self._querying is None or now - entry.asked_at < self._planning.least or self._pace.paused(now):
             return None
-        return await asyncio.shield(entry.query or self._ask(entry, now))
+        if entry.query is None:
+            self._turns.put(entry, LAST)
+            self.go_on()
+        if entry.query is None and not self._closed:
+            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._starting.setdefault(entry, []).append(started)
+            await self._wait(started, self._patience)
+        return None if entry.query is None else await asyncio.shield(entry.query)
+
+    def _started(self, entry: Entry) -> None:
+        for started in self._starting.pop(entry, ()):
+            _end(started)
+
+    async def turn(self, patience: float) -> None:
+        """Wait until another request than a query may be made, at most so many seconds. The request is counted."""
+        now = self._clock.monotonic()
+        if not self._others and self._pace.ready_at() <= now:
+            self._pace.spend(now)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._others.append(turn)
+        self._arm()
+        if not await self._wait(turn, patience):
+            self._pace.spend(self._clock.monotonic())
+
+    async def _wait(self, ended: asyncio.Future[None], seconds: float) -> bool:
+        """Whether it ended by itself within so many seconds."""
+        late = asyncio.get_running_loop().create_future()
+        timer = self._clock.call_at(self._clock.monotonic() + seconds, _give_up, ended, late)
+        try:
+            await ended
+        finally:
+            timer.cancel()
+        return not late.done()
 
     def look_again(self, record: Record) -> None:
-        """A decided sale was notified: one query, for a correction."""
-        if self._querying is not None and record.state is not State.ACCEPTED:
-            querying, entry = self._querying, Entry(record, 0.0)
+        """A decided sale was notified: one query when it is its turn, for a correction."""
+        if self._querying is None or record.state is State.ACCEPTED or self._closed:
+            return
+        identifier = record.client_transaction_id
+        entry = self._late.get(identifier)
+        if entry is None:
+            entry = self._late[identifier] = Entry(record, 0.0)
+            self._turns.put(entry, LATE)
+            self.go_on()
+        else:
+            if record.version > entry.record.version:
+                entry.record = record
+            if not entry.queued:  # it was asked for a moment ago
+                self._late_again.add(entry)
 
-            async def ask() -> StatusReport | None:
-                try:
-                    return await querying.ask(entry)
-                except Exception as error:
-                    _failed(record, error)
-                    return None
+    def _is_late(self, entry: Entry) -> bool:
+        return self._late.get(entry.record.client_transaction_id) is entry
 
-            self._pace.spend(self._clock.monotonic())
-            self._run(entry, ask(), self._queries)
+    def _look_late(self, entry: Entry) -> None:
+        if entry in self._late_again:
+            self._late_again.discard(entry)
+            self._turns.put(entry, LATE)
+        else:
+            del self._late[entry.record.client_transaction_id]
+
+    async def _query_late(self, entry: Entry) -> StatusReport | None:
+        try:
+            return None if self._querying is None else await self._querying.ask(entry)
+        except Exception as error:  # a fault of ours must not end the driver
+            _failed(entry.record, error)
+            return None
+        finally:
+            entry.query = None
+            if not self._closed:
+                self._plan(entry, max(entry.asked_at + self._planning.least, self._clock.monotonic()))
 
     def _run(
         self,
@@ -315,6 +400,20 @@ class Driver:
         self._agenda.clear()
         self._turns.clear()
         self._to_expire.clear()
+        self._late.clear()
+        for waiting in (*self._others, *(each for several in self._starting.values() for each in several)):
+            _end(waiting)
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _give_up(waiting: asyncio.Future[None], late: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        late.set_result(None)
+        waiting.set_result(None)
 
 
 def _failed(record: Record, error: Exception) -> None:

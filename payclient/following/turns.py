@@ -10,20 +10,21 @@ from payclient.schedule import expected_lag
 
 __all__: list[str] = []
 
-#: The lines in which entries wait: notified ones, those past their expiry, and the routine.
-NOTIFIED, LAST, ROUTINE = 1, 2, 3
+#: The lines in which entries wait: notified ones, those past their expiry or asked for by hand, the routine, and
+#: decided ones that were notified.
+NOTIFIED, LAST, ROUTINE, LATE = 1, 2, 3, 4
 
-#: Which line goes first in each turn: notifications are seldom passed over, and no line ever starves.
-TURNS = (
-    (NOTIFIED, ROUTINE, LAST),
-    (NOTIFIED, LAST, ROUTINE),
-    (NOTIFIED, ROUTINE, LAST),
-    (LAST, ROUTINE, NOTIFIED),
-    (NOTIFIED, ROUTINE, LAST),
-    (NOTIFIED, LAST, ROUTINE),
-    (NOTIFIED, ROUTINE, LAST),
-    (ROUTINE, LAST, NOTIFIED),
+#: Which line goes first in each turn: notifications are seldom passed over, never twice in a row, and no line starves.
+_TURNS = (
+    (NOTIFIED, ROUTINE, LAST, LATE),
+    (NOTIFIED, LAST, ROUTINE, LATE),
+    (NOTIFIED, ROUTINE, LAST, LATE),
+    (LAST, ROUTINE, LATE, NOTIFIED),
+    (NOTIFIED, ROUTINE, LAST, LATE),
+    (NOTIFIED, LAST, ROUTINE, LATE),
+    (NOTIFIED, LATE, ROUTINE, LAST),
 )
+TURNS = (*_TURNS, (ROUTINE, LAST, LATE, NOTIFIED), *_TURNS, (LATE, ROUTINE, LAST, NOTIFIED))
 
 #: Of the routine, so many that have waited longest are compared.
 COMPARED = 250
@@ -109,7 +110,7 @@ class Turns:
     def __init__(self, window: float) -> None:
         self._window = window
         self._lines: dict[int, OrderedDict[Entry, None]] = {
-            line: OrderedDict() for line in (NOTIFIED, LAST, ROUTINE)
+            line: OrderedDict() for line in (NOTIFIED, LAST, ROUTINE, LATE)
         }
         self._turn = 0
 

@@ -1,5 +1,6 @@
 """What every test needs before it starts: workers, hypothesis without a stopwatch, aioresponses on today's aiohttp."""
 
+import asyncio
 import inspect
 import os
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
+from payclient.exchanging import Exchanges
 from postgres_server import database, new_database, postgres
 
 __all__ = ["database", "new_database", "postgres"]  # fixtures
@@ -35,6 +37,19 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = 0 if named or option.usepdb or cores == 1 else min(cores, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let the session repeat without waiting; the delays that it asked for."""
+    asked: list[float] = []
+
+    async def sleep(_: Exchanges, seconds: float) -> None:
+        asked.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Exchanges, "_sleep", sleep)
+    return asked
 
 
 settings.register_profile("default", deadline=None)

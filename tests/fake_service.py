@@ -1,13 +1,16 @@
-"""A service as a function: the whole of a `Transport`, for tests of what stands above it."""
+"""A service as a function: the whole of a `Transport`, for tests of what stands above it, and a tracker over it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import payclient
+from payclient.ledger.memory import MemoryLedger
+from payclient.session import PaySession
 from payclient.simulator import ManualClock
 
 PROFILE = payclient.ServiceProfile(
@@ -37,8 +40,18 @@ def refusal(code: int, inner: int | None = None, status: int = 400) -> payclient
     return answer(status, {"message": "general", "errorCode": code, "errors": errors})
 
 
+#: The links of every form.
+LINKS = {"payWithPayPhone": "https://pay.example/w?x=1", "payWithCard": "https://pay.example/c?x=1"}
+
+#: What a query, a confirmation or a cancellation answers instead of the truth.
+Said = Callable[[], payclient.HttpResponse]
+
+
 class FakeService:
-    """Creates sales, answers queries, and misbehaves by script: one entry of `scripts` for each next Sale."""
+    """Creates sales, prepares forms, answers queries; one entry of `scripts` misbehaves for each next one of either.
+
+    A form that is paid and not confirmed within five minutes is reversed.
+    """
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -46,10 +59,19 @@ class FakeService:
         self.sales: dict[int, dict[str, object]] = {}
         self.scripts: list[Script] = []
         #: What a status query answers instead; called once for each query.
-        self.status_scripts: list[Callable[[], payclient.HttpResponse]] = []
+        self.status_scripts: list[Said] = []
+        self.confirm_scripts: list[Said] = []
+        self.cancel_scripts: list[Said] = []
         #: Complete requests by client transaction id: what reached the service.
         self.posted: Counter[str] = Counter()
         self.queries: list[str] = []
+        #: The bodies of the forms' requests, by client transaction id.
+        self.prepared: dict[str, dict[str, object]] = {}
+        self.confirms: Counter[int] = Counter()
+        self.confirmed: set[int] = set()
+        self.paid_at: dict[int, float] = {}
+        self.cancels: list[object] = []
+        self._forms = 0
 
     async def __call__(
         self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
@@ -60,6 +82,13 @@ class FakeService:
             self.queries.append(request.path)
             await asyncio.sleep(0)
             return self.status_scripts.pop(0)() if self.status_scripts else self.status(request.path)
+        if request.path == "/api/button/V2/Confirm":
+            await before_send()
+            return self.confirm(json.loads(request.body))
+        if request.path == "/api/Cancel":
+            await before_send()
+            self.cancels.append(json.loads(request.body))
+            return self.cancel_scripts.pop(0)() if self.cancel_scripts else answer(200, True)
         if self.scripts:
             return await self.scripts.pop(0)(self, request, before_send)
         return await self.take(request, before_send)
@@ -70,6 +99,8 @@ class FakeService:
         """The ordinary way: connect, permit, create, answer."""
         await asyncio.sleep(0)
         await before_send()
+        if request.path == "/api/button/Prepare":
+            return self.prepare(json.loads(request.body))
         return answer(200, {"transactionId": self.create(request)})
 
     def create(self, request: payclient.HttpRequest) -> int:
@@ -88,6 +119,7 @@ class FakeService:
 
     def status(self, path: str) -> payclient.HttpResponse:
         """Answer a query by either id."""
+        self.reverse_late()
         if path.startswith("/api/Sale/client/"):
             name = path.rpartition("/")[2]
             return answer(200, [sale for sale in self.sales.values() if sale["clientTransactionId"] == name])
@@ -97,6 +129,121 @@ class FakeService:
     def decide(self, state: str, transaction_id: int = 1000) -> None:
         """The customer acts, or the request expires."""
         self.sales[transaction_id]["state"] = state
+
+    def prepare(self, body: dict[str, object]) -> payclient.HttpResponse:
+        """Prepare a form."""
+        self.prepared[str(body["clientTransactionId"])] = body
+        self._forms += 1
+        return answer(200, {"paymentId": f"P{self._forms}", **LINKS})
+
+    def pay(self, identifier: str, transaction_id: int = 5001, **changes: object) -> str:
+        """The customer pays a form; returns what the browser brings back."""
+        body = self.prepared[identifier]
+        self.sales[transaction_id] = {
+            "transactionId": transaction_id,
+            "clientTransactionId": identifier,
+            "amount": body["amount"],
+            "currency": body["currency"],
+            "transactionStatus": "Approved",
+            **changes,
+        }
+        self.paid_at[transaction_id] = self.clock.monotonic()
+        return f"?id={transaction_id}&clientTransactionId={identifier}"
+
+    def reverse_late(self) -> None:
+        """What is paid and not confirmed in five minutes is reversed."""
+        for transaction_id, paid_at in self.paid_at.items():
+            if transaction_id not in self.confirmed and self.clock.monotonic() - paid_at > 300:
+                self.sales[transaction_id]["transactionStatus"] = "Canceled"
+
+    def confirm(self, body: dict[str, object]) -> payclient.HttpResponse:
+        """Confirm a paid form."""
+        transaction_id = body["id"]
+        assert isinstance(transaction_id, int)
+        assert set(body) == {"id", "clientTxId"}
+        self.confirms[transaction_id] += 1
+        self.reverse_late()
+        if self.confirm_scripts:
+            return self.confirm_scripts.pop(0)()
+        found = self.sales.get(transaction_id)
+        if found is None:
+            return refusal(20, status=404)
+        self.confirmed.add(transaction_id)
+        return answer(200, found)
+
+
+@asynccontextmanager
+async def tracking(
+    service: FakeService,
+    ledger: payclient.Ledger | None = None,
+    profile: payclient.ServiceProfile = PROFILE,
+    status: payclient.StatusSource | None = None,
+    schedule: payclient.Schedule | None = None,
+) -> AsyncIterator[payclient.Tracker]:
+    """A tracker over the service, on its clock."""
+    async with (
+        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
+        payclient.Tracker(
+            session,
+            ledger if ledger is not None else MemoryLedger(),
+            clock=service.clock,
+            status=status,
+            schedule=schedule,
+        ) as tracker,
+    ):
+        yield tracker
+
+
+async def outcome_of(
+    service: FakeService, pending: payclient.PendingSale, seconds: float = 3000.0
+) -> payclient.Outcome:
+    """Let virtual time pass until the wait ends."""
+    wait = asyncio.ensure_future(pending.wait())
+    for _ in range(int(seconds)):
+        if wait.done():
+            break
+        await service.clock.advance(1.0)
+    assert wait.done(), "the wait did not end"
+    return await wait
+
+
+class Scripted:
+    """A transport that gives or raises what it is told, in turn, the last for ever: before or after its bytes left.
+
+    `refused` requests find no connection before the first answer.
+    """
+
+    def __init__(
+        self, *said: payclient.HttpResponse | BaseException, sends: bool = True, refused: int = 0
+    ) -> None:
+        self.said = list(said)
+        self.sends = sends
+        self.refused = refused
+        self.requests: list[payclient.HttpRequest] = []
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        if self.refused:
+            self.refused -= 1
+            raise ConnectionRefusedError
+        self.requests.append(request)
+        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if self.sends and before_send is not None:
+            await before_send()
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    @property
+    def tokens(self) -> list[str]:
+        """What each request was signed with."""
+        return [(request.headers or {})["Authorization"] for request in self.requests]
+
+    @property
+    def bodies(self) -> list[tuple[str, str, object]]:
+        """Each request's method, path and JSON."""
+        return [(request.method, request.path, json.loads(request.body)) for request in self.requests]
 
 
 async def lost_answer(
@@ -121,6 +268,18 @@ async def no_connection(
 ) -> payclient.HttpResponse:
     """Nobody answers at the door."""
     raise ConnectionRefusedError
+
+
+def answers(status: int, value: object) -> Script:
+    """These bytes are answered, whatever was asked."""
+
+    async def script(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        return answer(status, value)
+
+    return script
 
 
 def refuses(code: int, inner: int | None = None, status: int = 400) -> Script:

@@ -20,16 +20,15 @@ from fake_service import (
     refusal,
     refuses,
     sale,
+    tracking,
 )
 from payclient.batch.estimate import Estimate, estimate
 from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
 from payclient.batch.pace import Pace
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
-from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
-from test_tracker import tracking
 
 State = payclient.State
 
@@ -39,12 +38,7 @@ def service() -> FakeService:
     return FakeService()
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 async def run(

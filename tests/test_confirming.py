@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 import attrs
@@ -14,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import FakeService, answer, refusal, sale
+from fake_service import FakeService, answer, outcome_of, refusal, sale, tracking
 from payclient.cases import MOST_IDS, MOST_REFUSALS
 from payclient.events import DecidedRefused, FoundAccepted, Prepared, Returned
-from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
-from test_tracker import outcome_of, tracking
 
 State, Evidence = payclient.State, payclient.Evidence
 
@@ -37,99 +33,12 @@ BLIND = attrs.evolve(
 )
 
 
-class FormService(FakeService):
-    """Prepares forms, and reverses what is paid and not confirmed in time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: client transaction id -> its amounts.
-        self.prepared: dict[str, dict[str, object]] = {}
-        self.confirms: Counter[int] = Counter()
-        self.paid_at: dict[int, float] = {}
-        self.confirmed: set[int] = set()
-        #: What the next confirmations answer instead, executed or not.
-        self.confirm_scripts: list[Callable[[], payclient.HttpResponse]] = []
-        self.cancels: list[object] = []
-        self.cancel_scripts: list[Callable[[], payclient.HttpResponse]] = []
-
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
-        handler = {
-            "/api/button/Prepare": self.prepare,
-            "/api/button/V2/Confirm": self.confirm,
-            "/api/Cancel": self.cancel,
-        }.get(request.path)
-        if handler is None:
-            return await super().__call__(request, before_send)
-        assert before_send is not None
-        await before_send()
-        await asyncio.sleep(0)
-        return handler(json.loads(request.body))
-
-    def prepare(self, body: dict[str, object]) -> payclient.HttpResponse:
-        identifier = str(body["clientTransactionId"])
-        self.prepared[identifier] = body
-        link = f"https://pay.example/form?paymentId={identifier}"
-        return answer(200, {"paymentId": identifier, "payWithCard": link, "payWithPayPhone": link})
-
-    def pay(self, identifier: str, transaction_id: int = 5001, **changes: object) -> str:
-        """The customer pays; gives what the browser brings back."""
-        body = self.prepared[identifier]
-        self.sales[transaction_id] = {
-            "transactionId": transaction_id,
-            "clientTransactionId": identifier,
-            "amount": body["amount"],
-            "currency": body["currency"],
-            "transactionStatus": "Approved",
-            **changes,
-        }
-        self.paid_at[transaction_id] = self.clock.monotonic()
-        return f"?id={transaction_id}&clientTransactionId={identifier}"
-
-    def reverse_late(self) -> None:
-        """What is paid and not confirmed in five minutes is reversed."""
-        for transaction_id, paid_at in self.paid_at.items():
-            if transaction_id not in self.confirmed and self.clock.monotonic() - paid_at > 300:
-                self.sales[transaction_id]["transactionStatus"] = "Canceled"
-
-    def status(self, path: str) -> payclient.HttpResponse:
-        self.reverse_late()
-        found = super().status(path)
-        return refusal(20, status=404) if found.body == b"[]" else found
-
-    def confirm(self, body: dict[str, object]) -> payclient.HttpResponse:
-        transaction_id = body["id"]
-        assert isinstance(transaction_id, int)
-        assert set(body) == {"id", "clientTxId"}
-        self.confirms[transaction_id] += 1
-        self.reverse_late()
-        if self.confirm_scripts:
-            return self.confirm_scripts.pop(0)()
-        found = self.sales.get(transaction_id)
-        if found is None:
-            return refusal(20, status=404)
-        self.confirmed.add(transaction_id)
-        return answer(200, found)
-
-    def cancel(self, body: dict[str, object]) -> payclient.HttpResponse:
-        self.cancels.append(body)
-        if self.cancel_scripts:
-            return self.cancel_scripts.pop(0)()
-        return answer(200, True)
-
-
 @pytest.fixture
-def service() -> FormService:
-    return FormService()
+def service() -> FakeService:
+    return FakeService()
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 def form(identifier: str = "form-1") -> payclient.PrepareRequest:
@@ -151,7 +60,7 @@ async def events_of(ledger: payclient.Ledger, identifier: str = "form-1") -> lis
     return [change.event for change in await ledger.history(identifier)]
 
 
-async def until(service: FormService, done: Callable[[], bool], seconds: int = 400) -> None:
+async def until(service: FakeService, done: Callable[[], bool], seconds: int = 400) -> None:
     """Let virtual time pass."""
     for _ in range(seconds):
         if done():
@@ -160,7 +69,7 @@ async def until(service: FormService, done: Callable[[], bool], seconds: int = 4
     pytest.fail("it never came to that")
 
 
-async def drive(service: FormService, work: asyncio.Task[payclient.Outcome]) -> payclient.Outcome:
+async def drive(service: FakeService, work: asyncio.Task[payclient.Outcome]) -> payclient.Outcome:
     await until(service, work.done)
     return await work
 
@@ -168,7 +77,7 @@ async def drive(service: FormService, work: asyncio.Task[payclient.Outcome]) -> 
 # --- Paid
 
 
-async def test_a_paid_form_that_comes_back_is_confirmed(service: FormService) -> None:
+async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) -> None:
     """Recorded first, then confirmed; the page loaded again gives the same outcome and asks no more."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, PROFILE) as tracker:
@@ -183,7 +92,7 @@ async def test_a_paid_form_that_comes_back_is_confirmed(service: FormService) ->
     assert service.confirms == {5001: 1}
 
 
-async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FormService) -> None:
+async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FakeService) -> None:
     """A form found by its id is decided by the confirmation; so is one that nobody can ask about."""
     for profile, identifier, transaction_id in ((PROFILE, "form-1", 5001), (BLIND, "form-2", 5002)):
         async with tracking(service, profile=profile) as tracker:
@@ -198,7 +107,7 @@ async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FormService)
                 break
 
 
-async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FormService) -> None:
+async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FakeService) -> None:
     """The first call says that nobody knows; the form goes on being confirmed by itself."""
     service.confirm_scripts = [lost] * 6
     async with tracking(service, profile=BLIND) as tracker:
@@ -212,7 +121,7 @@ async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FormSe
 
 
 async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(
-    service: FormService,
+    service: FakeService,
 ) -> None:
     """The status query finds it paid, which is not enough: it would be reversed."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -227,7 +136,7 @@ async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_sa
         assert service.clock.monotonic() < 120
 
 
-async def test_a_form_is_not_accepted_while_its_confirmation_is_unknown(service: FormService) -> None:
+async def test_a_form_is_not_accepted_while_its_confirmation_is_unknown(service: FakeService) -> None:
     """The query says Approved and no confirmation comes through: nobody knows, until it is reversed."""
     service.confirm_scripts = [lost] * 1000
     async with tracking(service, profile=PROFILE) as tracker:
@@ -242,7 +151,7 @@ async def test_a_form_is_not_accepted_while_its_confirmation_is_unknown(service:
         assert (await waiting).paid is False
 
 
-async def test_what_stands_after_the_window_is_believed(service: FormService) -> None:
+async def test_what_stands_after_the_window_is_believed(service: FakeService) -> None:
     """No confirmation is taken, and yet it is not reversed: then the status tells."""
     service.confirm_scripts = [lost] * 1000
     service.reverse_late = lambda: None  # type: ignore[method-assign]  # this service forgets to
@@ -255,7 +164,7 @@ async def test_what_stands_after_the_window_is_believed(service: FormService) ->
         assert service.clock.monotonic() > 600  # the window, and as much for a service that reverses late
 
 
-async def test_a_crash_between_return_and_confirm_is_recovered(service: FormService) -> None:
+async def test_a_crash_between_return_and_confirm_is_recovered(service: FakeService) -> None:
     """The return is on record; the next entry confirms it, also when the form has expired meanwhile."""
     for profile, identifier, transaction_id in ((PROFILE, "form-1", 5001), (BLIND, "form-2", 5002)):
         ledger = MemoryLedger()
@@ -273,7 +182,7 @@ async def test_a_crash_between_return_and_confirm_is_recovered(service: FormServ
         assert transaction_id in service.confirmed
 
 
-async def test_an_expired_form_is_still_confirmed(service: FormService) -> None:
+async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     """Who came back late has paid all the same."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -284,7 +193,7 @@ async def test_an_expired_form_is_still_confirmed(service: FormService) -> None:
         assert (await tracker.returned(service.pay("form-1"))).paid is True
 
 
-async def test_a_notification_of_a_form_confirms_it(service: FormService) -> None:
+async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> None:
     """A hint is enough to ask."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -296,7 +205,7 @@ async def test_a_notification_of_a_form_confirms_it(service: FormService) -> Non
         assert (await outcome_of(service, pending, 10)).paid is True
 
 
-async def test_a_rejected_form_is_not_paid(service: FormService) -> None:
+async def test_a_rejected_form_is_not_paid(service: FakeService) -> None:
     """The customer comes back with an id although the bank refused."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -304,7 +213,7 @@ async def test_a_rejected_form_is_not_paid(service: FormService) -> None:
         assert (outcome.paid, outcome.evidence) == (False, Evidence.QUERY)
 
 
-async def test_a_pending_confirmation_is_asked_again(service: FormService) -> None:
+async def test_a_pending_confirmation_is_asked_again(service: FakeService) -> None:
     """Neither paid nor unpaid yet."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -331,7 +240,7 @@ async def test_a_pending_confirmation_is_asked_again(service: FormService) -> No
     ],
 )
 async def test_what_is_not_what_was_prepared_decides_nothing(
-    service: FormService, changes: dict[str, object]
+    service: FakeService, changes: dict[str, object]
 ) -> None:
     """Somebody else's payment, or a cheaper one, under our client transaction id."""
     ledger = MemoryLedger()
@@ -342,7 +251,7 @@ async def test_what_is_not_what_was_prepared_decides_nothing(
     assert "Conflicted" in await events_of(ledger)
 
 
-async def test_forged_returns_never_hide_the_real_one(service: FormService) -> None:
+async def test_forged_returns_never_hide_the_real_one(service: FakeService) -> None:
     """Ids of nothing under our client transaction id; then the customer comes back and is heard."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -359,7 +268,7 @@ async def test_forged_returns_never_hide_the_real_one(service: FormService) -> N
     assert all(service.confirms[number] <= MOST_REFUSALS for number in range(1, 8))
 
 
-async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: FormService) -> None:
+async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: FakeService) -> None:
     """And what nobody knows is dropped after a few tries."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -404,7 +313,7 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Form
         5,
     ],
 )
-async def test_rubbish_is_refused_by_one_error(service: FormService, query: object) -> None:
+async def test_rubbish_is_refused_by_one_error(service: FakeService, query: object) -> None:
     """Nothing is asked and nothing written; the sale of that name is no form."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, PROFILE) as tracker:
@@ -423,7 +332,7 @@ async def test_rubbish_is_refused_by_one_error(service: FormService, query: obje
 )
 async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]) -> None:
     """Whatever a browser brings, without its making a state."""
-    service = FormService()
+    service = FakeService()
     ledger = MemoryLedger()
     async with tracking(service, ledger, PROFILE) as tracker:
         await tracker.prepare(form())
@@ -434,7 +343,7 @@ async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]
         assert outcome.paid is not True
 
 
-async def test_the_parameters_are_appended_to_the_addresss_own(service: FormService) -> None:
+async def test_the_parameters_are_appended_to_the_addresss_own(service: FakeService) -> None:
     """`?id=77` of the shop's own stands before the service's; letter case does not matter."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -443,7 +352,7 @@ async def test_the_parameters_are_appended_to_the_addresss_own(service: FormServ
         assert outcome.paid is True
 
 
-async def test_the_merchants_own_word_of_the_form_counts(service: FormService) -> None:
+async def test_the_merchants_own_word_of_the_form_counts(service: FakeService) -> None:
     """Where the query names none; another form's return is refused."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -461,7 +370,7 @@ async def test_the_merchants_own_word_of_the_form_counts(service: FormService) -
     ["id=0&clientTransactionId=form-1", "clientTransactionId=form-1", "msg=no&clientTransactionId=form-1"],
 )
 async def test_a_cancelled_return_is_believed_where_the_service_knows_of_no_payment(
-    service: FormService, query: str
+    service: FakeService, query: str
 ) -> None:
     """The browser's word alone is nothing; with "not found" it is cancelled, on evidence of its own."""
     ledger = MemoryLedger()
@@ -477,7 +386,7 @@ async def test_a_cancelled_return_is_believed_where_the_service_knows_of_no_paym
     ]  # fmt: skip
 
 
-async def test_a_correction_is_an_alarm(service: FormService, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_correction_is_an_alarm(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """Cancelled, and yet paid: somebody may have been charged twice."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -488,7 +397,7 @@ async def test_a_correction_is_an_alarm(service: FormService, caplog: pytest.Log
     ]
 
 
-async def test_a_forged_cancel_never_hides_a_payment(service: FormService) -> None:
+async def test_a_forged_cancel_never_hides_a_payment(service: FakeService) -> None:
     """Paid, says the service when asked: then it is confirmed."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -500,7 +409,7 @@ async def test_a_forged_cancel_never_hides_a_payment(service: FormService) -> No
         assert (await outcome_of(service, pending, 10)).paid is True
 
 
-async def test_a_cancelled_return_decides_nothing_where_nobody_can_be_asked(service: FormService) -> None:
+async def test_a_cancelled_return_decides_nothing_where_nobody_can_be_asked(service: FakeService) -> None:
     """It is on record, and undecided."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -509,7 +418,7 @@ async def test_a_cancelled_return_decides_nothing_where_nobody_can_be_asked(serv
     assert "Returned" in await events_of(ledger)
 
 
-async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(service: FormService) -> None:
+async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(service: FakeService) -> None:
     """Also by the next entry."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, PROFILE) as tracker:
@@ -523,7 +432,7 @@ async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(se
         assert (await outcome_of(service, pending, 10)).evidence is Evidence.UNPAID
 
 
-async def test_a_cancelled_form_is_not_handed_out_again(service: FormService) -> None:
+async def test_a_cancelled_form_is_not_handed_out_again(service: FakeService) -> None:
     """The next form of the cart is a new one."""
     async with tracking(service, profile=PROFILE) as tracker:
         first = await tracker.live_form("cart-9", form)
@@ -534,7 +443,7 @@ async def test_a_cancelled_form_is_not_handed_out_again(service: FormService) ->
 
 
 async def test_a_form_that_could_not_be_used_is_said(
-    service: FormService, caplog: pytest.LogCaptureFixture
+    service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The commonest fault there: the page is not of the registered domain. The text itself is not logged."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -546,7 +455,7 @@ async def test_a_form_that_could_not_be_used_is_said(
     assert "Canary" not in caplog.text
 
 
-async def test_a_refused_form_stays_refused(service: FormService) -> None:
+async def test_a_refused_form_stays_refused(service: FakeService) -> None:
     """An operator said that nothing was created, and a browser says otherwise: the record stands."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -561,7 +470,7 @@ async def test_a_refused_form_stays_refused(service: FormService) -> None:
         assert not service.confirms
 
 
-async def test_a_form_that_did_not_come_back_is_not_confirmed_on_entry(service: FormService) -> None:
+async def test_a_form_that_did_not_come_back_is_not_confirmed_on_entry(service: FakeService) -> None:
     """There is nothing to confirm."""
     ledger = MemoryLedger()
     for _ in range(2):
@@ -576,7 +485,7 @@ async def test_a_form_that_did_not_come_back_is_not_confirmed_on_entry(service: 
     "changes", [{"amount": 1}, {"transactionStatus": "Pending"}, {"transactionStatus": "Canceled"}]
 )
 async def test_what_the_service_says_after_a_cancelled_return(
-    service: FormService, changes: dict[str, object]
+    service: FakeService, changes: dict[str, object]
 ) -> None:
     """Not ours, or not yet decided: nothing is. Cancelled: it is."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -586,7 +495,7 @@ async def test_what_the_service_says_after_a_cancelled_return(
         assert outcome.paid is (False if changes.get("transactionStatus") == "Canceled" else None)
 
 
-async def test_what_somebody_else_decided_is_asked_no_more(service: FormService) -> None:
+async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService) -> None:
     """Another process confirmed it meanwhile."""
     ledger = MemoryLedger()
     service.confirm_scripts = [lost] * 3
@@ -600,7 +509,7 @@ async def test_what_somebody_else_decided_is_asked_no_more(service: FormService)
         assert service.confirms[5001] == tries
 
 
-async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: FormService) -> None:
+async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: FakeService) -> None:
     """The ledger could not take the answer yet: the verdict comes when it can."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -622,7 +531,7 @@ async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: Fo
 
 
 async def test_a_fault_of_ours_loses_no_form(
-    service: FormService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged by its class, and the form asked for again."""
     confirm, faults = PaySession.confirm, [RuntimeError("Canary")]
@@ -660,7 +569,7 @@ async def test_a_fault_of_ours_loses_no_form(
     ],
 )
 async def test_no_answer_but_a_report_ends_the_asking(
-    service: FormService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], payclient.HttpResponse]
 ) -> None:
     """Rate limits, refusals and foreign bodies say nothing about the payment."""
     service.confirm_scripts = [said] * 2
@@ -672,7 +581,7 @@ async def test_no_answer_but_a_report_ends_the_asking(
         assert (await outcome_of(service, pending, 60)).paid is True
 
 
-async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FormService) -> None:
+async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FakeService) -> None:
     """No wait without an end; who comes back once more is asked about once more."""
     service.confirm_scripts = [lost] * 1000
     async with tracking(service, profile=BLIND) as tracker:
@@ -689,7 +598,7 @@ async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: Fo
         assert outcome.paid is False  # reversed meanwhile
 
 
-async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FormService) -> None:
+async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FakeService) -> None:
     """A confirmation may be repeated, so nothing is lost."""
     ledger = MemoryLedger()
     apply, failures = ledger.apply, ["FoundAccepted"] * 2
@@ -710,7 +619,7 @@ async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FormSe
 
 
 @pytest.mark.parametrize("setting", ["confirm", "returned"])
-async def test_a_profile_that_lacks_the_names_says_which(service: FormService, setting: str) -> None:
+async def test_a_profile_that_lacks_the_names_says_which(service: FakeService, setting: str) -> None:
     """Nothing is guessed."""
     lacking = (
         attrs.evolve(PROFILE, confirm=None) if setting == "confirm" else attrs.evolve(PROFILE, returned=None)
@@ -720,7 +629,7 @@ async def test_a_profile_that_lacks_the_names_says_which(service: FormService, s
             await tracker.returned("id=1&clientTransactionId=form-1")
 
 
-async def test_closed(service: FormService) -> None:
+async def test_closed(service: FakeService) -> None:
     """A closed tracker takes nothing back."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await tracker.sale(sale())
@@ -730,7 +639,7 @@ async def test_closed(service: FormService) -> None:
         await tracker.cancel(pending)
 
 
-async def test_closing_ends_the_asking(service: FormService) -> None:
+async def test_closing_ends_the_asking(service: FakeService) -> None:
     """Who waits for the first answer is let go; what is open is asked at the next entry."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -745,7 +654,7 @@ async def test_closing_ends_the_asking(service: FormService) -> None:
 # --- Withdrawing a push
 
 
-async def test_a_push_that_nobody_answers_is_withdrawn(service: FormService) -> None:
+async def test_a_push_that_nobody_answers_is_withdrawn(service: FakeService) -> None:
     """The service's bare `true` is its word; a second call sends nothing."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await tracker.sale(sale())
@@ -759,7 +668,7 @@ async def test_a_push_that_nobody_answers_is_withdrawn(service: FormService) -> 
 
 @pytest.mark.parametrize("said", [lambda: refusal(25, 2029), lost, lambda: answer(200, "true")])
 async def test_a_customer_who_was_quicker_is_told_of(
-    service: FormService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], payclient.HttpResponse]
 ) -> None:
     """Too late, or the answer is lost: then the status tells."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -770,7 +679,7 @@ async def test_a_customer_who_was_quicker_is_told_of(
         assert (await drive(service, cancelling)).paid is True
 
 
-async def test_an_unknown_withdrawal_decides_nothing(service: FormService) -> None:
+async def test_an_unknown_withdrawal_decides_nothing(service: FakeService) -> None:
     """The service still says pending: so does the outcome."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await tracker.sale(sale())
@@ -780,7 +689,7 @@ async def test_an_unknown_withdrawal_decides_nothing(service: FormService) -> No
         assert (outcome.paid, outcome.state) == (None, State.PENDING)
 
 
-async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FormService) -> None:
+async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FakeService) -> None:
     """Nobody knows."""
     async with tracking(service, profile=attrs.evolve(PROFILE, status=None, confirm=None)) as tracker:
         pending = await tracker.sale(sale())
@@ -790,7 +699,7 @@ async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FormService
 
 @pytest.mark.parametrize("said", [lambda: refusal(20, status=404), lambda: answer(401, {"message": "no"})])
 async def test_another_refusal_of_a_withdrawal_is_raised(
-    service: FormService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], payclient.HttpResponse]
 ) -> None:
     """Nothing was withdrawn, and the sale is still followed."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -801,7 +710,7 @@ async def test_another_refusal_of_a_withdrawal_is_raised(
         assert pending.state is State.PENDING
 
 
-async def test_withdrawing_needs_a_path(service: FormService) -> None:
+async def test_withdrawing_needs_a_path(service: FakeService) -> None:
     """By the id that the profile can name."""
     async with tracking(service, profile=attrs.evolve(PROFILE, cancel=None)) as tracker:
         pending = await tracker.sale(sale())
@@ -812,7 +721,7 @@ async def test_withdrawing_needs_a_path(service: FormService) -> None:
 # --- Hostile and unlucky
 
 
-async def paid_after_it_was_given_up(service: FormService, ledger: payclient.Ledger) -> None:
+async def paid_after_it_was_given_up(service: FakeService, ledger: payclient.Ledger) -> None:
     """Returned cancelled, paid from another tab, returned once more, and the process dies."""
     async with tracking(service, ledger, PROFILE) as tracker:
         await tracker.prepare(form())
@@ -823,7 +732,7 @@ async def paid_after_it_was_given_up(service: FormService, ledger: payclient.Led
     await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=5001))
 
 
-async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FormService) -> None:
+async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FakeService) -> None:
     """It is decided, and so not among what is unfinished; the feed knows it."""
     ledger = MemoryLedger()
     await paid_after_it_was_given_up(service, ledger)
@@ -834,7 +743,7 @@ async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FormS
     assert record.state is State.ACCEPTED
 
 
-async def test_what_was_given_up_long_ago_is_left_alone(service: FormService) -> None:
+async def test_what_was_given_up_long_ago_is_left_alone(service: FakeService) -> None:
     """Its links are dead, and what was paid was reversed; nor is one asked that did not come back since."""
     ledger = MemoryLedger()
     await paid_after_it_was_given_up(service, ledger)
@@ -849,7 +758,7 @@ async def test_what_was_given_up_long_ago_is_left_alone(service: FormService) ->
 
 @pytest.mark.parametrize(("wish", "within"), [("0", 2), ("20", 21), ("3600", 31)])
 async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
-    service: FormService, wish: str, within: int
+    service: FakeService, wish: str, within: int
 ) -> None:
     """0 is at once by the back-off; an hour would be after the service has reversed it."""
     service.confirm_scripts = [lambda: payclient.HttpResponse(429, {"Retry-After": wish}, b"")]
@@ -860,7 +769,7 @@ async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
         assert service.clock.monotonic() >= within - 2
 
 
-async def test_a_payment_that_the_service_does_not_know_at_once_is_asked_again(service: FormService) -> None:
+async def test_a_payment_that_the_service_does_not_know_at_once_is_asked_again(service: FakeService) -> None:
     """The browser may be quicker than the service's own books."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -874,7 +783,7 @@ async def test_a_payment_that_the_service_does_not_know_at_once_is_asked_again(s
 
 @pytest.mark.parametrize("changes", [{"amount": 1}, {"currency": "EUR"}])
 async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found_it(
-    service: FormService, changes: dict[str, object]
+    service: FakeService, changes: dict[str, object]
 ) -> None:
     """A confirmation cannot be taken back: what was paid wrongly is reversed."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -887,7 +796,7 @@ async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found
         assert not service.confirms
 
 
-async def test_a_fresh_return_is_asked_ahead_of_forged_ones(service: FormService) -> None:
+async def test_a_fresh_return_is_asked_ahead_of_forged_ones(service: FakeService) -> None:
     """A crowd of ids that stand in line for their next try does not hold up the customer."""
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
@@ -900,7 +809,7 @@ async def test_a_fresh_return_is_asked_ahead_of_forged_ones(service: FormService
         assert service.clock.monotonic() - began <= 2
 
 
-async def test_a_return_waits_no_longer_than_the_total_time_out(service: FormService) -> None:
+async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeService) -> None:
     """The service hangs with another id of the form: nobody knows, and the page is answered."""
     stalled = asyncio.Event()
 
@@ -926,7 +835,7 @@ async def test_a_return_waits_no_longer_than_the_total_time_out(service: FormSer
         await until(service, lambda: 5001 in service.confirmed, 60)
 
 
-async def test_a_ledger_that_is_down_stops_no_confirmation(service: FormService) -> None:
+async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService) -> None:
     """The caller hears of it; the customer's payment is not reversed for it, and is on record once it can be."""
     ledger = MemoryLedger()
     apply, get, down = ledger.apply, ledger.get, asyncio.Event()
@@ -966,7 +875,7 @@ class SlowLedger(MemoryLedger):
         return await super().apply(record, event)
 
 
-async def test_a_flood_at_once_is_bounded_too(service: FormService) -> None:
+async def test_a_flood_at_once_is_bounded_too(service: FakeService) -> None:
     """While the first is still being written, the others count already; the same id is written once."""
     ledger = SlowLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -979,7 +888,7 @@ async def test_a_flood_at_once_is_bounded_too(service: FormService) -> None:
         assert (await events_of(ledger)).count("Returned") == MOST_IDS
 
 
-async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: FormService) -> None:
+async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: FakeService) -> None:
     """The record is there for the next entry; no task is left behind."""
     ledger = SlowLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -994,7 +903,7 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
         await until(service, lambda: 5001 in service.confirmed, 5)
 
 
-async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FormService) -> None:
+async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeService) -> None:
     """However many of them nobody ever pays."""
     async with tracking(service, profile=BLIND) as tracker:
         for number in range(20):
@@ -1004,7 +913,7 @@ async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FormServ
         assert tracker._confirming._cases == {}
 
 
-async def test_the_newest_of_many_returns_are_recovered(service: FormService) -> None:
+async def test_the_newest_of_many_returns_are_recovered(service: FakeService) -> None:
     """A thousand forged ones stand before it in the history."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
@@ -1018,7 +927,7 @@ async def test_the_newest_of_many_returns_are_recovered(service: FormService) ->
         await until(service, lambda: 5001 in service.confirmed, 3)
 
 
-async def test_a_form_declined_and_then_paid_is_paid(service: FormService) -> None:
+async def test_a_form_declined_and_then_paid_is_paid(service: FakeService) -> None:
     """The second card is another transaction of the same form: a correction, and not somebody else's."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())
@@ -1028,7 +937,7 @@ async def test_a_form_declined_and_then_paid_is_paid(service: FormService) -> No
         assert (outcome.paid, outcome.transaction_id) == (True, 5002)
 
 
-async def test_a_form_is_not_withdrawn(service: FormService) -> None:
+async def test_a_form_is_not_withdrawn(service: FakeService) -> None:
     """Only a push is; the service might say `true`, and the form be paid all the same."""
     async with tracking(service, profile=PROFILE) as tracker:
         await tracker.prepare(form())

@@ -8,46 +8,25 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, answer, no_connection, refusal
-from payclient.exchanging import Exchanges
+from fake_service import (
+    LINKS,
+    PROFILE,
+    FakeService,
+    answers,
+    no_connection,
+    refuses,
+    tracking,
+)
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
-from test_tracker import tracking
-
-LINKS = {"payWithWallet": "https://pay.example/w?x=1", "payWithCard": "https://pay.example/c?x=1"}
-
-
-class FormService(FakeService):
-    """Prepares forms instead of creating sales."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.prepared: list[str] = []
-        self.answers: list[payclient.HttpResponse] = []
-
-    async def take(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
-        assert request.path == "/api/button/Prepare"
-        await asyncio.sleep(0)
-        await before_send()
-        self.prepared.append(request.client_transaction_id or "")
-        if self.answers:
-            return self.answers.pop(0)
-        return answer(200, {"paymentId": f"P{len(self.prepared)}", **LINKS})
 
 
 @pytest.fixture
-def service() -> FormService:
-    return FormService()
+def service() -> FakeService:
+    return FakeService()
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 def request(identifier: str = "form-1") -> payclient.PrepareRequest:
@@ -60,13 +39,13 @@ def request(identifier: str = "form-1") -> payclient.PrepareRequest:
     )
 
 
-async def test_a_form_has_two_links_each_with_its_own_life(service: FormService) -> None:
+async def test_a_form_has_two_links_each_with_its_own_life(service: FakeService) -> None:
     """Ten minutes from each link's own load (§8), and from the preparing until that is known."""
     async with tracking(service) as tracker:
         form = await tracker.prepare(request())
         now = service.clock.time()
         assert form.payment_id == "P1"
-        assert form.wallet.url == LINKS["payWithWallet"]
+        assert form.wallet.url == LINKS["payWithPayPhone"]
         assert form.card.expires_at == form.wallet.expires_at == now + 600
         form.card.mark_loaded(now + 100)
         form.card.mark_loaded(now + 500)  # a second load changes nothing
@@ -77,7 +56,7 @@ async def test_a_form_has_two_links_each_with_its_own_life(service: FormService)
         assert "pay.example" not in repr(form) + repr(form.card)
 
 
-async def test_live_form_prepares_once_however_many_ask(service: FormService) -> None:
+async def test_live_form_prepares_once_however_many_ask(service: FakeService) -> None:
     """Single flight, and a new client transaction id for each generation."""
     async with tracking(service) as tracker:
         forms = await asyncio.gather(*(tracker.live_form("cart-9", request) for _ in range(50)))
@@ -92,7 +71,7 @@ async def test_live_form_prepares_once_however_many_ask(service: FormService) ->
     assert all(len(identifier) <= 50 and "cart" not in identifier for identifier in service.prepared)
 
 
-async def test_live_form_hands_out_none_that_is_cancelled(service: FormService) -> None:
+async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) -> None:
     """Declined, says the service, or closed, says the shop: whoever comes back gets another, one however many ask."""
     async with tracking(service) as tracker:
         first = await tracker.live_form("cart-9", request)
@@ -111,18 +90,19 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FormService) 
         assert await tracker.find(forms[0].client_transaction_id) is not None
 
 
-async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FormService) -> None:
+async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FakeService) -> None:
     """Every waiter gets the error; nothing dead is kept."""
-    service.answers = [refusal(800)]
+    service.scripts = [refuses(800)]
     async with tracking(service) as tracker:
         results = await asyncio.gather(
             *(tracker.live_form("cart", request) for _ in range(3)), return_exceptions=True
         )
         assert {type(result) for result in results} == {payclient.ValidationFailedError}
-        assert (await tracker.live_form("cart", request)).payment_id == "P2"
+        assert not service.prepared
+        assert (await tracker.live_form("cart", request)).payment_id == "P1"
 
 
-async def test_a_form_must_be_built_with_the_id_that_is_given(service: FormService) -> None:
+async def test_a_form_must_be_built_with_the_id_that_is_given(service: FakeService) -> None:
     """`make_request` that ignores its argument is a `ConfigurationError`; so is a margin beyond a form's life."""
     async with tracking(service) as tracker:
         with pytest.raises(payclient.ConfigurationError, match="make_request"):
@@ -132,10 +112,10 @@ async def test_a_form_must_be_built_with_the_id_that_is_given(service: FormServi
     assert not service.prepared
 
 
-async def test_an_id_is_used_once(service: FormService) -> None:
+async def test_an_id_is_used_once(service: FakeService) -> None:
     """A form has a client transaction id of its own; after a refusal it may be tried again."""
     ledger = MemoryLedger()
-    service.answers = [refusal(800)]
+    service.scripts = [refuses(800)]
     async with tracking(service, ledger) as tracker:
         with pytest.raises(payclient.ValidationFailedError):
             await tracker.prepare(request())
@@ -167,10 +147,10 @@ async def test_an_id_is_used_once(service: FormService) -> None:
     ],
 )
 async def test_an_answer_that_is_no_safe_form_is_an_error(
-    service: FormService, body: dict[str, object], error: type[Exception]
+    service: FakeService, body: dict[str, object], error: type[Exception]
 ) -> None:
     """Links are https, without tricks, of the profile's hosts: or an error, and never a redirect."""
-    service.answers = [answer(200, body)]
+    service.scripts = [answers(200, body)]
     profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
     async with tracking(service, profile=profile) as tracker:
         with pytest.raises(error) as raised:
@@ -179,7 +159,7 @@ async def test_an_answer_that_is_no_safe_form_is_an_error(
         assert not tracker.open_sales()
 
 
-async def test_no_connection_leaves_no_row(service: FormService) -> None:
+async def test_no_connection_leaves_no_row(service: FakeService) -> None:
     """Not sent: the same id may be used again."""
     service.scripts = [no_connection] * 3
     async with tracking(service) as tracker:
@@ -188,7 +168,7 @@ async def test_no_connection_leaves_no_row(service: FormService) -> None:
         assert (await tracker.prepare(request())).payment_id == "P1"
 
 
-async def test_a_form_is_followed_by_its_own_id(service: FormService) -> None:
+async def test_a_form_is_followed_by_its_own_id(service: FakeService) -> None:
     """Unpaid it is not found, which is no conflict; paid, its status decides it."""
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
@@ -210,7 +190,7 @@ async def test_a_form_is_followed_by_its_own_id(service: FormService) -> None:
         assert [change.event for change in await ledger.history("form-1")][:2] == ["Permitted", "Prepared"]
 
 
-async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FormService) -> None:
+async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FakeService) -> None:
     """A link handed out at its last moment may be loaded then, and lives once more: twice ten minutes."""
     async with tracking(service) as tracker:
         await tracker.prepare(request())
@@ -222,7 +202,7 @@ async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FormService) 
         assert (found.state, found.outcome.paid) == (payclient.State.EXPIRED, None)
 
 
-async def test_the_session_prepares_without_a_ledger(service: FormService) -> None:
+async def test_the_session_prepares_without_a_ledger(service: FakeService) -> None:
     """`session.prepare` is raw, with the profile's names in the body."""
     bodies: list[bytes] = []
     take = service.take

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import FakeService, lost_answer, sale
+from fake_service import FakeService, lost_answer, outcome_of, sale, tracking
 from payclient.ledger.memory import MemoryLedger
 from payclient.notifications import is_notification_key
-from test_tracker import outcome_of, tracking
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
 EXPECTED = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
+from fake_service import Scripted, answer, refusal
 from payclient.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -25,11 +25,11 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.exchanging import Exchange, Exchanges
+from payclient.exchanging import Exchange
 from payclient.operations import decode_confirm, decode_undone
 from payclient.profiles import PAYPHONE
 from payclient.session import PaySession
-from payclient.wire import HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 
 REPORT = {
     "transactionId": 7,
@@ -42,52 +42,13 @@ REPORT = {
 Said = HttpResponse | Exception
 
 
-def answer(status: int, value: object) -> HttpResponse:
-    return HttpResponse(status, {}, json.dumps(value).encode())
-
-
-def refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
-    errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
-    return answer(status, {"message": "general", "errorCode": code, "errors": errors})
-
-
-class Service:
-    """Says what it is told to, in turn; an exception comes after the bytes have left."""
-
-    def __init__(self, *said: Said, refuses: int = 0) -> None:
-        self.said = list(said)
-        self.refuses = refuses
-        self.asked: list[HttpRequest] = []
-
-    async def __call__(self, request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
-        if self.refuses:
-            self.refuses -= 1
-            raise ConnectionRefusedError
-        assert before_send is not None
-        await before_send()
-        self.asked.append(request)
-        said = self.said.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
-
-    @property
-    def bodies(self) -> list[tuple[str, str, Any]]:
-        return [(request.method, request.path, json.loads(request.body)) for request in self.asked]
-
-
-def session_of(service: Service, profile: payclient.ServiceProfile = PAYPHONE, **options: Any) -> PaySession:
+def session_of(service: Scripted, profile: payclient.ServiceProfile = PAYPHONE, **options: Any) -> PaySession:
     return PaySession(
         "https://pay.example", options.pop("token", "token"), profile=profile, transport=service, **options
     )
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 Call = Callable[[PaySession], Any]
@@ -100,7 +61,7 @@ CALLS = [CONFIRM, *UNDO]
 
 async def test_a_confirmation_answers_the_report() -> None:
     """By both ids; the answer is a status."""
-    service = Service(answer(200, REPORT))
+    service = Scripted(answer(200, REPORT))
     async with session_of(service) as session:
         report = await session.confirm(7, "form-1")
     assert report == payclient.StatusReport(
@@ -116,7 +77,7 @@ async def test_a_confirmation_answers_the_report() -> None:
 
 async def test_cancel_and_reverse_by_either_id() -> None:
     """A bare `true` is the success."""
-    service = Service(*[answer(200, True)] * 4)
+    service = Scripted(*[answer(200, True)] * 4)
     async with session_of(service) as session:
         await session.cancel(transaction_id=7)
         await session.cancel(client_transaction_id="form-1")
@@ -143,22 +104,22 @@ async def test_cancel_and_reverse_by_either_id() -> None:
 @pytest.mark.parametrize("call", UNDO)
 async def test_nothing_else_is_undone_and_nothing_unknown_is_sent_again(call: Call, said: Said) -> None:
     """It may be withdrawn or reversed: one request, and an error that says so."""
-    service = Service(said)
+    service = Scripted(said)
     async with session_of(service) as session:
         with pytest.raises(OutcomeUnknownError):
             await call(session)
-    assert len(service.asked) == 1
+    assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
     """Proven: nobody answered at the door."""
     said = answer(200, REPORT) if call is CONFIRM else answer(200, True)
-    service = Service(said, refuses=2)
+    service = Scripted(said, refused=2)
     async with session_of(service) as session:
         await call(session)
-    assert len(service.asked) == 1
-    async with session_of(Service(refuses=9)) as session:
+    assert len(service.requests) == 1
+    async with session_of(Scripted(refused=9)) as session:
         with pytest.raises(NotSentError):
             await call(session)
 
@@ -166,14 +127,14 @@ async def test_what_was_not_sent_is_sent_again(call: Call) -> None:
 @pytest.mark.parametrize("said", [ConnectionResetError(), HttpResponse(503, {}, b"<html>")], ids=str)
 async def test_a_confirmation_is_repeated(said: Said) -> None:
     """It may be, whatever became of the last one."""
-    service = Service(said, said, answer(200, REPORT))
+    service = Scripted(said, said, answer(200, REPORT))
     async with session_of(service) as session:
         assert (await session.confirm(7, "form-1")).state == "Aceptado"
-    service = Service(*[said] * 3)
+    service = Scripted(*[said] * 3)
     async with session_of(service) as session:
         with pytest.raises(OutcomeUnknownError):
             await session.confirm(7, "form-1")
-    assert len(service.asked) == 3
+    assert len(service.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -187,7 +148,7 @@ async def test_a_confirmation_is_repeated(said: Said) -> None:
 )  # fmt: skip
 async def test_no_other_answer_is_a_confirmation(said: HttpResponse) -> None:
     """Strict: an object with its state, once."""
-    async with session_of(Service(said)) as session:
+    async with session_of(Scripted(said)) as session:
         with pytest.raises(OutcomeUnknownError):
             await session.confirm(7, "form-1")
 
@@ -195,7 +156,7 @@ async def test_no_other_answer_is_a_confirmation(said: HttpResponse) -> None:
 async def test_rate_limits() -> None:
     """A confirmation past the limit is asked for later; of an undoing, a bare 429 proves nothing (see above)."""
     said = HttpResponse(429, {"Retry-After": "3"}, b"")
-    async with session_of(Service(said)) as session:
+    async with session_of(Scripted(said)) as session:
         with pytest.raises(RateLimitedError) as caught:
             await session.confirm(7, "form-1")
     assert caught.value.retry_after == 3.0
@@ -215,7 +176,7 @@ async def test_rate_limits() -> None:
 )
 async def test_each_refusal_has_its_class(call: Call, said: HttpResponse, kind: type[RefusedError]) -> None:
     """The profile's codes of "too late" are classes of their own; all else keeps what the service said."""
-    async with session_of(Service(said)) as session:
+    async with session_of(Scripted(said)) as session:
         with pytest.raises(RefusedError) as caught:
             await call(session)
     assert type(caught.value) is kind
@@ -230,18 +191,18 @@ async def test_after_a_401_a_fresh_token_confirms_and_nothing_else_is_sent_again
     async def token() -> str:
         return next(tokens)
 
-    service = Service(answer(401, {"message": "no"}), answer(200, REPORT), answer(401, {"message": "no"}))
+    service = Scripted(answer(401, {"message": "no"}), answer(200, REPORT), answer(401, {"message": "no"}))
     async with session_of(service, token=token) as session:
         await session.confirm(7, "form-1")
         with pytest.raises(UnauthorizedError):
             await session.reverse(transaction_id=7)
-    assert len(service.asked) == 3
+    assert len(service.requests) == 3
 
 
 async def test_exchanges_are_told_of() -> None:
     """By their operation."""
     told: list[Exchange] = []
-    service = Service(answer(200, REPORT), answer(200, True), answer(200, True))
+    service = Scripted(answer(200, REPORT), answer(200, True), answer(200, True))
     async with session_of(service, on_exchange=told.append) as session:
         await session.confirm(7, "form-1")
         await session.cancel(client_transaction_id="form-1")
@@ -257,7 +218,7 @@ BAD_CLIENT_IDS: list[Any] = ["", " ", "a\n", 7, "x" * 5000]
 @pytest.mark.parametrize("bad", BAD_IDS)
 async def test_what_is_no_transaction_id_is_refused_before_anything_is_sent(bad: Any) -> None:
     """Strict."""
-    async with session_of(Service()) as session:
+    async with session_of(Scripted()) as session:
         for call in (
             session.confirm(bad, "form-1"),
             session.cancel(transaction_id=bad),
@@ -270,7 +231,7 @@ async def test_what_is_no_transaction_id_is_refused_before_anything_is_sent(bad:
 @pytest.mark.parametrize("bad", BAD_CLIENT_IDS)
 async def test_what_is_no_client_transaction_id_is_refused_before_anything_is_sent(bad: Any) -> None:
     """Strict."""
-    async with session_of(Service()) as session:
+    async with session_of(Scripted()) as session:
         for call in (
             session.confirm(7, bad),
             session.cancel(client_transaction_id=bad),
@@ -282,7 +243,7 @@ async def test_what_is_no_client_transaction_id_is_refused_before_anything_is_se
 
 async def test_one_id_is_given() -> None:
     """Neither none nor both."""
-    async with session_of(Service()) as session:
+    async with session_of(Scripted()) as session:
         for call in (session.cancel, session.reverse):
             with pytest.raises(TypeError):
                 await call()
@@ -298,14 +259,14 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
         cancel=payclient.UndoProfile(by_transaction_id="/c", transaction_id_field="id"),
         reverse=payclient.UndoProfile(by_client_transaction_id="/r", client_transaction_id_field="id"),
     )
-    async with session_of(Service(), half) as session:
+    async with session_of(Scripted(), half) as session:
         with pytest.raises(ConfigurationError, match=r"\[confirm\]"):
             await session.confirm(7, "form-1")
         with pytest.raises(ConfigurationError, match=r"cancel\.by_client_transaction_id"):
             await session.cancel(client_transaction_id="form-1")
         with pytest.raises(ConfigurationError, match=r"reverse\.by_transaction_id"):
             await session.reverse(transaction_id=7)
-    async with session_of(Service(), payclient.DOCUMENT) as session:
+    async with session_of(Scripted(), payclient.DOCUMENT) as session:
         for call in CALLS:
             with pytest.raises(ConfigurationError):
                 await call(session)

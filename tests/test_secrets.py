@@ -57,7 +57,7 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Prepared
-from payclient.exchanging import Exchange, Exchanges
+from payclient.exchanging import Exchange
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
@@ -244,12 +244,7 @@ def heard() -> Iterator[Listener]:
     assert found_in(*listener.lines) == [], [line for line in listener.lines if found_in(line)]
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 def debug() -> None:

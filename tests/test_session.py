@@ -17,6 +17,7 @@ import attrs
 import orjson
 import pytest
 
+from fake_service import Scripted
 from payclient.deadlines import Deadlines, Timeouts
 from payclient.errors import (
     ConfigurationError,
@@ -68,28 +69,6 @@ WHO = HttpResponse(401, {}, b'{"message": "who?"}')
 Said = HttpResponse | BaseException
 
 
-class Fake:
-    """A transport that is a function: each answer is given or raised, before or after the `before_send`."""
-
-    def __init__(self, *said: Said, sends: bool = True) -> None:
-        self.said = list(said)
-        self.sends = sends
-        self.requests: list[HttpRequest] = []
-
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        self.requests.append(request)
-        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
-        if self.sends and before_send is not None:
-            await before_send()
-        if isinstance(said, BaseException):
-            raise said
-        return said
-
-    @property
-    def tokens(self) -> list[str]:
-        return [(request.headers or {})["Authorization"] for request in self.requests]
-
-
 async def endless(_request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
     """A transport that sends and hears nothing."""
     assert before_send is not None
@@ -126,16 +105,7 @@ class Tokens:
         return cast("str", token)
 
 
-@pytest.fixture(autouse=True)
-def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Repeat without waiting; the delays that were asked for."""
-    asked: list[float] = []
-
-    async def sleep(_: PaySession, seconds: float) -> None:
-        asked.append(seconds)
-
-    monkeypatch.setattr(Exchanges, "_sleep", sleep)
-    return asked
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 def session_over(transport: Transport | None, token: Any = TOKEN, **options: Any) -> PaySession:
@@ -283,7 +253,7 @@ def test_from_env_bad_profile() -> None:
 
 async def test_nothing_shows_the_token() -> None:
     """Neither `repr` nor pickling nor a sent request's `repr` shows the token or the phone."""
-    fake = Fake(CREATED)
+    fake = Scripted(CREATED)
     session = session_over(fake)
     await session.sale(SALE)
     shown = f"{session!r} {session!s} {fake.requests!r} {CREATED!r}"
@@ -299,7 +269,7 @@ async def test_nothing_shows_the_token() -> None:
 
 async def test_closed() -> None:
     """A closed session says so, and may be closed again."""
-    fake = Fake(CREATED)
+    fake = Scripted(CREATED)
     async with session_over(fake) as session:
         await session.sale(SALE)
     await session.aclose()
@@ -314,7 +284,7 @@ async def test_closed() -> None:
 
 def test_another_event_loop() -> None:
     """A session that was used in one event loop says so in another."""
-    session = session_over(Fake(CREATED))
+    session = session_over(Scripted(CREATED))
     asyncio.run(cast("Any", session.sale(SALE)))
     with pytest.raises(UsageError, match="another event loop"):
         asyncio.run(cast("Any", session.sale(SALE)))
@@ -437,7 +407,7 @@ RAISED: list[Callable[[], BaseException]] = [
 @pytest.mark.parametrize("permitted", [False, True], ids=["plain", "permit"])
 async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool, permitted: bool) -> None:
     """Whatever a transport raises, it is not sent before `before_send` and unknown after it, and says no secret."""
-    fake, permit = Fake(make(), sends=sends), Permit()
+    fake, permit = Scripted(make(), sends=sends), Permit()
     with pytest.raises(PayError) as caught:
         await session_over(fake).sale(SALE, before_send=permit if permitted else None)
     error = caught.value
@@ -454,7 +424,7 @@ async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool, 
 def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:
     """What ends a program or a task comes through unchanged and is not repeated."""
     error = kind("mine")
-    fake = Fake(error, sends=sends)
+    fake = Scripted(error, sends=sends)
     call = session_over(fake)._exchanges.make("sale", HttpRequest("POST", "/"), lambda *_: object())
 
     async def main() -> object:
@@ -470,7 +440,7 @@ def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: boo
 
 async def test_repeats_what_was_not_sent(delays: list[float]) -> None:
     """What was not sent is sent again, at most twice, after growing jittered delays."""
-    fake, permit = Fake(NotSentError(), OSError(111, "refused"), CREATED), Permit()
+    fake, permit = Scripted(NotSentError(), OSError(111, "refused"), CREATED), Permit()
 
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         fake.sends = len(fake.requests) == 2
@@ -488,7 +458,7 @@ async def test_repeats_what_was_not_sent(delays: list[float]) -> None:
 
 async def test_gives_up_what_is_never_sent(delays: list[float]) -> None:
     """After three tries what was not sent is said to be so."""
-    fake = Fake(OSError(111, "refused"), sends=False)
+    fake = Scripted(OSError(111, "refused"), sends=False)
     with pytest.raises(NotSentError, match=r"^ConnectionRefusedError \(ECONNREFUSED\)$"):
         await session_over(fake).sale(SALE)
     assert len(fake.requests) == TRIES
@@ -498,7 +468,7 @@ async def test_gives_up_what_is_never_sent(delays: list[float]) -> None:
 @pytest.mark.parametrize(("permitted", "tries"), [(True, 1), (False, TRIES)])
 async def test_a_spent_permit_is_not_used_again(permitted: bool, tries: int) -> None:
     """Seen dead after `before_send` is not sent, and repeated only where no permit was spent."""
-    fake, permit = Fake(NotSentError("seen dead")), Permit()
+    fake, permit = Scripted(NotSentError("seen dead")), Permit()
     with pytest.raises(NotSentError, match="seen dead"):
         await session_over(fake).sale(SALE, before_send=permit if permitted else None)
     assert len(fake.requests) == tries
@@ -510,7 +480,7 @@ async def test_a_spent_permit_is_not_used_again(permitted: bool, tries: int) -> 
 )
 async def test_the_unknown_is_not_repeated(said: Said) -> None:
     """A Sale whose outcome is unknown is never sent again."""
-    fake = Fake(said, CREATED)
+    fake = Scripted(said, CREATED)
     with pytest.raises(OutcomeUnknownError):
         await session_over(fake).sale(SALE)
     assert len(fake.requests) == 1
@@ -518,7 +488,7 @@ async def test_the_unknown_is_not_repeated(said: Said) -> None:
 
 async def test_refused_before_any_bytes() -> None:
     """What the profile forbids is refused before the transport is called."""
-    fake = Fake(CREATED)
+    fake = Scripted(CREATED)
     profile = ServiceProfile(max_lengths={"client_transaction_id": 3})
     with pytest.raises(InvalidRequestError, match="clientTransactionId"):
         await session_over(fake, profile=profile).sale(SALE)
@@ -554,7 +524,7 @@ async def test_what_only_a_profile_knows_is_refused_before_any_bytes(
     operation: str, request_: Any, profile: ServiceProfile, kind: type[PayError], names: list[str]
 ) -> None:
     """The error names every field or setting, and the transport is not called."""
-    fake = Fake(CREATED)
+    fake = Scripted(CREATED)
     with pytest.raises(kind) as caught:
         await getattr(session_over(fake, profile=profile), operation)(request_)
     assert all(name in str(caught.value) for name in names)
@@ -573,7 +543,7 @@ async def test_what_only_a_profile_knows_is_refused_before_any_bytes(
 )
 async def test_status_of_what_is_no_id(name: str, value: Any) -> None:
     """A query by what is no id is refused by the field's name, and nothing is sent."""
-    fake = Fake(PENDING)
+    fake = Scripted(PENDING)
     with pytest.raises(InvalidRequestError) as caught:
         await session_over(fake).status(**{name: value})
     assert [detail.message for detail in caught.value.errors] == [
@@ -584,7 +554,7 @@ async def test_status_of_what_is_no_id(name: str, value: Any) -> None:
 
 async def test_the_two_halves() -> None:
     """`encode_sale` and `send_sale` are `sale`."""
-    fake = Fake(CREATED)
+    fake = Scripted(CREATED)
     session = session_over(fake)
     whole = await session.sale(SALE)
     halves = await session.send_sale(session.encode_sale(SALE))
@@ -639,14 +609,14 @@ async def test_timeout_while_waiting_to_repeat(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Exchanges, "_sleep", sleep)
     with pytest.raises(NotSentError):
-        await session_over(Fake(OSError(), sends=False), timeouts=Timeouts(total=0.01)).sale(SALE)
+        await session_over(Scripted(OSError(), sends=False), timeouts=Timeouts(total=0.01)).sale(SALE)
 
 
 async def test_the_delay_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries the session sleeps."""
     monkeypatch.undo()
     assert Exchanges._sleep is not None
-    await session_over(Fake(CREATED))._exchanges._sleep(0)
+    await session_over(Scripted(CREATED))._exchanges._sleep(0)
 
 
 # --- The token
@@ -655,7 +625,7 @@ async def test_the_delay_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_token_callable_is_asked_once() -> None:
     """However many calls wait for the token, the callable is asked once, and not again while it is good."""
     go = asyncio.Event()
-    tokens, fake = Tokens("first", go=go), Fake(CREATED)
+    tokens, fake = Tokens("first", go=go), Scripted(CREATED)
     session = session_over(fake, tokens)
     calls = [asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(5)]
     await turns()
@@ -670,7 +640,7 @@ async def test_token_callable_is_asked_once() -> None:
 async def test_a_cancelled_caller_leaves_the_token_to_others() -> None:
     """A caller that is cancelled while the token is asked for removes only itself."""
     go = asyncio.Event()
-    tokens, fake = Tokens("first", go=go), Fake(CREATED)
+    tokens, fake = Tokens("first", go=go), Scripted(CREATED)
     session = session_over(fake, tokens)
     first, second = (asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(2))
     await turns()
@@ -683,7 +653,7 @@ async def test_a_cancelled_caller_leaves_the_token_to_others() -> None:
 
 async def test_status_asks_for_a_token_after_401() -> None:
     """A status query is repeated once with a fresh token after a 401."""
-    tokens, fake = Tokens("old", "new"), Fake(WHO, PENDING)
+    tokens, fake = Tokens("old", "new"), Scripted(WHO, PENDING)
     report = await session_over(fake, tokens).status(transaction_id=12)
     assert report is not None
     assert report.state == "Pendiente"
@@ -692,7 +662,7 @@ async def test_status_asks_for_a_token_after_401() -> None:
 
 async def test_status_after_two_401() -> None:
     """A second 401 is the answer."""
-    tokens, fake = Tokens("old", "new", "newer"), Fake(WHO)
+    tokens, fake = Tokens("old", "new", "newer"), Scripted(WHO)
     with pytest.raises(UnauthorizedError):
         await session_over(fake, tokens).status(transaction_id=12)
     assert len(fake.requests) == tokens.asked == 2
@@ -700,7 +670,7 @@ async def test_status_after_two_401() -> None:
 
 async def test_status_with_a_fixed_token_after_401() -> None:
     """A fixed token is not tried again."""
-    fake = Fake(WHO)
+    fake = Scripted(WHO)
     with pytest.raises(UnauthorizedError):
         await session_over(fake).status(transaction_id=12)
     assert len(fake.requests) == 1
@@ -708,7 +678,7 @@ async def test_status_with_a_fixed_token_after_401() -> None:
 
 async def test_sale_is_not_repeated_after_401() -> None:
     """A Sale is never repeated after a 401, but the next call asks for a fresh token."""
-    tokens, fake = Tokens("old", "new"), Fake(WHO, CREATED)
+    tokens, fake = Tokens("old", "new"), Scripted(WHO, CREATED)
     session = session_over(fake, tokens)
     with pytest.raises(UnauthorizedError):
         await session.sale(SALE)
@@ -745,7 +715,7 @@ async def test_a_late_401_keeps_a_fresh_token() -> None:
 @pytest.mark.parametrize("token", BAD_TOKENS)
 async def test_bad_token_of_a_callable(token: object) -> None:
     """A token that cannot be, given by the callable, is refused by name and nothing is sent."""
-    fake, permit = Fake(CREATED), Permit()
+    fake, permit = Scripted(CREATED), Permit()
     with pytest.raises(ConfigurationError, match=r"^token: ") as caught:
         await session_over(fake, Tokens(token)).sale(SALE, before_send=permit)
     assert "secret" not in repr(caught.value)
@@ -756,7 +726,7 @@ async def test_bad_token_of_a_callable(token: object) -> None:
 async def test_raising_token_callable() -> None:
     """What the token callable raises reaches all who wait, nothing is sent, and the next call asks again."""
     go = asyncio.Event()
-    tokens, fake = Tokens(LookupError("no token"), TOKEN, go=go), Fake(CREATED)
+    tokens, fake = Tokens(LookupError("no token"), TOKEN, go=go), Scripted(CREATED)
     session = session_over(fake, tokens)
     calls = [asyncio.create_task(cast("Any", session.sale(SALE))) for _ in range(2)]
     await turns()
@@ -771,7 +741,7 @@ async def test_raising_token_callable() -> None:
 
 async def test_hanging_token_callable() -> None:
     """A token callable without end is not sent, and the next call asks again."""
-    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Fake(CREATED)
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
     async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
         for _ in range(2):
             with pytest.raises(NotSentError):
@@ -785,7 +755,7 @@ async def test_hanging_token_callable() -> None:
 
 async def test_hanging_token_callable_and_a_longer_call() -> None:
     """A token callable without end is not sent for a call with a longer time-out too."""
-    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Fake(CREATED)
+    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
     async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
         with pytest.raises(NotSentError):
             await session.sale(SALE, timeouts=Timeouts(total=5))
@@ -794,7 +764,7 @@ async def test_hanging_token_callable_and_a_longer_call() -> None:
 
 async def test_close_ends_the_asking_for_a_token() -> None:
     """Closing leaves no task behind."""
-    session = session_over(Fake(CREATED), Tokens(TOKEN, go=asyncio.Event()))
+    session = session_over(Scripted(CREATED), Tokens(TOKEN, go=asyncio.Event()))
     before = asyncio.all_tasks()
     with pytest.raises(NotSentError):
         await session.sale(SALE, timeouts=Timeouts(total=0.01))
@@ -812,7 +782,7 @@ async def test_close_ends_the_asking_for_a_token() -> None:
 
 async def test_status_by_each_id() -> None:
     """A status query asks where the profile says, with the id quoted."""
-    fake = Fake(PENDING)
+    fake = Scripted(PENDING)
     session = session_over(fake)
     await session.status(transaction_id=12)
     await session.status(client_transaction_id="a/b ?ñ")
@@ -826,7 +796,7 @@ async def test_status_by_each_id() -> None:
 async def test_an_error_of_a_status_query_says_of_which_id(said: HttpResponse) -> None:
     """As those of every other call do."""
     with pytest.raises(PayError) as caught:
-        await session_over(Fake(said)).status(client_transaction_id="order-1")
+        await session_over(Scripted(said)).status(client_transaction_id="order-1")
     assert caught.value.client_transaction_id == "order-1"
 
 
@@ -842,13 +812,13 @@ async def test_quoted_ids_reach_the_wire_as_they_are() -> None:
 async def test_status_without_a_profile(arguments: dict[str, Any]) -> None:
     """A query that the profile does not know is refused, naming the setting."""
     with pytest.raises(ConfigurationError, match=r"status\.by_"):
-        await session_over(Fake(PENDING), profile=DOCUMENT).status(**arguments)
+        await session_over(Scripted(PENDING), profile=DOCUMENT).status(**arguments)
 
 
 async def test_status_with_both_ids() -> None:
     """A query takes one id."""
     with pytest.raises(TypeError):
-        await session_over(Fake(PENDING)).status(transaction_id=12, client_transaction_id="a")
+        await session_over(Scripted(PENDING)).status(transaction_id=12, client_transaction_id="a")
 
 
 @pytest.mark.parametrize(
@@ -856,7 +826,7 @@ async def test_status_with_both_ids() -> None:
 )
 async def test_status_is_repeated(said: Said, delays: list[float]) -> None:
     """A status query is repeated on 5xx and on whatever cut it."""
-    fake = Fake(said, said, PENDING)
+    fake = Scripted(said, said, PENDING)
     report = await session_over(fake).status(transaction_id=12)
     assert report is not None
     assert report.state == "Pendiente"
@@ -868,7 +838,7 @@ async def test_status_is_repeated(said: Said, delays: list[float]) -> None:
 )
 async def test_status_gives_up(said: Said, tries: int) -> None:
     """A status query gives up after three tries, and at once where the answer is no failure of the moment."""
-    fake = Fake(said)
+    fake = Scripted(said)
     with pytest.raises(OutcomeUnknownError):
         await session_over(fake).status(transaction_id=12)
     assert len(fake.requests) == tries
@@ -876,7 +846,7 @@ async def test_status_gives_up(said: Said, tries: int) -> None:
 
 async def test_status_not_found() -> None:
     """A code that the profile maps to "not found" is None."""
-    fake = Fake(HttpResponse(404, {}, b'{"message": "", "errorCode": 20}'))
+    fake = Scripted(HttpResponse(404, {}, b'{"message": "", "errorCode": 20}'))
     assert await session_over(fake).status(client_transaction_id="order-1") is None
 
 
@@ -929,7 +899,7 @@ async def test_on_exchange(case: Case, raising: bool, caplog: pytest.LogCaptureF
     for option in (hook, None):
         try:
             outcomes.append(
-                await session_over(Fake(case.said, sends=case.sends), on_exchange=option).sale(SALE)
+                await session_over(Scripted(case.said, sends=case.sends), on_exchange=option).sale(SALE)
             )
         except PayError as error:
             outcomes.append((type(error), str(error)))
@@ -945,7 +915,7 @@ async def test_on_exchange(case: Case, raising: bool, caplog: pytest.LogCaptureF
 async def test_on_exchange_of_a_query() -> None:
     """The hook is told of status queries by their operation and the id found."""
     told: list[Exchange] = []
-    await session_over(Fake(PENDING), on_exchange=told.append).status(transaction_id=12)
+    await session_over(Scripted(PENDING), on_exchange=told.append).status(transaction_id=12)
     assert [(one.operation, one.transaction_id, one.error) for one in told] == [("status", 12, None)]
 
 
@@ -977,7 +947,7 @@ async def test_on_exchange_of_a_query_sent_before_its_last_try() -> None:
             fake.sends = False
         return await fake(request, before_send)
 
-    fake = Fake(FAILING, OSError(111, "refused"))
+    fake = Scripted(FAILING, OSError(111, "refused"))
     with pytest.raises(NotSentError):
         await session_over(transport, on_exchange=told.append).status(transaction_id=12)
     assert [one.sent for one in told] == [True]
@@ -1190,7 +1160,9 @@ async def test_a_deadline_leaves_no_cancellation_behind() -> None:
     assert task is not None
     try:
         with pytest.raises(LookupError):
-            await session_over(Fake(CREATED), timeouts=Timeouts(total=0.01)).sale(SALE, before_send=ledger)
+            await session_over(Scripted(CREATED), timeouts=Timeouts(total=0.01)).sale(
+                SALE, before_send=ledger
+            )
         assert task.cancelling() == 0
     finally:
         while task.cancelling():
@@ -1199,7 +1171,7 @@ async def test_a_deadline_leaves_no_cancellation_behind() -> None:
 
 async def test_no_cycle_keeps_a_call_alive() -> None:
     """A call that ended leaves no task, timer or future behind but the session's one timer."""
-    session = session_over(Fake(CREATED))
+    session = session_over(Scripted(CREATED))
     before = asyncio.all_tasks()
     for _ in range(100):
         await session.sale(SALE)

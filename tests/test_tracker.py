@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, lost_answer, lost_request, no_connection, refuses, sale
+from fake_service import (
+    PROFILE,
+    FakeService,
+    lost_answer,
+    lost_request,
+    no_connection,
+    outcome_of,
+    refuses,
+    sale,
+    tracking,
+)
 from payclient.events import DecidedRefused, NotSent
-from payclient.exchanging import Exchanges
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.session import PaySession
+
+__all__ = ["outcome_of", "tracking"]  # where other tests import them from
 
 State = payclient.State
 
@@ -26,46 +35,7 @@ def service() -> FakeService:
     return FakeService()
 
 
-@pytest.fixture(autouse=True)
-def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_sleep(self: PaySession, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(Exchanges, "_sleep", no_sleep)
-
-
-@asynccontextmanager
-async def tracking(
-    service: FakeService,
-    ledger: payclient.Ledger | None = None,
-    profile: payclient.ServiceProfile = PROFILE,
-    status: payclient.StatusSource | None = None,
-    schedule: payclient.Schedule | None = None,
-) -> AsyncIterator[payclient.Tracker]:
-    async with (
-        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
-        payclient.Tracker(
-            session,
-            ledger if ledger is not None else MemoryLedger(),
-            clock=service.clock,
-            status=status,
-            schedule=schedule,
-        ) as tracker,
-    ):
-        yield tracker
-
-
-async def outcome_of(
-    service: FakeService, pending: payclient.PendingSale, seconds: float = 3000.0
-) -> payclient.Outcome:
-    """Let virtual time pass until the wait ends."""
-    wait = asyncio.ensure_future(pending.wait())
-    for _ in range(int(seconds)):
-        if wait.done():
-            break
-        await service.clock.advance(1.0)
-    assert wait.done(), "the wait did not end"
-    return await wait
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 async def test_an_accepted_sale_is_paid(service: FakeService) -> None:

@@ -32,7 +32,7 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.exchanging import RETRY_DELAYS, Exchanges
+from payclient.exchanging import RETRY_DELAYS
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.results import PrepareResult, SaleResult, StatusReport
@@ -100,16 +100,7 @@ class Permit:
         self.completed += 1
 
 
-@pytest.fixture(autouse=True)
-def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Repeat without waiting; the delays that were asked for."""
-    asked: list[float] = []
-
-    async def sleep(_: PaySession, seconds: float) -> None:
-        asked.append(seconds)
-
-    monkeypatch.setattr(Exchanges, "_sleep", sleep)
-    return asked
+pytestmark = pytest.mark.usefixtures("delays")
 
 
 trusting = cache(client_context)

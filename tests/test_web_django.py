@@ -17,10 +17,9 @@ from django.urls import path
 
 import payclient
 from asgi import ask, lifespan
-from fake_service import FakeService, sale
+from fake_service import FakeService, sale, tracking
 from payclient.forms import FormLink
 from payclient.web.django import TrackerApplication, notification_route, redirect_response, tracker_of
-from test_tracker import tracking
 
 
 class SyncMiddleware:

@@ -18,11 +18,10 @@ import payclient
 import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import Answered, ask, lifespan
-from fake_service import FakeService, sale
+from fake_service import FakeService, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import receiving
 from payclient.web.receiving import OnReceipt
-from test_tracker import tracking
 
 SECRET = "sixteen bytes and more"
 HINT = "?id=1000&clientTransactionID=order-17"

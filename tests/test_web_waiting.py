@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import payclient
-from fake_service import FakeService, lost_answer, sale
+from fake_service import FakeService, lost_answer, sale, tracking
 from payclient.web import is_waiting, sale_status, waiting_page
-from test_forms import FormService, request
-from test_tracker import tracking
+from test_forms import request
 from test_web_redirect import Read, assert_policy_fits
 
 
@@ -51,7 +50,7 @@ async def test_without_javascript_it_is_loaded_anew(pending: payclient.PendingSa
 
 async def test_who_returns_from_a_form_is_told_of_no_phone() -> None:
     """The payment is being confirmed; how long the form lives is nothing to wait for."""
-    async with tracking(FormService()) as tracker:
+    async with tracking(FakeService()) as tracker:
         await tracker.prepare(request("cart-1"))
         found = await tracker.find("cart-1")
         assert found is not None

@@ -21,7 +21,7 @@ class TransactionRef:
     client_transaction_id: str
     #: None while only the client transaction id is known.
     transaction_id: int | None
-    #: A transaction id heard of in a notification or a broken answer, not yet proven ours.
+    #: A transaction id that a notification or a broken answer named, not yet proven ours; of several each has its turn.
     candidate_id: int | None = None
     #: `sale` or `form`.
     kind: str = "sale"
@@ -38,11 +38,11 @@ def session_status(session: PaySession) -> StatusSource | None:
         return None
 
     async def ask(reference: TransactionRef) -> StatusReport | None:
-        if reference.transaction_id is not None and status.by_transaction_id is not None:
-            return await session.status(transaction_id=reference.transaction_id)
-        if status.by_client_transaction_id is not None:
+        transaction_id = reference.transaction_id or reference.candidate_id
+        by_client = status.by_client_transaction_id is not None
+        if by_client and (transaction_id is None or status.by_transaction_id is None):
             return await session.status(client_transaction_id=reference.client_transaction_id)
-        return await session.status(transaction_id=reference.candidate_id or reference.transaction_id)
+        return await session.status(transaction_id=transaction_id)
 
     return ask
 
@@ -56,14 +56,16 @@ def bounded_status(source: StatusSource, clock: Clock, seconds: float) -> Status
     return ask
 
 
-def conflict_of(record: Record, report: StatusReport, *, by_candidate: bool = False) -> str | None:
+def conflict_of(
+    record: Record, report: StatusReport, *, by_candidate: bool = False, candidate_id: int | None = None
+) -> str | None:
     """Say what in a report is not ours, or None. A conflict decides nothing.
 
     Asked by a candidate id, only a report that names our client transaction id is ours.
     """
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
-    known = record.transaction_id
+    known = record.transaction_id if record.transaction_id is not None else candidate_id
     if known is not None and report.transaction_id not in (None, known) and known not in report.others:
         return f"transaction id {report.transaction_id}"
     if _differs(report.client_transaction_id, record.client_transaction_id):

@@ -194,6 +194,8 @@ class Conflicted(Event):
 
     evidence = Evidence.CONFLICT
     what: str
+    #: A candidate that turned out to be another's: it is one no more.
+    candidate_id: int | None = None
 
 
 class Suspected(Event):

@@ -44,6 +44,12 @@ from payclient.events import (
 
 __all__ = ["TRANSITIONS", "Record", "State", "advance"]
 
+#: Candidate ids that one attempt keeps.
+MOST_CANDIDATES = 16
+
+#: Among the candidate ids, where more came than are kept: some were never asked for. No transaction has this id.
+DROPPED = 0
+
 
 class State(enum.StrEnum):
     """Where an attempt stands."""
@@ -96,8 +102,9 @@ class Record:
     #: Raised by one with each event: what a writer compares.
     version: int = 0
     transaction_id: int | None = None
-    #: A transaction id heard of, not yet proven ours.
-    candidate_id: int | None = None
+    #: Transaction ids that an answer or notifications named while none was ours, less those that proved to be
+    #: another's; that of an answer is the first. With `DROPPED` among them there were more.
+    candidate_ids: tuple[int, ...] = ()
     #: When the permit was asked for.
     created_at: float = 0.0
     #: When the customer can no longer approve; None until known.
@@ -198,7 +205,10 @@ def advance(record: Record, event: Event) -> Record:
         case Lost(expires_at=expires_at, candidate_id=candidate_id):
             changes["expires_at"] = expires_at
             if candidate_id is not None:
-                changes["candidate_id"] = candidate_id
+                rest = tuple(each for each in record.candidate_ids if each != candidate_id)
+                if len(rest) == MOST_CANDIDATES:
+                    rest = (DROPPED, *rest[2:])
+                changes["candidate_ids"] = (candidate_id, *rest)
         case Prepared(expires_at=expires_at) | Recovered(expires_at=expires_at):
             changes["expires_at"] = expires_at
         case Found():
@@ -215,10 +225,10 @@ def advance(record: Record, event: Event) -> Record:
                 )
         case Notified(at=at, transaction_id=transaction_id) | Returned(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
-            if record.transaction_id is None and record.candidate_id is None:
-                changes["candidate_id"] = transaction_id
-        case Conflicted() if record.transaction_id is None:
-            changes["candidate_id"] = None  # it was asked for, and is not ours: room for another
+            if record.transaction_id is None and transaction_id is not None:
+                changes["candidate_ids"] = _with_candidate(record.candidate_ids, transaction_id)
+        case Conflicted(candidate_id=int(candidate_id)):
+            changes["candidate_ids"] = tuple(each for each in record.candidate_ids if each != candidate_id)
     if target is not None:
         changes |= {"state": target, "evidence": event.evidence}
         if target.decided:
@@ -233,6 +243,15 @@ def check_newest(before: Record, after: Record, newest: int) -> None:
             f"attempt {before.attempt} was refused, and attempt {newest} counts now",
             client_transaction_id=before.client_transaction_id,
         )
+
+
+def _with_candidate(known: tuple[int, ...], candidate_id: int) -> tuple[int, ...]:
+    """Add a candidate. The first stays, since the service's own answer may have named it; the oldest others go."""
+    if candidate_id in known:
+        return known
+    if len(known) < MOST_CANDIDATES:
+        return (*known, candidate_id)
+    return (known[0], DROPPED, *known[3:], candidate_id)
 
 
 _NAMES = tuple(field.name for field in attrs.fields(Record))

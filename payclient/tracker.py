@@ -80,6 +80,8 @@ class Tracker:
             proves_absence=status is None
             and profile.status is not None
             and profile.status.by_client_transaction_id is not None,
+            asks_by_id=status is not None
+            or (profile.status is not None and profile.status.by_transaction_id is not None),
             sale_window=profile.sale_window,
             form_window=profile.form_window,
             total_timeout=session.timeouts.total,

@@ -896,7 +896,7 @@ async def test_a_value_that_no_column_takes(path: Path) -> None:
         bool,
     ]
     with pytest.raises(LedgerUnavailableError):
-        await ledger.apply(fresh("a"), Notified(at=NOW, transaction_id=2**70))
+        await ledger.apply(fresh("a"), Created(at=NOW, transaction_id=2**70, expires_at=NOW))
     assert (await ledger.get("a")) == fresh("a")
     # Nor what a column's own rules refuse: SQLite keeps what is no number as NULL.
     nothing = await asyncio.gather(

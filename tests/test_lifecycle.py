@@ -35,7 +35,7 @@ from payclient.events import (
     Suspected,
     Withdrawn,
 )
-from payclient.lifecycle import TRANSITIONS, Record, State, advance
+from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State, advance
 
 SENDING, UNKNOWN, PENDING, EXPIRED, ACCEPTED, CANCELLED, REFUSED = State
 DECIDED = {ACCEPTED, CANCELLED, REFUSED}
@@ -323,9 +323,10 @@ def test_refused_brings_its_reasons() -> None:
 def test_lost_and_recovered_bring_the_end() -> None:
     """An unknown sale expires as well; an id seen in the answer is a candidate."""
     after = advance(RECORD, EXAMPLES[Lost])
-    assert (after.expires_at, after.candidate_id, after.transaction_id) == (332.0, 9, None)
-    heard = attrs.evolve(RECORD, candidate_id=5)
-    assert advance(heard, Lost(at=2.0, expires_at=332.0)).candidate_id == 5
+    assert (after.expires_at, after.candidate_ids, after.transaction_id) == (332.0, (9,), None)
+    heard = attrs.evolve(RECORD, candidate_ids=(5,))
+    assert advance(heard, Lost(at=2.0, expires_at=332.0)).candidate_ids == (5,)
+    assert advance(heard, EXAMPLES[Lost]).candidate_ids == (9, 5)
     assert advance(RECORD, EXAMPLES[Recovered]).expires_at == 332.0
 
 
@@ -351,28 +352,46 @@ def test_the_paid_one_of_several_transactions_counts() -> None:
 @pytest.mark.parametrize("kind", [Notified, Returned])
 @pytest.mark.parametrize("state", State)
 def test_a_notification_is_a_time_and_perhaps_a_candidate(state: State, kind: type[Event]) -> None:
-    """§6: two ids and no verdict. The first counts until it is asked for and is not ours; an id of ours stays."""
+    """§6: two ids and no verdict. Each id is kept until it proves to be another's; an id of ours stays."""
     record = at_state(state)
     after = advance(record, EXAMPLES[kind])
-    assert (after.notified_at, after.candidate_id, after.transaction_id) == (2.0, 8, None)
+    assert (after.notified_at, after.candidate_ids, after.transaction_id) == (2.0, (8,), None)
     again = advance(after, attrs.evolve(EXAMPLES[kind], at=3.0, transaction_id=9))  # type: ignore[call-arg]  # both kinds have it
-    assert (again.notified_at, again.candidate_id) == (2.0, 8)
-    freed = advance(again, Conflicted(at=4.0, what="transaction id 8"))
-    assert (freed.notified_at, freed.candidate_id) == (2.0, None)
+    assert (again.notified_at, again.candidate_ids) == (2.0, (8, 9))
+    assert advance(again, attrs.evolve(EXAMPLES[kind], at=3.0)).candidate_ids == (8, 9)
+    freed = advance(again, Conflicted(at=4.0, what="another's", candidate_id=8))
+    assert (freed.notified_at, freed.candidate_ids) == (2.0, (9,))
+    assert advance(again, Conflicted(at=4.0, what="amount 5")).candidate_ids == (8, 9)
     known = advance(attrs.evolve(record, transaction_id=7), EXAMPLES[kind])
-    assert (known.transaction_id, known.candidate_id) == (7, None)
+    assert (known.transaction_id, known.candidate_ids) == (7, ())
+
+
+def test_of_too_many_candidates_the_oldest_goes_and_the_first_stays() -> None:
+    """The first may be of the service's own answer; that some were dropped is kept, since they may have been ours."""
+    record = advance(RECORD, EXAMPLES[Lost])
+    for number in range(100, 115):
+        record = advance(record, Notified(at=3.0, transaction_id=number))
+    assert record.candidate_ids == (9, *range(100, 115))
+    record = advance(record, Notified(at=3.0, transaction_id=200))
+    assert record.candidate_ids == (9, DROPPED, *range(102, 115), 200)
+    record = advance(record, Notified(at=3.0, transaction_id=201))
+    assert record.candidate_ids == (9, DROPPED, *range(103, 115), 200, 201)
+    early = RECORD
+    for number in range(100, 116):
+        early = advance(early, Notified(at=3.0, transaction_id=number))
+    assert advance(early, EXAMPLES[Lost]).candidate_ids == (9, DROPPED, *range(102, 116))
 
 
 def test_a_browser_that_came_back_cancelled_is_a_time_only() -> None:
     """It names no transaction, and decides nothing."""
     after = advance(at_state(PENDING), Returned(at=2.0))
-    assert (after.state, after.notified_at, after.candidate_id) == (PENDING, 2.0, None)
+    assert (after.state, after.notified_at, after.candidate_ids) == (PENDING, 2.0, ())
 
 
-def test_a_candidate_of_our_own_answer_outweighs_a_notification() -> None:
-    """Anybody may send a notification."""
+def test_a_candidate_of_our_own_answer_and_a_notifications_are_both_kept() -> None:
+    """Anybody may send a notification, which mutes nothing."""
     lost = advance(RECORD, EXAMPLES[Lost])
-    assert advance(lost, Notified(at=3.0, transaction_id=8)).candidate_id == 9
+    assert advance(lost, Notified(at=3.0, transaction_id=8)).candidate_ids == (9, 8)
 
 
 def test_a_notification_at_time_zero_counts() -> None:
@@ -398,7 +417,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Lost, at=TIMES, expires_at=TIMES, candidate_id=IDS),
     *(st.builds(kind, at=TIMES, expires_at=TIMES) for kind in (Recovered, Prepared)),
     st.builds(Notified, at=TIMES, transaction_id=st.integers(1, 3)),
-    st.builds(Conflicted, at=TIMES, what=st.just("amount")),
+    st.builds(Conflicted, at=TIMES, what=st.just("amount"), candidate_id=IDS),
     st.builds(Returned, at=TIMES, transaction_id=IDS),
     *(
         st.builds(kind, at=TIMES)

@@ -18,7 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.ledger_export import new_file, write_attempts
 from payclient.cli.ledger_opening import Identifier, newest, with_ledger
 from payclient.cli.ledger_resolve import resolve
-from payclient.cli.ledger_words import RESTS_ON, is_unresolved, local, move, refusal, utc, what, why
+from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local, move, refusal, utc, what, why
 from payclient.cli.report_lines import PAID_WORDS
 from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import facts, simple_table
@@ -171,7 +171,7 @@ def _print_record(record: Record) -> None:
         "paid": PAID_WORDS[record.state.paid],
         "amount": terminal.money(record.amount, record.currency),
         "transaction id": record.transaction_id,
-        "heard of, unproven": record.candidate_id,
+        "heard of, unproven": heard_of(record) or None,
         "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
         "message": (refusal(record) or None) if record.state is State.REFUSED else None,
     }

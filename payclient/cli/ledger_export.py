@@ -14,12 +14,12 @@ from payclient.cli.spreadsheet import csv_line, json_line
 from payclient.errors import ConfigurationError
 from payclient.events import Evidence
 from payclient.ledger import Ledger
-from payclient.lifecycle import Record
+from payclient.lifecycle import DROPPED, Record
 
 __all__: list[str] = []
 
 _RECORD_COLUMNS = (
-    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_id",
+    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_ids",
     "amount", "currency", "created_at", "expires_at", "notified_at", "decided_at", "error_code", "error_type",
 )  # fmt: skip
 COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason")
@@ -63,6 +63,7 @@ async def _row(book: Ledger, record: Record) -> dict[str, object]:
         name: _iso(getattr(record, name)) if name.endswith("_at") else getattr(record, name, None)
         for name in _RECORD_COLUMNS
     }
+    row |= {"candidate_ids": [each for each in record.candidate_ids if each != DROPPED]}
     row |= {"paid": record.state.paid, "messages": list(record.messages), "actor": None, "reason": None}
     if record.evidence is Evidence.OPERATOR:
         for change in await book.history(record.client_transaction_id):

@@ -7,7 +7,7 @@ import json
 
 from payclient.events import Evidence
 from payclient.ledger import Change
-from payclient.lifecycle import TRANSITIONS, Record, State
+from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW
 
 __all__: list[str] = []
@@ -55,6 +55,11 @@ def last_query(record: Record, window: float) -> float:
     return expires_at + sum(LAST_QUERIES) * window / NORMAL_WINDOW
 
 
+def heard_of(record: Record) -> str:
+    """The candidate ids, in words."""
+    return ", ".join("others" if each == DROPPED else str(each) for each in record.candidate_ids)
+
+
 def why(record: Record, now: float, window: float) -> str:
     """Why a sale is where it is, in words."""
     word = RESTS_ON[record.evidence]
@@ -63,8 +68,8 @@ def why(record: Record, now: float, window: float) -> str:
             word = "its process ended while it was being sent; the next run calls it unknown, and asks"
         case State.SENDING:
             word = "being sent, or its process has just ended"
-        case State.UNKNOWN if record.candidate_id is not None:
-            word += f"; transaction {record.candidate_id} was heard of, unproven"
+        case State.UNKNOWN if record.candidate_ids:
+            word += f"; transaction {heard_of(record)} was heard of, unproven"
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
             word = f"the customer has not answered; can until {utc(record.expires_at)}"
         case State.PENDING:

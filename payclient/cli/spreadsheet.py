@@ -32,7 +32,7 @@ def json_line(values: Mapping[str, object]) -> bytes:
 
 def _cell(value: object) -> str:
     if isinstance(value, list):
-        return "; ".join(value)
+        return "; ".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

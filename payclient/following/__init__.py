@@ -46,6 +46,7 @@ class Following:
         status: StatusSource | None,
         schedule: Schedule,
         proves_absence: bool,
+        asks_by_id: bool,
         sale_window: float,
         form_window: float,
         total_timeout: float,
@@ -95,6 +96,7 @@ class Following:
                 pace,
                 status,
                 proves_absence=proves_absence,
+                asks_by_id=asks_by_id,
                 absent_after=absent_after,
                 scale=planning.scale,
             )
@@ -205,11 +207,11 @@ class Following:
         elif entry.slot is None and entry.query is None:
             self._driver.let_go(entry)  # whoever waits now is not kept waiting for ever
 
-    def _notified(self, record: Record) -> None:
+    def _notified(self, record: Record, *, again: bool = False) -> None:
         if self._entries.get(record.client_transaction_id) is None and self.elsewhere(record):
             return  # whoever follows it hears of it too
         if (entry := self.follow(record)) is not None:
-            self._driver.hurry(entry)
+            self._driver.hurry(entry, again=again)
 
     # --- What is asked of it
 

@@ -16,7 +16,7 @@ from payclient.clock import Clock, Timer
 from payclient.events import Expired
 from payclient.following.agenda import Agenda
 from payclient.following.entries import Entries, Entry
-from payclient.following.planning import Planning
+from payclient.following.planning import CHASE, Planning
 from payclient.following.querying import Querying
 from payclient.following.sharing import LEASE
 from payclient.following.turns import LAST, LATE, NOTIFIED, ROUTINE, Pace, Turns
@@ -109,8 +109,11 @@ class Driver:
         else:
             self._plan(entry, self._planning.first(entry, now))
 
-    def hurry(self, entry: Entry) -> None:
-        """Ask at once, ahead of the routine; without anybody to ask, the wait has nothing more to hope for."""
+    def hurry(self, entry: Entry, *, again: bool = False) -> None:
+        """Ask at once, ahead of the routine; without anybody to ask, the wait has nothing more to hope for.
+
+        `again`: the same was notified before, and earns no more than one query, a second after the last one.
+        """
         if self._querying is None:
             self._entries.wake(entry, spent=True)
             if entry.slot is None:
@@ -119,7 +122,11 @@ class Driver:
         if entry.elsewhere:
             return  # its follower hears of it too
         now = self._clock.monotonic()
-        self._entries.case(entry).chase = 0
+        case = self._entries.case(entry)
+        if not again:
+            case.chase = 0
+        elif case.chase is None:
+            case.chase = len(CHASE)
         when = entry.asked_at + self._planning.least
         if now < when or entry.query is not None:
             self._plan(entry, max(when, now))

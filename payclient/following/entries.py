@@ -17,7 +17,7 @@ from payclient.clock import Clock
 from payclient.errors import LedgerError, TransitionError
 from payclient.events import Event
 from payclient.ledger import Ledger
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
 from payclient.results import StatusReport
 
 __all__: list[str] = []
@@ -29,8 +29,23 @@ NEVER = float("-inf")
 #: What is compared for every sale: CPython 3.11 takes ten times as long to find a member of an enum.
 PENDING = State.PENDING
 
+#: Candidates of one sale of which it is remembered what was asked.
+MOST_REMEMBERED = 4 * MOST_CANDIDATES
+
 #: Seconds by which clocks may seem to drift apart before sales get an offset of their own.
 SAME_OFFSET = 0.001
+
+
+@attrs.define(eq=False)
+class Candidate:
+    """What was asked of a transaction id that may be ours. Times are the monotonic clock's."""
+
+    queries: int = 0
+    asked_at: float = NEVER
+    #: When the service last answered that there is no such transaction.
+    missing_at: float = NEVER
+    #: The service named another's client transaction id for it.
+    is_another: bool = False
 
 
 # Mutable, since it is what a query leaves for the next one.
@@ -52,6 +67,51 @@ class Case:
     #: The first of two proofs of absence.
     absent_at: float | None = None
     missing_since: float | None = None
+    #: When it was last asked for by its client transaction id.
+    client_asked_at: float = NEVER
+    #: Whether the last query was by a candidate id.
+    by_candidate: bool = False
+    #: What was asked of each transaction id that may be ours.
+    candidates: dict[int, Candidate] = attrs.field(factory=dict)
+
+    def candidate(self, record: Record) -> int | None:
+        """The candidate id of the next query; None: it goes by the client transaction id.
+
+        The two take turns, and of several candidates the one that was asked least comes first. Between two proofs of
+        absence each of them is asked once more.
+        """
+        left = self.unasked(record)
+        if self.absent_at is None and self.by_candidate:
+            return None
+        return min(reversed(left), key=lambda each: self.about(each).queries, default=None)
+
+    def unasked(self, record: Record) -> list[int]:
+        """The candidate ids, without those that were asked since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        known = self.candidates
+        return [
+            each
+            for each in record.candidate_ids
+            if each != DROPPED and (each not in known or known[each].asked_at < since)
+        ]
+
+    def is_anothers(self, transaction_id: int) -> bool:
+        """Whether the service named another's client transaction id for this one."""
+        return transaction_id in self.candidates and self.candidates[transaction_id].is_another
+
+    def all_missing(self, record: Record) -> bool:
+        """Whether the service answered "not found" of every candidate since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        return all(self.about(each).missing_at >= since for each in record.candidate_ids)
+
+    def about(self, candidate_id: int) -> Candidate:
+        """What was asked of this candidate."""
+        found = self.candidates.get(candidate_id)
+        if found is None:
+            if len(self.candidates) >= MOST_REMEMBERED:
+                del self.candidates[next(iter(self.candidates))]
+            found = self.candidates[candidate_id] = Candidate()
+        return found
 
 
 class Entry:
@@ -221,6 +281,8 @@ class Entries:
         before, entry.record = entry.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
             entry.offset = self._offset_of(record, self._clock.monotonic())
+        if entry.case is not None and not set(record.candidate_ids) <= set(before.candidate_ids):
+            entry.case.absent_at = None  # what was just named is asked for before anything is proven
         if record.state is before.state:
             return
         self.touch()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from payclient.clock import Clock
 from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.following.entries import NEVER, PENDING, Entries, Entry
 from payclient.ledger import Ledger
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import DROPPED, Record, State
 from payclient.notifications import Receipt
 from payclient.results import Notification
 
@@ -37,6 +38,12 @@ class Arrivals:
         self.share = min(self.share + FADING, 1.0)
 
 
+class Hurry(Protocol):
+    """Queries an open sale at once; `again`: it was notified before."""
+
+    def __call__(self, record: Record, *, again: bool = False) -> object: ...
+
+
 class Notifying:
     """Takes notifications. `hurry` asks for an open sale at once, `look_again` for a decided one."""
 
@@ -47,7 +54,7 @@ class Notifying:
         entries: Entries,
         arrivals: Arrivals,
         *,
-        hurry: Callable[[Record], object],
+        hurry: Hurry,
         look_again: Callable[[Record], object],
     ) -> None:
         self._ledger = ledger
@@ -66,18 +73,24 @@ class Notifying:
         record = entry.record if entry is not None else await self._ledger.get(identifier)
         if record is None:
             return Receipt.UNMATCHED
-        known = record.transaction_id if record.transaction_id is not None else record.candidate_id
-        if record.notified_at is not None and known == transaction_id:
-            return Receipt.DUPLICATE
         now, at = self._clock.monotonic(), self._clock.time()
-        if known not in (None, transaction_id) or record.state is State.REFUSED:
-            # Written once a second at most, since anybody can send these, and not over a candidate to be asked for.
-            if now >= self._noted_until and (
-                record.transaction_id is not None or record.candidate_id is None
-            ):
-                self._noted_until = now + 1.0
-                what = f"a notification names transaction {transaction_id}"
-                await self._note(entry, record, Conflicted(at=at, what=what))
+        known, candidates = record.transaction_id, record.candidate_ids
+        if record.notified_at is not None and (transaction_id == known or transaction_id in candidates):
+            # Written once. Whoever came first may have forged it, so that this one is worth its query too.
+            if not record.state.decided and record.state is not State.SENDING:
+                self._hurry(record, again=True)
+            return Receipt.DUPLICATE
+        case = None if entry is None else entry.case
+        if known is None and case is not None and case.is_anothers(transaction_id):
+            return Receipt.CONFLICT
+        if known not in (None, transaction_id) or DROPPED in candidates:
+            # Written once a second at most, since anybody can send these.
+            if now < self._noted_until:
+                return Receipt.CONFLICT
+            self._noted_until = now + 1.0
+        if known not in (None, transaction_id):
+            what = f"a notification names transaction {transaction_id}"
+            await self._note(entry, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
         record = await self._note(entry, record, Notified(at=at, transaction_id=transaction_id))
         if record.state is State.SENDING:

@@ -119,8 +119,11 @@ class Planning:
         """An unknown sale may be proven absent, by two queries that are late enough."""
         due = case.begun + self._absent_after
         if case.absent_at is not None:
+            if case.unasked(entry.record):
+                return max(now, entry.asked_at + self.least)
             due = case.absent_at + self._absent_after / 10
-        return max(now, due) if entry.asked_at < due else None
+        # The queries that go by candidate ids prove nothing, and this one comes behind them.
+        return max(now, due, entry.asked_at + self.least) if case.client_asked_at < due else None
 
     def _gap(self, kind: str, age: float, part: float, *, heard: float | None = None) -> float:
         if heard is None:

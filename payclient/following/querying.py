@@ -10,7 +10,7 @@ from payclient.errors import RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
 from payclient.following.entries import Entries, Entry
 from payclient.following.turns import Pace
-from payclient.lifecycle import State
+from payclient.lifecycle import DROPPED, State
 from payclient.results import StatusReport
 
 __all__: list[str] = []
@@ -38,6 +38,7 @@ class Querying:
         status: StatusSource,
         *,
         proves_absence: bool,
+        asks_by_id: bool,
         absent_after: float,
         scale: float,
     ) -> None:
@@ -47,6 +48,8 @@ class Querying:
         self._status = status
         #: "Not found" counts as proof only from the profile's own query by client transaction id.
         self._proves_absence = proves_absence
+        #: Whether candidate ids can be asked for.
+        self._asks_by_id = asks_by_id
         self._absent_after = absent_after
         self._scale = scale
         self._said: set[str] = set()
@@ -56,10 +59,11 @@ class Querying:
     async def ask(self, entry: Entry) -> StatusReport | None:
         """Ask once and let the ledger take the answer; the report, if one came."""
         record = entry.record
+        candidate_id = self._candidate(entry)
         reference = TransactionRef(
             client_transaction_id=record.client_transaction_id,
             transaction_id=record.transaction_id,
-            candidate_id=record.candidate_id,
+            candidate_id=candidate_id,
             kind=record.kind,
         )
         made_at = self._clock.monotonic()
@@ -83,32 +87,66 @@ class Querying:
         self._pace.answered(made_at)
         if entry.case is not None:
             entry.case.failures = 0
-        # What says nothing new is not kept: there may be 100,000 of it.
-        entry.report = None if report is not None and report.state == "Pendiente" else report
         if report is None:
-            await self._not_found(entry)
+            entry.report = None
+            await self._not_found(entry, candidate_id)
             return None
+        return report if await self._take(entry, report, candidate_id) else None
+
+    def _candidate(self, entry: Entry) -> int | None:
+        """The candidate id that the next query goes by; None: it goes by what is ours."""
+        record, case = entry.record, entry.case
+        if record.transaction_id is not None or record.kind != "sale":
+            return None
+        if case is None:
+            case = self._entries.case(entry)
+        now = self._clock.monotonic()
+        candidate_id = case.candidate(record) if self._asks_by_id else None
+        if candidate_id is None:
+            case.by_candidate, case.client_asked_at = False, now
+            return None
+        # Without a query by client transaction id there is nothing to take turns with.
+        case.by_candidate = self._proves_absence
+        if not self._proves_absence:
+            case.client_asked_at = now
+        about = case.about(candidate_id)
+        about.queries, about.asked_at = about.queries + 1, now
+        return candidate_id
+
+    async def _take(self, entry: Entry, report: StatusReport, candidate_id: int | None) -> bool:
+        """Apply what a report says; False where the report is about something that is not ours."""
+        record = entry.record
+        unproven = candidate_id is not None or not self._proves_absence
+        conflict = conflict_of(record, report, by_candidate=unproven, candidate_id=candidate_id)
+        if candidate_id is not None and report.client_transaction_id not in (
+            None,
+            record.client_transaction_id,
+        ):
+            # Whoever named it, it is somebody else's, and says nothing about this sale.
+            self._entries.case(entry).about(candidate_id).is_another = True
+            if not record.state.decided:
+                what = f"transaction {candidate_id} is another's"
+                conflicted = Conflicted(at=self._clock.time(), what=what, candidate_id=candidate_id)
+                await self._entries.apply(entry, conflicted)
+            return False
         if entry.case is not None:
             entry.case.missing_since = entry.case.absent_at = None
-        await self._take(entry, report)
-        return report
-
-    async def _take(self, entry: Entry, report: StatusReport) -> None:
-        record = entry.record
-        if conflict := conflict_of(record, report, by_candidate=not self._proves_absence):
+        if conflict:
             case = self._entries.case(entry)
             if conflict != case.conflict:  # written and said once, not at every query
                 case.conflict = conflict
                 await self._entries.apply(entry, Conflicted(at=self._clock.time(), what=conflict))
                 logger.error("%s: a status report is not ours: %s", record.client_transaction_id, conflict)
-            return
+            return False
+        # What says nothing new is not kept: there may be 100,000 of it.
+        entry.report = None if report.state == "Pendiente" else report
         if report.also_accepted:
             others = ", ".join(map(str, report.also_accepted))
             logger.critical("%s: accepted more than once: also %s", record.client_transaction_id, others)
             await self._entries.apply(
                 entry, Conflicted(at=self._clock.time(), what=f"also accepted: {others}")
             )
-        now, identifier = self._clock.time(), report.transaction_id
+        now, identifier = self._clock.time(), report.transaction_id or candidate_id
         state = entry.record.state
         if report.state == "Aceptado":
             if state is State.CANCELLED:
@@ -122,8 +160,9 @@ class Querying:
         else:
             self._entries.case(entry).failures = 3
             self._say("state word", "the service says a state that the profile does not map (status.states)")
+        return True
 
-    async def _not_found(self, entry: Entry) -> None:
+    async def _not_found(self, entry: Entry, candidate_id: int | None) -> None:
         now = self._clock.monotonic()
         if entry.record.kind == "form":
             return  # a form that nobody has paid yet may well be not found
@@ -136,13 +175,27 @@ class Querying:
                 case.missing_since = float("inf")
                 await self._entries.apply(entry, Conflicted(at=self._clock.time(), what="not found"))
             return
+        if candidate_id is not None:
+            case.about(candidate_id).missing_at = now
+            return
         # Twice, late enough and far enough apart, and nothing was created.
         if not self._proves_absence or now < case.begun + self._absent_after:
+            return
+        candidates = entry.record.candidate_ids
+        if DROPPED in candidates or (candidates and not self._asks_by_id):
+            self._say(
+                "candidates",
+                '%s: "not found" proves nothing where a transaction was named that cannot be queried',
+                entry.record.client_transaction_id,
+            )
             return
         if case.absent_at is None:
             case.absent_at = now
         elif now - case.absent_at >= self._absent_after / 10:
-            await self._entries.apply(entry, ProvenAbsent(at=self._clock.time()))
+            if case.all_missing(entry.record):
+                await self._entries.apply(entry, ProvenAbsent(at=self._clock.time()))
+            else:
+                case.absent_at = None
 
     def _failed(self) -> None:
         self.failing += FADING * (1.0 - self.failing)

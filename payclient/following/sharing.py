@@ -223,8 +223,9 @@ class Sharing:
         entry = self._entries.get(record.client_transaction_id)
         if entry is None:
             return
-        before = entry.record.notified_at
-        if self._entries.learn(entry, record) and not record.state.decided and record.notified_at != before:
+        before = entry.record
+        news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
+        if self._entries.learn(entry, record) and not record.state.decided and news:
             self._notified(record)
 
     async def aclose(self) -> None:

@@ -24,7 +24,7 @@ __all__ = [
 #: Of `record_of`.
 RECORD = """
     client_transaction_id, attempt, kind, digest, lane, amount, currency, state, evidence, version,
-    transaction_id, candidate_id, created_at, expires_at, notified_at, decided_at, error_code, error_type,
+    transaction_id, candidate_ids, created_at, expires_at, notified_at, decided_at, error_code, error_type,
     messages
 """
 #: Of `change_of`.
@@ -82,7 +82,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
         evidence=_EVIDENCE[row[8]],
         version=row[9],
         transaction_id=row[10],
-        candidate_id=row[11],
+        candidate_ids=tuple(json.loads(row[11])) if row[11] else (),
         created_at=row[12],
         expires_at=row[13],
         notified_at=row[14],

@@ -41,7 +41,7 @@ BARRIER = "SELECT pg_advisory_xact_lock(1348565324, 1)"
 _NOTIFIED = quoted(*sorted(FEED))
 #: What changes with an event. `apply_row` has them in this order, behind the three that say which row.
 CHANGING = (
-    "state", "evidence", "transaction_id", "candidate_id", "expires_at", "notified_at", "decided_at",
+    "state", "evidence", "transaction_id", "candidate_ids", "expires_at", "notified_at", "decided_at",
     "error_code", "error_type", "messages", "event", "event_evidence", "event_at", "event_detail",
 )  # fmt: skip
 #: What `payclient.write` takes.
@@ -49,7 +49,7 @@ ARRAYS = (
     # Of `permit_row`.
     *("text[]", "integer[]", "text[]", "bytea[]", "bytea[]", "bigint[]", "text[]", *["double precision[]"] * 2),
     # Of `apply_row`.
-    *("text[]", "integer[]", "integer[]", "text[]", "text[]", "bigint[]", "bigint[]", *["double precision[]"] * 3),
+    *("text[]", "integer[]", "integer[]", "text[]", "text[]", "bigint[]", "text[]", *["double precision[]"] * 3),
     *("bigint[]", "text[]", "text[]", "text[]", "text[]", "double precision[]", "text[]"),
     # Who writes, and who follows what is permitted.
     *("bytea", "bytea"),
@@ -100,7 +100,7 @@ CREATE TABLE payclient.attempts (
     evidence text NOT NULL,
     version integer NOT NULL,
     transaction_id bigint,
-    candidate_id bigint,
+    candidate_ids text,
     expires_at double precision,
     notified_at double precision,
     decided_at double precision,
@@ -196,7 +196,8 @@ BEGIN
     PERFORM pg_notify('{CHANNEL}', CASE WHEN octet_length(n.client_transaction_id) < 1000
         THEN n.client_transaction_id ELSE '' END)
     FROM changed AS n JOIN former AS o ON n.seq = o.seq
-    WHERE n.notified_at IS DISTINCT FROM o.notified_at OR (n.state <> o.state AND n.state IN ({_NOTIFIED}));
+    WHERE n.notified_at IS DISTINCT FROM o.notified_at OR n.candidate_ids IS DISTINCT FROM o.candidate_ids
+        OR (n.state <> o.state AND n.state IN ({_NOTIFIED}));
     RETURN NULL;
 END $$""",  # noqa: S608 - our own names
     # An index each time, whatever a plan made over an empty table would rather do.

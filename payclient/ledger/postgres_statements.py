@@ -114,7 +114,7 @@ def apply_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
         after.state._value_,
         after.evidence._value_,
         after.transaction_id,
-        after.candidate_id,
+        json.dumps(after.candidate_ids) if after.candidate_ids else None,
         after.expires_at,
         after.notified_at,
         after.decided_at,

@@ -94,7 +94,7 @@ CREATE TABLE changes (
     state_evidence TEXT NOT NULL,
     transaction_id INTEGER,
     expires_at REAL,
-    candidate_id INTEGER,
+    candidate_ids TEXT,
     notified_at REAL,
     decided_at REAL CHECK ((decided_at IS NOT NULL) = ({_DECIDED})),
     error_code INTEGER,
@@ -108,7 +108,7 @@ CREATE TABLE changes (
 CREATE VIEW records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
-    coalesce(version, 0) AS version, transaction_id, candidate_id, created_at,
+    coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
     coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
     error_code, error_type, messages
 FROM attempts LEFT JOIN changes ON cursor = (
@@ -205,7 +205,7 @@ def insert_attempts(rows: int) -> str:
 # What `change_row` has, behind the two that say which attempt. Most changes leave the last six None.
 _CHANGE = (
     "version", "at", "event", "evidence", "detail", "after", "state_evidence", "transaction_id", "expires_at",
-    "candidate_id", "notified_at", "decided_at", "error_code", "error_type", "messages",
+    "candidate_ids", "notified_at", "decided_at", "error_code", "error_type", "messages",
 )  # fmt: skip
 SELDOM = 6
 
@@ -235,7 +235,7 @@ def change_row(event: Event, after: Record) -> tuple[Any, ...]:
         after.evidence._value_,
         after.transaction_id,
         after.expires_at,
-        after.candidate_id,
+        json.dumps(after.candidate_ids) if after.candidate_ids else None,
         after.notified_at,
         after.decided_at,
         after.error_code,

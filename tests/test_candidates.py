@@ -1,0 +1,393 @@
+"""Transaction ids that an answer or a notification named: asked for one by one, before anything is proven."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import payclient
+from fake_service import FakeService, Script, answer, lost_answer, lost_request, refusal, sale
+from payclient.ledger.memory import MemoryLedger
+from test_tracker import outcome_of, tracking
+
+Receipt, State = payclient.Receipt, payclient.State
+
+
+class Lagging(FakeService):
+    """A service whose query by client transaction id finds nothing yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lags = True
+
+    def status(self, path: str) -> payclient.HttpResponse:
+        if self.lags and path.startswith("/api/Sale/client/"):
+            return refusal(20, status=404)
+        return super().status(path)
+
+    def by_id(self, transaction_id: int) -> int:
+        """How often this transaction was asked for."""
+        return self.queries.count(f"/api/Sale/{transaction_id}")
+
+
+@pytest.fixture
+def service() -> Lagging:
+    return Lagging()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[payclient.Ledger]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
+    opened = await payclient.open_ledger(url)
+    yield opened
+    await opened.aclose()
+
+
+def hint(transaction_id: int) -> payclient.Notification:
+    return payclient.Notification(transaction_id=transaction_id, client_transaction_id="order-17")
+
+
+def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Script:
+    """The charge is executed; the answer names it and is no success."""
+
+    async def script(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        created = service.create(request)
+        return answer(status, {"transactionId": transaction_id or created})
+
+    return script
+
+
+async def events(ledger: payclient.Ledger) -> list[str]:
+    return [change.event for change in await ledger.history("order-17")]
+
+
+async def test_an_id_in_a_failed_answer_is_asked_for(service: Lagging) -> None:
+    """`500 {"transactionId": ...}`: found by that id, while the query by client transaction id lags."""
+    service.scripts = [fails_with_an_id()]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert pending.state is State.UNKNOWN
+        service.decide("Aceptado")
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+    assert service.posted == {"order-17": 1}
+
+
+async def test_an_id_in_a_notification_is_asked_for_at_once(service: Lagging) -> None:
+    """The answer was lost and the index lags; the notification's id finds it within a second."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(20)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint(1000)) is Receipt.MATCHED
+        await service.clock.advance(0.5)
+        assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
+
+
+async def test_a_forged_candidate_does_not_mute_the_genuine_one(service: Lagging) -> None:
+    """A second id is another candidate and worth its query, whatever became of the first; so are a third, a fourth."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(20)
+        for number in (777, 778, 779):
+            assert await tracker.notify(hint(number)) is Receipt.MATCHED
+        service.decide("Aceptado")
+        assert await tracker.notify(hint(1000)) is Receipt.MATCHED
+        await service.clock.advance(2.0)
+        assert pending.outcome.paid is True
+
+
+async def test_a_forged_notification_of_our_own_id_does_not_mute_the_genuine_one(service: Lagging) -> None:
+    """Whoever guesses the ids may come first; the one that comes after the approval is asked for all the same."""
+    service.lags = False
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(10)
+        assert await tracker.notify(hint(1000)) is Receipt.MATCHED
+        await service.clock.advance(20)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint(1000)) is Receipt.DUPLICATE
+        await service.clock.advance(1.05)
+        assert pending.outcome.paid is True
+
+
+@pytest.mark.parametrize("transaction_id", [1000, 2000], ids=["ours", "nobody's"])
+async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
+    transaction_id: int, ledger: payclient.Ledger
+) -> None:
+    """A flood of one forged notification: a query a second, and one row."""
+    service = Lagging()
+    service.scripts = [lost_answer]
+    service.lags = transaction_id != 1000
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        await pending.check()
+        await tracker.notify(hint(transaction_id))
+        await service.clock.advance(30)
+        before, written = len(service.queries), len(await events(ledger))
+        for _ in range(40):
+            await tracker.notify(hint(transaction_id))
+            await service.clock.advance(0.25)
+        assert 4 <= len(service.queries) - before <= 12
+        assert len(await events(ledger)) <= written + 1
+
+
+async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: payclient.Ledger) -> None:
+    """A hundred forged ids a second: one query a second, few rows; and a genuine one is found within seconds."""
+    service = Lagging()
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(10)
+        before = len(service.queries)
+        for second in range(10):
+            for number in range(100):
+                await tracker.notify(hint(1_000_000 + second * 100 + number))
+            await service.clock.advance(1)
+        assert len(service.queries) - before <= 14
+        assert len(await events(ledger)) <= 40
+        service.decide("Aceptado")
+        for _ in range(5):  # as a service repeats one
+            await tracker.notify(hint(1000))
+            await service.clock.advance(1)
+        async with asyncio.timeout(10):  # for the ledger's thread: virtual time stands still
+            assert (await pending.wait()).paid is True
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"clientTransactionId": "order-18"}, {"clientTransactionId": None}, {"amount": 1}, {"currency": "EUR"}],
+    ids=["client id", "no client id", "amount", "currency"],
+)
+async def test_a_candidate_that_does_not_match_binds_nothing(
+    service: Lagging, changes: dict[str, object]
+) -> None:
+    """Whatever its state: another's transaction is not our sale, and its report is shown to nobody."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[2000] = {
+            "transactionId": 2000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
+            "state": "Aceptado", **changes,
+        }  # fmt: skip
+        await tracker.notify(hint(2000))
+        for _ in range(10):
+            outcome = await pending.check()
+            assert (outcome.state, outcome.transaction_id, outcome.report) == (State.UNKNOWN, None, None)
+            await service.clock.advance(1.5)
+        assert service.by_id(2000) >= 1
+
+
+async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
+    """The service's word that it is somebody else's ends it, however often it is named again."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.sales[2000] = {"transactionId": 2000, "clientTransactionId": "order-18", "state": "Aceptado"}
+        await tracker.notify(hint(2000))
+        await service.clock.advance(5)
+        for _ in range(10):
+            assert await tracker.notify(hint(2000)) is Receipt.CONFLICT
+            await service.clock.advance(1)
+        assert service.by_id(2000) == 1
+        outcome = await outcome_of(service, pending)
+    assert (outcome.state, outcome.paid, outcome.evidence) == (
+        State.REFUSED,
+        False,
+        payclient.Evidence.ABSENT,
+    )
+
+
+# --- What absence needs
+
+
+async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: Lagging) -> None:
+    """The query by the named id fails for ever: "not found" by the other id proves nothing, and nothing is sent."""
+    service.scripts = [fails_with_an_id()]
+    shipped = service.status
+
+    def status(path: str) -> payclient.HttpResponse:
+        return answer(400, {}) if path == "/api/Sale/1000" else shipped(path)
+
+    service.status = status  # type: ignore[method-assign]  # this id's query is broken
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        outcome = await outcome_of(service, pending)
+        assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+        await service.clock.advance(100_000)
+        assert pending.outcome.paid is None
+        await tracker.sale(sale())
+    assert service.posted == {"order-17": 1}
+
+
+async def test_absence_is_proven_once_every_candidate_is_not_found_too(service: Lagging) -> None:
+    """Forged ids delay the proof and do not prevent it: each is asked once more between the two proofs."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        for number in (777, 778):
+            await tracker.notify(hint(number))
+        await service.clock.advance(590)
+        before = (service.by_id(777), service.by_id(778))
+        outcome = await outcome_of(service, pending)
+        assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+        assert (service.by_id(777), service.by_id(778)) == (before[0] + 1, before[1] + 1)
+
+
+async def test_a_notification_between_the_two_proofs_undoes_the_first(service: Lagging) -> None:
+    """Whatever it names is asked for, and the time between two proofs begins anew."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(630)
+        assert pending.state is State.UNKNOWN
+        await tracker.notify(hint(777))
+        await service.clock.advance(40)
+        assert pending.state is State.UNKNOWN
+        await tracker.notify(hint(1000))
+        service.decide("Aceptado")
+        await service.clock.advance(2)
+        assert pending.outcome.paid is True
+
+
+async def test_absence_is_not_proven_where_more_ids_came_than_are_kept(service: Lagging) -> None:
+    """One of those that were dropped may have been ours: an operator decides."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        for number in range(17):
+            await tracker.notify(hint(2000 + number))
+        outcome = await outcome_of(service, pending)
+    assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+
+
+async def test_absence_is_not_proven_where_the_named_id_cannot_be_asked(
+    service: Lagging, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A profile without a query by transaction id: the sale stays unknown, and a warning says why."""
+    service.scripts = [fails_with_an_id()]
+    profile = payclient.ServiceProfile(
+        not_found_codes=frozenset({20}),
+        status=payclient.StatusProfile(
+            by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
+        ),
+    )
+    async with tracking(service, profile=profile) as tracker:
+        pending = await tracker.sale(sale())
+        outcome = await outcome_of(service, pending)
+    assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+    assert "named that cannot be queried" in caplog.text
+
+
+@pytest.mark.parametrize("notified", [False, True], ids=["answer", "notification"])
+async def test_a_candidate_survives_a_restart(notified: bool, ledger: payclient.Ledger) -> None:
+    """It stands in the ledger, also where the process ended before it asked, and binds the sale afterwards."""
+    service = Lagging()
+    service.scripts = [lost_answer if notified else fails_with_an_id()]
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+        if notified:
+            for number in (777, 1000):
+                await tracker.notify(hint(number))
+    service.decide("Aceptado")
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.find("order-17")
+        assert pending is not None
+        assert pending.state is State.UNKNOWN
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+    assert service.posted == {"order-17": 1}
+
+
+async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: payclient.Ledger) -> None:
+    """Notified while it was being sent, and then the process ends: its id is asked for by the next one."""
+    service = Lagging()
+    record = payclient.Record(
+        client_transaction_id="order-17", amount=1150, currency="USD", created_at=service.clock.time()
+    )
+    async with tracking(service, ledger) as tracker:
+        await ledger.permit(record)  # as of a process that dies while it sends
+        assert await tracker.notify(hint(1000)) is Receipt.EARLY
+    service.sales[1000] = {
+        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
+        "state": "Aceptado",
+    }  # fmt: skip
+    async with tracking(service, ledger) as later:
+        pending = await later.find("order-17")
+        assert pending is not None
+        assert (await outcome_of(service, pending)).transaction_id == 1000
+
+
+# --- Proofs of absence
+
+
+async def test_two_proofs_at_once_are_one(service: Lagging) -> None:
+    """However often it is checked, they are a tenth of `absent_after` apart."""
+    service.scripts = [lost_request]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(600)
+        for _ in range(50):
+            await pending.check()
+            await service.clock.advance(1.1)
+        assert pending.state is State.UNKNOWN
+        await service.clock.advance(10)
+        assert pending.outcome.paid is False
+
+
+async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> None:
+    """Not found, then seen in whatever state, then not found: the first "not found" counts no more."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(630)
+        service.lags = False
+        service.decide("Rara")  # a word that the profile does not map: seen, and no verdict
+        await pending.check()
+        service.lags = True
+        await service.clock.advance(45)
+        assert pending.state is State.UNKNOWN
+        service.lags = False
+        service.decide("Aceptado")
+        assert (await pending.check()).paid is True
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["prepared", "lost"])
+async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: bool) -> None:
+    """Nobody has paid it, so it is not found: that says nothing about whether it exists."""
+
+    async def prepares(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        if lost:
+            raise ConnectionResetError
+        return answer(200, {"paymentId": "p", "payWithCard": "https://pay.example/c"})
+
+    service.scripts = [prepares]
+    request = payclient.PrepareRequest(
+        currency="USD", client_transaction_id="order-17", store_id="S1", amount_with_tax=1000, tax=150,
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        try:
+            await tracker.prepare(request)
+        except payclient.OutcomeUnknownError:
+            assert lost
+    async with tracking(service, ledger) as tracker:
+        await service.clock.advance(4000)
+        pending = await tracker.find("order-17")
+        assert pending is not None
+        assert pending.outcome.paid is None
+        assert len(service.queries) > 5
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.prepare(request)

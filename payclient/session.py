@@ -222,7 +222,7 @@ class PaySession:
         """One exchange, and after a 401 once more with a fresh token where one can be asked for."""
         try:
             return await self._exchanges.make(operation, request, decode)
-        except UnauthorizedError:
-            if not self.renews_token:
+        except UnauthorizedError as error:
+            if not self.renews_token or error.http_status != 401:
                 raise
         return await self._exchanges.make(operation, request, decode)

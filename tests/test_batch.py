@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import attrs
@@ -14,6 +15,7 @@ import payclient
 from fake_service import (
     PROFILE,
     FakeService,
+    Script,
     lost_answer,
     lost_request,
     no_connection,
@@ -297,8 +299,12 @@ async def test_an_async_iterable_is_taken_as_it_comes(service: FakeService) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"wait": -1.0}, {"retry": {"all"}}]
-)
+    "options",
+    [
+        {"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
+        {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
+    ],
+)  # fmt: skip
 async def test_bad_limits_are_refused(service: FakeService, options: dict[str, object]) -> None:
     """A limit that cannot be is a ValueError, before anything is sent."""
     async with tracking(service) as tracker:
@@ -343,7 +349,7 @@ async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     assert len(results) == 11
     assert all(result.paid for result in results.values())
     assert sent[0] == "2"
-    assert len(sent) - 1 - sent[::-1].index("2") >= 9
+    assert [number for number, lane in enumerate(sent) if lane == "2"] == [0, 2, 4, 6, 8, 10]
     assert set(service.posted.values()) == {1}
 
 
@@ -371,10 +377,13 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeServic
 
 async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) -> None:
     """More prompts than the window would read ahead by itself are all open at once."""
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(1500), wait=1, max_pending=1500, max_in_flight=500)
-        assert service.clock.monotonic() <= 4
-    assert len(results) == 1500
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, rows(1500), max_pending=1500, max_in_flight=500) as results,
+    ):
+        for _ in range(4):
+            await service.clock.advance(1)
+        assert results.pending == 1500
 
 
 async def test_the_source_is_read_no_farther_than_the_window(service: FakeService) -> None:
@@ -605,3 +614,256 @@ async def slow(
     for _ in range(20):
         await asyncio.sleep(0)
     return await service.take(request, before_send)
+
+
+# --- At its edges
+
+
+async def unwritten(
+    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+) -> payclient.HttpResponse:
+    """The connection is seen dead between the permit and the first byte."""
+    await before_send()
+    raise payclient.NotSentError("seen dead")
+
+
+class Held:
+    """A Sale that is created, and answered when `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(
+        self, service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        answer = await service.take(request, before_send)
+        await self.go.wait()
+        return answer
+
+
+async def turns(count: int = 200) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_leaving_waits_for_the_answer_of_what_was_sent(service: FakeService) -> None:
+    """The block ends when every send under way is recorded, with what its answer said, and sends nothing more."""
+    held, ledger = Held(), MemoryLedger()
+    service.scripts = [held] * 3
+
+    async def leave() -> payclient.batch.Charges:
+        async with payclient.charge_all(tracker, rows(9), max_in_flight=3) as charges:
+            await turns()
+        return charges
+
+    async with tracking(service, ledger) as tracker:
+        leaving = asyncio.create_task(leave())
+        await turns(500)
+        assert not leaving.done()
+        held.go.set()
+        charges = await leaving
+        assert [record.state async for record in ledger.unfinished()] == [State.PENDING] * 3
+        await service.clock.advance(5)
+    assert charges.stopped == "the batch was left"
+    assert len(service.posted) == 3
+
+
+async def test_leaving_does_not_wait_for_a_reader(service: FakeService) -> None:
+    """Results that nobody reads hold up no one: as many as the window are kept, and then nothing more is sent."""
+    held = Held()
+    service.scripts = [FakeService.take] * 1000 + [held] * 3
+    async with tracking(service) as tracker:
+        async with payclient.charge_all(tracker, rows(9000), wait=0, max_pending=10, max_in_flight=3):
+            await settled(service)
+            held.go.set()
+        assert sum(service.posted.values()) == 1003
+
+
+async def test_results_that_nobody_reads_stop_the_reading_of_rows(service: FakeService) -> None:
+    """Memory is bounded by the window however fast the service is and however slow the reader."""
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, rows(4000), wait=0, max_pending=10) as charges,
+    ):
+        assert 1000 <= await settled(service) <= 2000
+        results = [result async for result in charges]
+    assert len(results) == 4000
+
+
+async def settled(service: FakeService) -> int:
+    """How many were sent once nothing more is."""
+    before = -1
+    while before != (before := sum(service.posted.values())):
+        await turns()
+    return before
+
+
+async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> None:
+    """Whoever asks again gets the same, be it the end or the error, and nobody hangs."""
+    async with tracking(service) as tracker:
+        async with payclient.charge_all(tracker, rows(1), wait=0) as charges:
+            for _ in range(3):
+                assert len([result async for result in charges]) <= 1
+
+        def broken() -> Iterator[payclient.SaleRequest]:
+            raise OSError("unreadable")
+            yield
+
+        async with payclient.charge_all(tracker, broken()) as charges:
+            for _ in range(2):
+                with pytest.raises(OSError, match="unreadable"):
+                    await anext(charges)
+
+
+async def test_the_first_reason_to_stop_is_the_reason(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once and not overwritten; the rest comes out at once, whatever the rate."""
+    async with tracking(service) as tracker:
+        async with payclient.charge_all(tracker, rows(50), rate=0.01) as charges:
+            charges.stop("the first")
+            charges.stop("the second")
+            results = [result async for result in charges]
+        assert service.clock.monotonic() < 5
+    assert charges.stopped == "the first"
+    assert "the first" in caplog.text
+    assert "the second" not in caplog.text
+    assert all("never sent: the first" in str(result.error) for result in results)
+    assert {result.paid for result in results} == {None}
+    assert len(results) == 50
+
+
+async def test_a_refused_row_makes_room_for_the_next_prompt(service: FakeService) -> None:
+    """With one prompt at a time, three refusals and three tries of a busy customer take none away."""
+    service.scripts = [refuses(22)] * 3 + [refuses(22, 2061)] * 3
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(6), each_second=accept_all(service), max_pending=1)
+    assert sorted(str(result.paid) for result in results.values()) == ["False"] * 3 + ["True"] * 3
+
+
+async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) -> None:
+    """Only outcomes of what this run sent count as unknown in a row."""
+    ledger = MemoryLedger()
+    service.scripts = [lost_request] * (UNKNOWN_IN_A_ROW - 1)
+    async with tracking(service, ledger) as tracker:
+        first = await run(service, tracker, rows(UNKNOWN_IN_A_ROW - 1), wait=0)
+        assert {result.outcome.state for result in first.values() if result.outcome} == {State.UNKNOWN}
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as tracker:
+        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
+    assert not [result for result in results.values() if result.error is not None]
+    assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
+
+
+async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) -> None:
+    """Four unknown, one taken, four unknown: nothing is stopped; the fifth in a row is the one that stops."""
+    four = [lost_answer] * 4
+    service.scripts = [*four, FakeService.take, *four, FakeService.take, *four, lost_answer]
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
+    assert len(service.posted) == 15
+    assert sum(result.error is not None for result in results.values()) == 5
+
+
+async def test_a_lane_that_cannot_be_read_on_ends_the_batch(service: FakeService) -> None:
+    """The only customer's second row is unreadable: its first has its result, and the error ends the rest."""
+
+    class Failing(ByLane):
+        def next_of(self, lane: int) -> payclient.SaleRequest | None:
+            if self.left[lane] < self.sizes[lane]:
+                raise payclient.InvalidRequestError("the file changed")
+            return super().next_of(lane)
+
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
+            await run(service, tracker, Failing(3), each_second=accept_all(service))
+    assert sum(service.posted.values()) == 1
+
+
+async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: FakeService) -> None:
+    """A re-run reports the rows of the first run at once."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await run(service, tracker, rows(5), each_second=accept_all(service))
+    async with (
+        tracking(service, ledger) as tracker,
+        payclient.charge_all(tracker, reversed(rows(25)), rate=0.01, wait=0) as charges,
+    ):
+        known = [(await anext(charges)).request_key for _ in range(6)]
+    assert set(known) >= {f"row-{n}" for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, unwritten],
+    ids=["401", "429", "2061", "absent", "not sent"],
+)
+async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
+    service: FakeService, script: Script
+) -> None:
+    """Each is a decided refusal of an attempt that created nothing; the next run makes a new one by itself."""
+    ledger = MemoryLedger()
+    service.scripts = [script] * 50
+    async with tracking(service, ledger) as tracker:
+        first = await run(service, tracker, rows(1), seconds=4000)
+    record = await ledger.get("row-0")
+    assert record is not None
+    assert (record.state, first["row-0"].paid) == (State.REFUSED, None if script is unwritten else False)
+    assert not service.posted
+    service.scripts = []
+    async with tracking(service, ledger) as tracker:
+        again = await run(service, tracker, rows(1), each_second=accept_all(service))
+    assert again["row-0"].paid is True
+    assert service.posted == {"row-0": 1}
+
+
+@pytest.mark.parametrize("script", [FakeService.take, lost_answer], ids=["pending", "unknown"])
+async def test_what_may_exist_is_never_called_never_sent(service: FakeService, script: Script) -> None:
+    """A batch that is stopped at its start reports rows that an earlier run sent as they stand."""
+    ledger = MemoryLedger()
+    service.scripts = [script] * 3
+    async with tracking(service, ledger) as tracker:
+        first = await run(service, tracker, rows(3), wait=0)
+    async with (
+        tracking(service, ledger) as tracker,
+        payclient.charge_all(tracker, rows(4), wait=0) as charges,
+    ):
+        charges.stop("at once")
+        results = {result.request_key: result async for result in charges}
+    for key, result in first.items():
+        outcome = results[key].outcome
+        assert outcome is not None
+        assert outcome.state is not State.SENDING
+        assert result.outcome is not None
+        assert (outcome.paid, outcome.state) == (None, result.outcome.state)
+    assert isinstance(results["row-3"].error, payclient.NotSentError)
+
+
+async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeService) -> None:
+    """Six sends, and then its 429 is the result; none comes before `Retry-After` allows it."""
+    times: list[float] = []
+
+    async def limited(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        times.append(service.clock.monotonic())
+        said = await refuses(5, status=429)(service, request, before_send)
+        return attrs.evolve(said, headers={"Retry-After": "30"})
+
+    service.scripts = [limited] * 50
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(1))
+    assert isinstance(results["row-0"].error, payclient.RateLimitedError)
+    assert len(times) == 6
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= 30
+
+
+async def test_the_customer_with_most_rows_comes_first(service: FakeService) -> None:
+    """Within the window, wherever in the requests their rows stand, however many prompts may be open."""
+    sent: list[str] = []
+    create = service.create
+    service.create = lambda request: (sent.append(request.client_transaction_id or ""), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    requests = rows(12) + [sale(f"busy-{n}", phone="0777777777") for n in range(5)]
+    async with tracking(service) as tracker:
+        await run(service, tracker, requests, each_second=accept_all(service), max_pending=2)
+    assert [number for number, key in enumerate(sent) if key.startswith("busy")][:4] == [2, 4, 6, 8]

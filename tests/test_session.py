@@ -32,6 +32,7 @@ from payclient.errors import (
 from payclient.exchanging import RETRY_DELAYS, Exchange, Exchanges
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.profiles import PAYPHONE
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from raw_server import RawServer, answer, hang, read, reset, turns, write
@@ -58,6 +59,14 @@ SALE = SaleRequest(
     country_code="593",
     currency="USD",
     client_transaction_id="order-1",
+    amount_without_tax=100,
+)
+
+PREPARE = PrepareRequest(
+    currency="USD",
+    client_transaction_id="form-1",
+    store_id="S1",
+    response_url="https://shop.example/back",
     amount_without_tax=100,
 )
 
@@ -225,6 +234,9 @@ def test_from_env() -> None:
     assert (session.base_url, session.profile, session.timeouts) == (BASE, DOCUMENT, SHORT)
     assert PaySession.from_env({**environ, "PAYCLIENT_PROFILE": "document"}).profile is DOCUMENT
     assert PaySession.from_env({**environ, "PAYCLIENT_PROFILE": "x"}, profile=QUERIES).profile is QUERIES
+    named = attrs.evolve(QUERIES, base_url="https://named.example")
+    assert PaySession.from_env(environ, profile=named).base_url == BASE
+    assert PaySession.from_env({"PAYCLIENT_TOKEN": TOKEN}, profile=named).base_url == "https://named.example"
 
 
 @pytest.mark.parametrize("name", ["PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN"])
@@ -294,6 +306,7 @@ FORKED = """
 import asyncio, os, sys
 from payclient.errors import UsageError
 from payclient.models import SaleRequest
+from payclient.profiles import PAYPHONE
 from payclient.session import PaySession
 from payclient.wire import HttpResponse
 
@@ -345,6 +358,41 @@ def test_forked(how: str) -> None:
     assert (done.returncode, done.stderr) == (7, b"")
 
 
+FORKED_WHILE_CONNECTED = """
+import asyncio, os, sys
+from payclient import PaySession, SaleRequest, Timeouts
+from raw_server import RawServer, answer, read, write
+
+def sale(name):
+    return SaleRequest(phone_number="0987654321", country_code="593", currency="USD", client_transaction_id=name, tip=1)
+
+async def main():
+    taken = read, write(answer({"transactionId": 12}))
+    async with RawServer(taken * 2) as server:
+        async with PaySession(server.url, "token", timeouts=Timeouts(total=10)) as session:
+            await session.sale(sale("a"))
+            if os.fork() == 0:
+                try:
+                    await session.aclose()
+                finally:
+                    os._exit(0)
+            os.wait()
+            await session.sale(sale("b"))
+        return len(server.connections)
+
+sys.exit(asyncio.run(main()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_leaves_the_parents_connections_alone() -> None:
+    """A child that closes the session it inherited takes nothing from its parent, whose connection lives on."""
+    command = [sys.executable, "-c", FORKED_WHILE_CONNECTED]
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, check=False, timeout=30, capture_output=True, env=os.environ | paths)
+    assert (done.returncode, done.stderr) == (1, b""), "one connection for both"
+
+
 async def test_borrowed_connector_stays_open() -> None:
     """A borrowed connector is used and not closed."""
     async with RawServer((read, write(answer({"transactionId": 12})))) as server:
@@ -368,15 +416,15 @@ async def test_own_connections_are_closed() -> None:
 
 
 async def test_close_ends_calls_over_a_borrowed_connector() -> None:
-    """Calls that still run over a borrowed connector end as if cut, or at the latest with their time-out."""
+    """Calls that still run over a borrowed connector end as if cut."""
     async with RawServer((read, hang)) as server:
         connector = aiohttp.TCPConnector()
-        session = PaySession(server.url, TOKEN, connector=connector, timeouts=SHORT)
+        session = PaySession(server.url, TOKEN, connector=connector)
         call = asyncio.create_task(cast("Any", session.sale(SALE)))
         try:
             await server.charged()
             await session.aclose()
-            done, _ = await asyncio.wait([call], timeout=0.5)
+            done, _ = await asyncio.wait([call], timeout=5)
             assert done
             assert type(call.exception()) is OutcomeUnknownError
         finally:
@@ -687,6 +735,46 @@ async def test_sale_is_not_repeated_after_401() -> None:
     assert fake.tokens == ["Bearer old", "Bearer new"]
 
 
+#: All that is never sent again by itself, but for what was not sent.
+ONCE: dict[str, Callable[..., Awaitable[object]]] = {
+    "sale": lambda session, **options: session.sale(SALE, **options),
+    "send_sale": lambda session, **options: session.send_sale(session.encode_sale(SALE), **options),
+    "prepare": lambda session, **options: session.prepare(PREPARE, **options),
+    "send_prepare": lambda session, **options: session.send_prepare(
+        session.encode_prepare(PREPARE), **options
+    ),
+    "cancel": lambda session: session.cancel(transaction_id=12),
+    "reverse": lambda session: session.reverse(transaction_id=12),
+}
+
+
+@pytest.mark.parametrize("call", ONCE.values(), ids=list(ONCE))
+async def test_nothing_but_questions_is_repeated_after_a_401(call: Callable[..., Awaitable[object]]) -> None:
+    """A fresh token repeats what can be repeated, and no request that does something."""
+    tokens, fake = Tokens("old", "new"), Scripted(WHO)
+    with pytest.raises(UnauthorizedError):
+        await call(session_over(fake, tokens, profile=PAYPHONE))
+    assert len(fake.requests) == 1
+
+
+async def test_a_403_keeps_the_token() -> None:
+    """The token is good and may not do this: another is not asked for, and nothing is repeated."""
+    tokens, fake = Tokens("old", "new"), Scripted(HttpResponse(403, {}, b'{"message": "no"}'), PENDING)
+    session = session_over(fake, tokens)
+    with pytest.raises(UnauthorizedError):
+        await session.status(transaction_id=12)
+    await session.status(transaction_id=12)
+    assert fake.tokens == ["Bearer old"] * 2
+
+
+@pytest.mark.parametrize("name", ["sale", "send_sale", "prepare", "send_prepare"])
+async def test_each_call_may_have_a_time_of_its_own(name: str) -> None:
+    """Longer or shorter than the session's."""
+    session = session_over(endless, timeouts=Timeouts(total=60))
+    with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.01 s"):
+        await ONCE[name](session, timeouts=Timeouts(total=0.01))
+
+
 async def test_a_late_401_keeps_a_fresh_token() -> None:
     """A 401 to a request with an older token does not throw away the newer one."""
     go = asyncio.Event()
@@ -950,7 +1038,7 @@ async def test_on_exchange_of_a_query_sent_before_its_last_try() -> None:
     fake = Scripted(FAILING, OSError(111, "refused"))
     with pytest.raises(NotSentError):
         await session_over(transport, on_exchange=told.append).status(transaction_id=12)
-    assert [one.sent for one in told] == [True]
+    assert [(one.sent, one.http_status) for one in told] == [(True, None)]
 
 
 # --- Deadlines

@@ -12,6 +12,7 @@ import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -1132,3 +1133,19 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         assert b"expect" not in data
         assert len(server.connections) == 1
         assert json.loads(server.bodies()[0])["phoneNumber"] == PHONE
+
+
+async def test_the_environment_takes_no_request_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Proxies and passwords of the environment are for other programs: the token goes to the service alone."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login canary password canary\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with RawServer((read, write(answer({"transactionId": 12})))) as server, ConnectProxy() as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+            monkeypatch.setenv(name.upper(), proxy.url)
+        async with session_to(server.url) as session:
+            assert (await session.sale(sale_request())).transaction_id == 12
+        assert f"Authorization: Bearer {TOKEN}".encode() in server.data
+        assert proxy.connections == []

@@ -203,6 +203,8 @@ class Charges(AsyncIterator[ChargeResult]):
         lane.rows.append(row)
         if not lane.waits:
             self._ready(lane)
+        elif lane.turn:
+            self._turns.add(lane)
 
     async def _next(self, lane: Lane) -> None:
         """Its customer is free."""

@@ -69,7 +69,7 @@ class Row:
 class Lane:
     """The rows of one customer that are at hand, and how many come behind them."""
 
-    __slots__ = ("ahead", "held", "key", "refusals", "rows", "waits")
+    __slots__ = ("ahead", "held", "key", "refusals", "rows", "turn", "waits")
 
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
         self.key = key
@@ -78,6 +78,8 @@ class Lane:
         self.ahead = ahead
         #: Its first row waits for its turn, or is being charged.
         self.waits = False
+        #: The number of its place among `Turns`; 0 where it has none.
+        self.turn = 0
         #: The customer as the ledger knows them, while no other process of this batch charges them.
         self.held: bytes | None = None
         #: How often in a row another process had them.
@@ -94,21 +96,29 @@ class Turns:
         self._heap: list[tuple[bool, int, int, Lane]] = []
         self._number = 0
 
-    def __len__(self) -> int:
-        return len(self._heap)
+    def __bool__(self) -> bool:
+        while self._heap and self._heap[0][3].turn != self._heap[0][2]:
+            heapq.heappop(self._heap)  # it has grown since, and stands further ahead
+        return bool(self._heap)
 
     def add(self, lane: Lane) -> None:
-        """Its customer is free."""
+        """Give a free customer a place, or one that has got more rows its new place."""
         self._number += 1
+        lane.turn = self._number
         # Those that other processes are kept from come first of all.
         heapq.heappush(self._heap, (lane.held is None, -len(lane), self._number, lane))
 
     def take(self) -> Lane:
-        """Whose turn it is."""
-        return heapq.heappop(self._heap)[3]
+        """Remove the first of a non-empty queue and return it."""
+        lane = self.first()
+        heapq.heappop(self._heap)
+        lane.turn = 0
+        return lane
 
     def first(self) -> Lane:
-        """The same, left where it is."""
+        """Return the first of a non-empty queue."""
+        if not self:
+            raise IndexError("nobody waits")
         return self._heap[0][3]
 
 

@@ -39,13 +39,15 @@ from payclient.events import (
     Refused,
 )
 from payclient.ledger import Change
-from payclient.ledger import sqlite_files as files
+from payclient.ledger import sqlite_place as place
 from payclient.ledger import sqlite_schema as schema
 from payclient.ledger.columns import permit_row
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import filesystem_of
+from payclient.ledger.sqlite_place import mount_of
 from payclient.lifecycle import TRANSITIONS, Record, State
 
+#: What lies beside a ledger that is open.
+FILES = ("charges.db", "charges.db-lock", "charges.db-shm", "charges.db-wal")
 NOW = 1_700_000_000.0
 CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 PATHS: dict[State, tuple[Event, ...]] = {
@@ -142,7 +144,7 @@ async def test_only_the_owner_may_read(path: Path) -> None:
         await ledger.aclose()
     finally:
         os.umask(umask)
-    assert modes == {"charges.db": 0o600, "charges.db-wal": 0o600}
+    assert modes == dict.fromkeys(FILES, 0o600)
 
 
 async def test_a_readable_file_is_tightened(path: Path) -> None:
@@ -167,7 +169,7 @@ async def test_a_symbolic_link(path: Path) -> None:
     modes = {
         each.name: stat.S_IMODE(each.stat().st_mode) for each in os.scandir(path.parent) if each.is_file()
     }
-    assert modes == {"charges.db": 0o600, "charges.db-wal": 0o600}
+    assert modes == dict.fromkeys(FILES, 0o600)
     await ledger.aclose()
 
 
@@ -186,7 +188,7 @@ async def test_memory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     ledger = await SqliteLedger.open(":memory:")
     await ledger.aclose()
-    assert os.listdir(tmp_path) == [":memory:"]
+    assert sorted(os.listdir(tmp_path)) == [":memory:", ":memory:-lock"]
 
 
 def _foreign(path: Path) -> None:
@@ -298,12 +300,12 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
         short
         """
     )
-    assert filesystem_of(path, mounts) == kind
+    assert mount_of(path, mounts)[1] == kind
 
 
 async def test_network_file_systems_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is made there."""
-    monkeypatch.setattr(files, "filesystem_of", lambda path, mounts: "nfs4")
+    monkeypatch.setattr(place, "mount_of", lambda path, mounts: ("/", "nfs4"))
     with pytest.raises(ConfigurationError, match="nfs4"):
         await SqliteLedger.open(str(path))
     assert os.listdir(path.parent) == []
@@ -373,6 +375,7 @@ async def test_settings_are_read_back(path: Path) -> None:
             connection = sqlite3.connect(path, isolation_level=None, factory=Deaf)
             # A build whose default is not ours.
             sqlite3.Connection.execute(connection, "PRAGMA synchronous = NORMAL")
+            sqlite3.Connection.execute(connection, "PRAGMA locking_mode = EXCLUSIVE")
             return connection
 
         with pytest.raises(ConfigurationError, match=setting):

@@ -31,7 +31,7 @@ from payclient.lifecycle import Record, State
 
 ROOT = Path(__file__).parents[1]
 IMAGES = 320
-ROUNDS = 130
+ROUNDS = 170
 SECTOR = 512
 
 SHIM = r"""

@@ -1,19 +1,17 @@
 """Opening the SQLite file: where it may lie, who may read it, and settings that are read back.
 
-No file is opened here but by SQLite: closing any other handle would drop the locks of this whole process.
+No file is opened here but by SQLite: closing any other handle would drop SQLite's locks in this whole process.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import sqlite3
 import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import attrs
 
@@ -24,6 +22,8 @@ from payclient.errors import (
     LedgerUnavailableError,
     PayError,
 )
+from payclient.ledger.sqlite_lock import OwnerLock, check_supported
+from payclient.ledger.sqlite_place import check_file, check_place
 from payclient.ledger.sqlite_schema import (
     APPLICATION_ID,
     LAST_CURSOR,
@@ -32,21 +32,17 @@ from payclient.ledger.sqlite_schema import (
     VERSION,
 )
 
-__all__ = ["Connect", "OpenFile", "connect", "filesystem_of", "open_file", "unavailable"]
+__all__ = ["Connect", "OpenFile", "connect", "open_file", "unavailable"]
 
 Connect = Callable[[str], sqlite3.Connection]
 
-#: Their locks and their fsync are promises that nobody keeps.
-_NETWORK = frozenset(
-    {
-        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.rclone",
-        "fuse.s3fs", "fuse.sshfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs",
-    }
-)  # fmt: skip
+#: Seconds that the owner waits for a program that reads, backs up or writes its file.
+BUSY = 2.0
 
-#: In this order, each with what must be read back. The lock is taken by the first read after the first.
+#: In this order, each with what must be read back.
 _SETTINGS: tuple[tuple[str, str, object], ...] = (
-    ("locking_mode", "EXCLUSIVE", "exclusive"),
+    # So that readers work beside the owner. One owner is the business of `OwnerLock`.
+    ("locking_mode", "NORMAL", "normal"),
     ("journal_mode", "WAL", "wal"),
     ("synchronous", "FULL", 2),
     ("fullfsync", "ON", 1),  # macOS: there a plain fsync reaches no disk
@@ -59,22 +55,7 @@ _SETTINGS: tuple[tuple[str, str, object], ...] = (
 
 
 def connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=0, isolation_level=None)
-
-
-def filesystem_of(path: str, mounts: str) -> str:
-    """The type of the file system that holds a real path, by the text of `/proc/self/mounts`."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # The later of two mounts on one point hides the earlier.
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return kind
+    return sqlite3.connect(path, timeout=BUSY, isolation_level=None)
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
@@ -83,68 +64,110 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
+def _identity(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
 @attrs.frozen
 class OpenFile:
     """A ledger's file that was opened, locked and checked."""
 
     connection: sqlite3.Connection
+    lock: OwnerLock
     digest_key: bytes
     #: The highest number of a permit or a change; 0 where there is none.
     last_cursor: int
     #: This opening made the ledger.
     created: bool
+    #: The file, its write-ahead log and its lock, each with its device and inode.
+    identities: dict[str, tuple[int, int]]
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode of the file itself."""
+        return next(iter(self.identities.values()))
+
+    def check_in_place(self) -> None:
+        """Raise `LedgerUnavailableError` where the ledger's path names other files than those that are open.
+
+        What is committed to a renamed or removed file would be missing in the next process.
+        """
+        with suppress(OSError):
+            if all(_identity(path) == identity for path, identity in self.identities.items()):
+                return
+        raise LedgerUnavailableError(
+            f"the ledger must stay at {next(iter(self.identities))} while it is open: the file, its -wal or its "
+            "-lock was renamed, removed or replaced; no permit is granted"
+        )
+
+    def close(self) -> None:
+        """Close the connection; the lock stays."""
+        with suppress(sqlite3.Error):
+            self.connection.close()
 
 
-def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
-    """Open, lock and check a ledger's file, made if there is none and `create`.
+def open_file(path: str, connect: Connect, *, create: bool, lock: OwnerLock | None = None) -> OpenFile:
+    """Open, lock and check a ledger's file, made if there is none and `create`; `lock` is held already, if given.
 
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
+    check_supported()
     path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
+    taken: OwnerLock | None = None
     try:
-        _check_place(path, create)
-        connection = connect(path)
-        try:
-            created = _prepare(connection, path, create)
-            key = _digest_key(connection)
-            return OpenFile(connection, key, connection.execute(LAST_CURSOR).fetchone()[0], created)
-        except BaseException:
-            with suppress(sqlite3.Error):
-                connection.close()
-            raise
+        check_place(path)
+        if os.path.exists(path):
+            check_file(path)
+        if not create and not (os.path.exists(path) and os.path.getsize(path)):
+            raise _missing(path)
+        lock = lock or (taken := _locked(path))
+        with suppress(FileExistsError):
+            # Made here, since SQLite would ask the umask; -wal and -shm take the mode of their file.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        check_file(path)
+        return _opened(path, connect, create, lock)
+    except PayError:
+        if taken:
+            taken.release()
+        raise
     except (sqlite3.Error, OSError) as error:
+        if taken:
+            taken.release()
         fault: PayError = unavailable(error, "opened")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_NOTADB":
             fault = ConfigurationError("the ledger's file is not a SQLite database")
         elif name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            fault = LedgerInUseError("the ledger is in use by another process, or a second time by this one")
+            fault = LedgerInUseError("the ledger is in use by another program that has it open")
     # Outside the `except`, so that not even `__context__` keeps what SQLite said.
     raise fault
 
 
-def _check_place(path: str, create: bool) -> None:
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        raise ConfigurationError("the ledger's directory does not exist")
-    with suppress(OSError):  # no such file: not Linux
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-        kind = filesystem_of(path, mounts)
-        if kind in _NETWORK:
-            raise ConfigurationError(f"the ledger lies on a network file system ({kind})")
-    if not create and not (os.path.exists(path) and os.path.getsize(path)):
-        raise _missing(path)
-    with suppress(FileExistsError):
-        # Made here, since SQLite would ask the umask; -wal takes the mode of its file.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigurationError("the ledger is not a regular file")
-    if status.st_nlink > 1:  # each name would have a write-ahead log of its own
-        raise ConfigurationError("the ledger's file has a second name (a hard link)")
+def _locked(path: str) -> OwnerLock:
+    owner = os.stat(path).st_uid if os.path.exists(path) else None
+    return OwnerLock(f"{path}-lock", owner)
+
+
+def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenFile:
+    connection = connect(path)
+    try:
+        created = _prepare(connection, path, create)
+        key = _digest_key(connection)
+        (last,) = connection.execute(LAST_CURSOR).fetchone()
+        locked = lock.status
+        identities = {each: _identity(each) for each in (path, f"{path}-wal")}
+        identities[lock.path] = locked.st_dev, locked.st_ino
+        file = OpenFile(connection, lock, key, last, created, identities)
+        file.check_in_place()
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.close()
+        raise
+    return file
 
 
 def _missing(path: str) -> LedgerMissingError:
@@ -156,7 +179,7 @@ def _missing(path: str) -> LedgerMissingError:
 def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
     """Set and check the connection; whether the ledger was made."""
     _set(connection, *_SETTINGS[0])
-    connection.execute("BEGIN EXCLUSIVE")  # the lock, kept from here on
+    connection.execute("BEGIN")
     application = _read(connection, "application_id")
     version = _read(connection, "user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
@@ -175,7 +198,7 @@ def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         _set(connection, *setting)
     if not tables:
         _create(connection)
-    for each in (path, f"{path}-wal"):
+    for each in (path, f"{path}-wal", f"{path}-shm"):
         _tighten(each)
     made = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
     if not made >= {statement.strip() for statement in SCHEMA}:

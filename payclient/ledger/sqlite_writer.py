@@ -6,9 +6,11 @@ What queues during a commit forms the next transaction, so the disk's fsync is s
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +20,9 @@ from typing import Any
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError
 from payclient.ledger.columns import record_of
 from payclient.ledger.operations import Apply, Get, Operation, Permit, Read, Write
-from payclient.ledger.sqlite_files import Connect, open_file, unavailable
+from payclient.ledger.outage import Outage
+from payclient.ledger.sqlite_files import Connect, OpenFile, open_file, unavailable
+from payclient.ledger.sqlite_lock import OwnerLock
 from payclient.ledger.sqlite_schema import (
     SELDOM,
     SELECT_ATTEMPT,
@@ -31,6 +35,7 @@ from payclient.lifecycle import Record, State, advance, check_newest
 
 __all__ = ["Writer"]
 
+logger = logging.getLogger("payclient.ledger")
 
 #: Rows of one statement, largest first: few statements, whatever the size of a batch, since after each the thread
 #: waits for the interpreter's lock.
@@ -45,6 +50,7 @@ _VALUE_FAULTS = (
     ValueError,
 )
 
+_ENDED = "the ledger's thread has ended: open the ledger again"
 _NOTHING = (None,) * SELDOM
 _PLAIN_CHANGES = partial(insert_changes, whole=False)
 _WHOLE_CHANGES = partial(insert_changes, whole=True)
@@ -63,6 +69,9 @@ class Writer:
         self._connect = connect
         self._loop = loop
         self._digest_key = b""
+        self._identity = (0, 0)
+        self._outage = Outage(time.monotonic)
+        self._ended = False
         #: What numbers permits and changes, in one order.
         self._cursors: Iterator[int] = count(1)
         self._pending: list[Operation] = []
@@ -95,30 +104,55 @@ class Writer:
         if self._pending:
             operations, self._pending = self._pending, []
             self._inbox.put(operations)
+            if self._ended:
+                self._end()
+
+    def _end(self) -> None:
+        """Answer on the loop's side whatever comes after the thread has ended."""
+        self._ended = True
+        with suppress(queue.Empty):
+            while True:
+                _resolve([_failed(each, _ENDED) for each in self._inbox.get_nowait() or ()])
 
     def _run(self) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
         # the connection, which would tear the write-ahead log from under its parent.
-        connection: sqlite3.Connection | None = None
         try:
             file = open_file(self._path, self._connect, create=self._create)
         except BaseException as error:  # the opener's
             self._answer([(self.opened, None, error)])
             return
-        connection, self._digest_key = file.connection, file.digest_key
+        self._digest_key, self._identity = file.digest_key, file.identity
         self._cursors = count(file.last_cursor + 1)
         self._answer([(self.opened, (file.digest_key, file.created), None)])
-        del file
-        going_on = True
-        while going_on:
-            batch, going_on = self._take()
-            if batch:
-                connection = self._carry_out(connection, batch)
-            # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
-            del batch
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
+        try:
+            self._serve(file, file.lock)
+        except BaseException as error:
+            logger.critical("the ledger's thread ended by a fault (%s): open it again", type(error).__name__)
+        finally:
+            file.lock.release()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _serve(self, file: OpenFile | None, lock: OwnerLock) -> None:
+        try:
+            going_on = True
+            while going_on:
+                batch, going_on = self._take()
+                try:
+                    if batch:
+                        file = self._carry_out(file or self._open_again(lock), batch)
+                except PayError as error:  # it could not be opened again
+                    self._outage.failed(error)
+                    self._answer([_failed(each, str(error)) for each in batch])
+                except BaseException:
+                    self._answer([_failed(each, _ENDED) for each in batch])
+                    raise
+                # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
+                del batch
+        finally:
+            if file is not None:
+                file.close()
 
     def _take(self) -> tuple[list[Operation], bool]:
         """All that is queued, waiting for the first; False when there will be no more."""
@@ -132,36 +166,45 @@ class Writer:
                 return batch, True
         return batch, False
 
-    def _carry_out(
-        self, connection: sqlite3.Connection | None, batch: list[Operation]
-    ) -> sqlite3.Connection | None:
-        """Answer every operation of the batch; the connection is None when it must be opened again."""
+    def _carry_out(self, file: OpenFile, batch: list[Operation]) -> OpenFile | None:
+        """Answer every operation of the batch; what is returned is None when the file must be opened again."""
         answers: _Answers = []
-        try:
-            if connection is None:
-                connection = self._open_again()
-            writes = [each for each in batch if isinstance(each, (Permit, Apply))]
-            if writes:
-                try:
-                    answers = _write(connection, writes, self._cursors)
-                except Exception as error:  # whatever it is, nothing of it was committed
-                    answers = [_fault(each, error) for each in writes]
-                    if not _rolled_back(connection):
-                        connection = None
-        except PayError as error:  # it could not be opened again
-            answers = [(each.future, None, unavailable(error, "opened")) for each in batch]
-        else:
-            answers += _read(connection, [each for each in batch if isinstance(each, (Get, Read))])
-        self._answer(answers)
-        return connection
+        still: OpenFile | None = file
+        writes = [each for each in batch if isinstance(each, (Permit, Apply))]
+        if writes:
+            try:
+                answers = self._write(file, writes)
+            except Exception as error:  # whatever it is, nothing of it was committed
+                self._outage.failed(unavailable(error, "written"))
+                answers = [_fault(each, error) for each in writes]
+                if not _rolled_back(file.connection):
+                    still = None
+        reads = [each for each in batch if isinstance(each, (Get, Read))]
+        self._answer(answers + _read(still.connection if still else None, reads))
+        return still
 
-    def _open_again(self) -> sqlite3.Connection:
-        file = open_file(self._path, self._connect, create=False)
-        if file.digest_key != self._digest_key:
-            file.connection.close()
+    def _write(self, file: OpenFile, writes: list[Write]) -> _Answers:
+        """Commit them all, and grant no permit in a file that is out of its place by then."""
+        answers = _write(file.connection, writes, self._cursors)
+        try:
+            if any(isinstance(each, Permit) for each in writes):
+                file.check_in_place()
+        except LedgerUnavailableError as error:
+            self._outage.failed(error)
+            return [
+                _failed(each, str(error)) if isinstance(each, Permit) else answer
+                for each, answer in zip(writes, answers, strict=True)
+            ]
+        self._outage.worked()
+        return answers
+
+    def _open_again(self, lock: OwnerLock) -> OpenFile:
+        file = open_file(self._path, self._connect, create=False, lock=lock)
+        if (file.digest_key, file.identity) != (self._digest_key, self._identity):
+            file.close()
             raise LedgerUnavailableError("another file has taken the ledger's place")
         self._cursors = count(file.last_cursor + 1)
-        return file.connection
+        return file
 
     def _answer(self, answers: _Answers) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -258,9 +301,12 @@ def _one_by_one(connection: sqlite3.Connection, write: Write, cursors: Iterator[
 
 
 def _fault(write: Write, error: BaseException) -> _Answer:
-    fault = unavailable(error, "written")
-    fault.client_transaction_id = write.record.client_transaction_id
-    return write.future, None, fault
+    return _failed(write, str(unavailable(error, "written")))
+
+
+def _failed(operation: Operation, words: str) -> _Answer:
+    identifier = operation.record.client_transaction_id if isinstance(operation, (Permit, Apply)) else None
+    return operation.future, None, LedgerUnavailableError(words, client_transaction_id=identifier)
 
 
 def _permit(connection: sqlite3.Connection, write: Permit, cursors: Iterator[int]) -> bool:

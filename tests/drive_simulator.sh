@@ -20,41 +20,43 @@ form() {  # client transaction id
 }
 of_client() { curl -sS "$url/api/Sale/client/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
 count() { curl -sS "$url/_simulator/counts" | field "$1"; }
-control() { curl -sS -X POST "$url/_simulator/$1" -H 'Content-Type: application/json' -d "${2-{\}}"; }
+control() {  # operation, arguments
+    curl -sS "$url/_simulator/$1" -H 'Content-Type: application/json' -d "$2"
+}
 state() { curl -sS "$url/api/Sale/$1" -H "Authorization: Bearer $token" | field transactionStatus; }
 say() { echo "$1: $2"; }
 
 id=$(sale order-1 0984111201 1150 1150 | field transactionId)
 say pending "$(state "$id")"
-control "sales/$id/approve" > /dev/null
+control approve "{\"sale\": $id}" > /dev/null
 say accepted "$(state "$id")"
 
 id=$(sale order-2 0984111202 1150 1150 | field transactionId)
-control "sales/$id/reject" > /dev/null
+control reject '{"sale": "order-2"}' > /dev/null
 say cancelled "$(state "$id")"
 
 id=$(sale order-3 0984111203 1150 1150 | field transactionId)
-control clock '{"advance": 300}' > /dev/null
+control advance '{"seconds": 300}' > /dev/null
 say expired "$(state "$id") $(count expired)"
 
 sale order-4 0984111204 1150 1150 > /dev/null
 say busy "$(sale order-5 0984111204 1150 1150 | grep -o '"errorCode":2061')"
 
-control faults '{"kind": "refuse", "error_code": 22}' > /dev/null
+control fail_next '{"fault": {"kind": "refuse", "error_code": 22}}' > /dev/null
 say refused "$(sale order-6 0984111206 1150 1150 | grep -o '"errorCode":22\b')"
 
 say invalid "$(sale order-7 0984111207 1150 1149 | grep -o '"errorCode":800')"
 
-control faults '{"kind": "reset", "when": "after"}' > /dev/null
+control fail_next '{"fault": {"kind": "reset", "when": "after"}}' > /dev/null
 say lost "$(sale order-8 0984111208 1150 1150 2> /dev/null || echo "curl exit $?") \
 $(of_client order-8)"
 
 say created "$(count created)"
 
-control "forms/$(form cart-1)/pay" '{"method": "wallet"}' > /dev/null
+control pay "{\"payment_id\": \"$(form cart-1)\", \"method\": \"wallet\"}" > /dev/null
 say form "paid $(of_client cart-1) $(count forms_paid)"
 
-control "forms/$(form cart-2)/decline" > /dev/null
+control pay "{\"payment_id\": \"$(form cart-2)\", \"declined\": true}" > /dev/null
 say declined "declined $(of_client cart-2) $(count forms_declined)"
 
-say closed "$(control "forms/$(form cart-3)/cancel" | field location) $(count forms_cancelled)"
+say closed "$(control cancel_form "{\"payment_id\": \"$(form cart-3)\"}" | tr -d '"') $(count forms_cancelled)"

@@ -252,7 +252,7 @@ async def test_an_error_with_details_has_the_sampled_shape() -> None:
         assert all({"message", "errorCode"} <= set(entry) for entry in wire.last["errors"])
         assert {"phoneNumber", "countryCode", "currency"} <= set(caught.value.fields)
         assert service.counts.created == 0
-    refusing = attrs.evolve(SERVICE, refuse_phones=frozenset({str(SALE.phone_number)}))
+    refusing = attrs.evolve(SERVICE, refuse_with={str(SALE.phone_number): 22})
     async with (
         Simulator(settings=refusing) as strict,
         PaySession(strict.url, TOKEN, profile=SHOP) as session,
@@ -399,7 +399,7 @@ async def test_a_form_that_expires_at_the_service_cannot_be_paid() -> None:
     """Ten minutes after its load a link is dead there too (§8), and the tracker never says that it was paid."""
     async with shop() as here:
         form = await here.tracker.prepare(PREPARE)
-        here.service._forms.opened(form.payment_id, "card")
+        here.service.open_form(form.payment_id, "card")
         form.card.mark_loaded(here.clock.time())
         await here.clock.advance(600.0)
         with pytest.raises(ValueError, match="has expired"):
@@ -414,7 +414,7 @@ async def test_a_form_that_is_loaded_and_paid_at_the_last_moment_is_paid() -> No
     async with shop() as here:
         form = await here.tracker.prepare(PREPARE)
         await here.clock.advance(599.0)
-        here.service._forms.opened(form.payment_id, "card")
+        here.service.open_form(form.payment_id, "card")
         await here.clock.advance(599.0)
         await here.service.pay(form.payment_id, "card")
         outcome = await here.outcome(ID)

@@ -98,7 +98,7 @@ async def test_a_push_is_approved_on_the_phone(
         await card.get_by_role("button", name="Approve").click()
         await card.wait_for(state="detached")
         assert service.sales[1001].how == "approved"
-        await page.locator("#decided").get_by_text("Approved").wait_for()
+        await page.locator("#decided").get_by_text("approved").wait_for()
         await page.locator("#log").get_by_text("approved").wait_for()
 
 
@@ -193,7 +193,7 @@ async def test_every_text_can_be_read(
             dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
             texts, least, text = await page.evaluate(CONTRAST)
             assert dark is (scheme == "dark")
-            assert texts > 5
+            assert texts > 3
             assert least >= 4.5, (url, text)
 
 
@@ -230,25 +230,26 @@ async def test_the_page_finds_the_service_again(browser: Browser, service: Simul
 async def test_a_page_of_another_site_cannot_answer(browser: Browser, service: Simulator) -> None:
     """Neither a form nor a script of a foreign page approves a push, and none reads the phone."""
     await sell(service, 1)
+    service.fail_next(Fault("reset"))
     async with Simulator() as other:
         page = await browser.new_page()
         try:
-            await page.goto(f"{other.url}/_simulator/counts")
+            await page.goto(f"{other.url}/_simulator/openapi.json")
             answers = await page.evaluate(
                 """async (url) => {
                     const send = (path, options) => fetch(url + path, options).then((one) => one.status, () => 0);
+                    const json = {"Content-Type": "application/json"};
                     return [
-                        await send("/_simulator/sales/1001/approve", {method: "POST", mode: "no-cors"}),
-                        await send("/_simulator/faults", {method: "POST", mode: "no-cors", body: '{"kind":"reset"}'}),
-                        await send("/_simulator/clock", {
-                            method: "POST", headers: {"Content-Type": "application/json"}, body: '{"advance":300}',
-                        }),
-                        await send("/_simulator/phone", {}),
+                        await send("/_simulator/approve", {method: "POST", mode: "no-cors", body: '{"sale":1001}'}),
+                        await send("/_simulator/clear_faults", {method: "POST", mode: "no-cors"}),
+                        await send("/_simulator/advance", {method: "POST", headers: json, body: '{"seconds":300}'}),
+                        await send("/_simulator/overview", {}),
                     ];
                 }""",
                 service.url,
             )
             assert answers == [0, 0, 0, 0]  # nothing that it could read
-            assert (service.sales[1001].how, service.faults.script) == (None, [])
+            assert service.sales[1001].how is None
+            assert [entry.text for entry in service.log] == ["sale", "next sale: reset"]
         finally:
             await page.close()

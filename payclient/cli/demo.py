@@ -69,7 +69,9 @@ def demo(
 
 async def _run(files: Files, refused: frozenset[str]) -> int:
     profile = ServiceProfile.load(files.profile)
-    settings = attrs.evolve(settings_of(profile), refuse_phones=refused, forgets_expired=True)
+    settings = attrs.evolve(
+        settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
+    )
     answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
     async with Simulator(settings=settings, answers=answers) as simulator:
         terminal.say(

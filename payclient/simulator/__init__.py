@@ -1,29 +1,32 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
-Read `settings`, `refusals`, `rules`, `limits`, `answers`, `agenda`, `transactions`, `service`, `forms`, `changes`,
-`status`, `notify`, `external`, `pages`, then what goes wrong: `faults`, `traffic`, `deliveries`, `scenarios`, then the
-routes `reading`, `messages`, `api`, `site`, `control`, `steering`, `phone` with `guard` before them, and `listening`,
-`server`, `thread`, in this order; `payphone` is one real service's settings.
+- What it is: `settings`, `payphone` (one real service's settings), `messages`.
+- What it does: `rules` (what a request must be), `transactions` (the books), `sales`, `forms`, `changes`, `status`,
+  `notifications`.
+- Who plays with it: `answers` (the customers), `faults`, `scenarios`, `clock`, `event_log`.
+- How it is reached: `merchant_api`, `form_pages`, `control_api` (with the page), `replies`, `traffic` and
+  `origin_guard` around them, `server` (the `Simulator`), `thread`.
 """
 
 from .answers import Answers
-from .clock import Clock, JumpClock, ManualClock, SystemClock, TimerHandle
+from .clock import JumpClock, ManualClock, ServiceClock
+from .event_log import Entry
 from .faults import Fault, FaultPlan, Faults
 from .forms import Form
-from .journal import Entry
+from .messages import RefusedError
 from .payphone import PAYPHONE, TEST_MODE
+from .sales import Sale
 from .scenarios import SCENARIOS, Scenario
 from .server import Simulator
-from .service import Counts, Sale
 from .settings import Settings
 from .thread import SimulatorThread
+from .transactions import Counts
 
 __all__ = [
     "PAYPHONE",
     "SCENARIOS",
     "TEST_MODE",
     "Answers",
-    "Clock",
     "Counts",
     "Entry",
     "Fault",
@@ -32,11 +35,11 @@ __all__ = [
     "Form",
     "JumpClock",
     "ManualClock",
+    "RefusedError",
     "Sale",
     "Scenario",
+    "ServiceClock",
     "Settings",
     "Simulator",
     "SimulatorThread",
-    "SystemClock",
-    "TimerHandle",
 ]

@@ -1,23 +1,27 @@
-"""What is read from an address, and what is added to one."""
+"""What is read from an address, what is added to one, and paths in any letter case."""
 
+import itertools
+import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode, urlsplit
 
-__all__ = ["host_of", "is_address", "with_query"]
+__all__ = ["any_case", "host_of", "is_address", "with_query"]
+
+_VARIABLE_OR_WORD = re.compile(r"\{[^{}]*\}|[^/{}]+")
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is an absolute address, such as one that a browser can be sent to."""
+    """Return whether the text is an absolute address, such as one that a browser can be sent to."""
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises where there is one that is no number
+        _ = parts.port  # raises where there is one that is not a number
     except ValueError:
         return False
     return bool(parts.scheme and parts.hostname) and text.isprintable() and " " not in text
 
 
 def host_of(address: str) -> str | None:
-    """The host of a web address in small letters; None if it is not one."""
+    """Return the host of a web address in small letters; None if it is not one."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -26,9 +30,20 @@ def host_of(address: str) -> str | None:
 
 
 def with_query(address: str, parameters: Mapping[str, str | int]) -> str:
-    """The address with the parameters behind whatever query it has, fit for a header."""
+    """Return the address with the parameters behind whatever query it has, fit for a header."""
     address, hash_sign, fragment = address.partition("#")
     if parameters:
         separator = "" if address.endswith(("?", "&")) else "&" if "?" in address else "?"
         address = f"{address}{separator}{urlencode(parameters)}"
     return quote(address + hash_sign + fragment, safe="%/:?#[]@!$&'()*+,;=~")
+
+
+def any_case(path: str) -> str:
+    """Return the path for a router that takes its words in any letter case; variables stay as they are."""
+    number = itertools.count()
+
+    def either(found: re.Match[str]) -> str:
+        word = found[0]
+        return word if word.startswith("{") else f"{{_{next(number)}:(?i:{re.escape(word)})}}"
+
+    return _VARIABLE_OR_WORD.sub(either, path)

@@ -42,23 +42,21 @@ class Answers:
     @classmethod
     def parse(cls, text: str, *, delay: Delay = (20.0, 0.6), seed: int = 0) -> "Answers":
         """Read "approve=0.8,reject=0.1,ignore=0.1"; a name left out is 0."""
-        chances = dict.fromkeys(_CHANCES, 0.0)
-        seen: set[str] = set()
+        chances: dict[str, float] = {}
         for part in text.split(","):
             name, _, number = (piece.strip() for piece in part.partition("="))
-            if name not in chances:
+            if name not in _CHANCES:
                 raise ValueError(f"{name!r} is not an answer: use {', '.join(_CHANCES)}")
-            if name in seen:
+            if name in chances:
                 raise ValueError(f"{name} is given twice")
-            seen.add(name)
             try:
                 chances[name] = float(number)
             except ValueError:
                 raise ValueError(f"{name} must be a number, not {number!r}") from None
-        return cls(**chances, delay=delay, seed=seed)
+        return cls(**{**dict.fromkeys(_CHANCES, 0.0), **chances}, delay=delay, seed=seed)
 
     def draw(self, client_transaction_id: str) -> tuple[Answer, float]:
-        """The answer to this sale's push and the seconds until it is given."""
+        """Return the answer to this sale's push and the seconds until it is given."""
         # Random hashes a text with SHA-512: the same in every process, and no secret hangs on it.
         chance = Random(f"{self.seed}:{client_transaction_id}")  # noqa: S311 - no secret
         point = chance.random()

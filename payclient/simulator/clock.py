@@ -1,4 +1,4 @@
-"""Time as an argument: the machine's clock, one that jumps ahead, and one that tests move by hand."""
+"""Time as an argument: a clock that jumps ahead, one that tests move by hand, and a timetable on either."""
 
 import asyncio
 import heapq
@@ -8,51 +8,37 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "JumpClock", "ManualClock", "SystemClock", "TimerHandle", "sleep"]
+from attrs import define, field
+
+__all__ = ["JumpClock", "ManualClock", "ServiceClock", "TimerHandle", "Timetable", "sleep"]
+
+_Callback = Callable[..., object]
 
 # Passes through the event loop after a callback: enough for a chain of tasks that wake each other.
 _SETTLING_PASSES = 10
 
 
 class TimerHandle(Protocol):
-    """A callback that is waiting for its time."""
+    """A callback that waits for its time."""
 
     def cancel(self) -> None: ...
 
 
-class Clock(Protocol):
-    """Wall time for people, monotonic time for waits, and callbacks; all in seconds."""
+class ServiceClock(Protocol):
+    """UTC wall time since the epoch, monotonic time and callbacks, all in seconds."""
 
-    def time(self) -> float:
-        """UTC wall time, in seconds since the epoch."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go back, from an arbitrary start."""
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> TimerHandle:
-        """Call `callback(*args)` once `monotonic()` has reached `when`."""
+    def time(self) -> float: ...
+    def monotonic(self) -> float: ...
+    def call_at(self, when: float, callback: _Callback, *args: object) -> TimerHandle: ...
 
 
-class SystemClock:
-    """The machine's clock and the running event loop's timers."""
-
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> TimerHandle:
-        return asyncio.get_running_loop().call_at(when, callback, *args)
-
-
+@define(order=True)
 class _ManualTimer:
-    __slots__ = ("args", "callback", "cancelled")
-
-    def __init__(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
-        self.callback = callback
-        self.args = args
-        self.cancelled = False
+    when: float
+    number: int  # timers of the same moment fire in the order of their calls
+    callback: _Callback = field(eq=False)
+    args: tuple[object, ...] = field(eq=False)
+    cancelled: bool = field(default=False, eq=False)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -64,8 +50,8 @@ class ManualClock:
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._wall_offset = start
         self._monotonic = 0.0
-        self._timers: list[tuple[float, int, _ManualTimer]] = []
-        self._sequence = itertools.count()  # timers of the same moment fire in the order of their calls
+        self._timers: list[_ManualTimer] = []
+        self._numbers = itertools.count()
 
     def time(self) -> float:
         return self._wall_offset + self._monotonic
@@ -73,17 +59,17 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> TimerHandle:
-        timer = _ManualTimer(callback, args)
-        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+    def call_at(self, when: float, callback: _Callback, *args: object) -> TimerHandle:
+        timer = _ManualTimer(when, next(self._numbers), callback, args)
+        heapq.heappush(self._timers, timer)
         return timer
 
     @property
     def next_timer(self) -> float | None:
         """The monotonic time of the next pending callback."""
-        while self._timers and self._timers[0][2].cancelled:
+        while self._timers and self._timers[0].cancelled:
             heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        return self._timers[0].when if self._timers else None
 
     async def advance(self, seconds: float) -> None:
         """Move both clocks on, firing what falls due in the order of time, each callback at its own time."""
@@ -92,7 +78,7 @@ class ManualClock:
         target = self._monotonic + seconds
         await self._settle()  # tasks that were only just started may still set a timer within this step
         while (when := self.next_timer) is not None and when <= target:
-            timer = heapq.heappop(self._timers)[2]
+            timer = heapq.heappop(self._timers)
             self._monotonic = max(self._monotonic, when)
             timer.callback(*timer.args)
             await self._settle()
@@ -124,7 +110,7 @@ class JumpClock:
     def monotonic(self) -> float:
         return time.monotonic() + self._offset
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> TimerHandle:
+    def call_at(self, when: float, callback: _Callback, *args: object) -> TimerHandle:
         timer = _JumpTimer(self, asyncio.get_running_loop(), when, callback, args)
         with self._lock:
             self._timers.add(timer)
@@ -142,55 +128,91 @@ class JumpClock:
             try:
                 timer.loop.call_soon_threadsafe(timer.arm)
             except RuntimeError:  # its loop is closed
-                self._forget(timer)
+                self.forget(timer)
 
-    def _forget(self, timer: "_JumpTimer") -> None:
+    def forget(self, timer: "_JumpTimer") -> None:
+        """Drop a timer that fired, was cancelled or lost its loop."""
         with self._lock:
             self._timers.discard(timer)
 
 
+@define(eq=False)
 class _JumpTimer:
     """One callback; all but the constructor runs in its own loop."""
 
-    def __init__(
-        self,
-        clock: JumpClock,
-        loop: asyncio.AbstractEventLoop,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-    ) -> None:
-        self.loop = loop
-        self._clock = clock
-        self._when = when
-        self._callback = callback
-        self._args = args
-        self._handle: asyncio.TimerHandle | None = None
-        self._done = False
+    clock: JumpClock
+    loop: asyncio.AbstractEventLoop
+    when: float
+    callback: _Callback
+    args: tuple[object, ...]
+    handle: asyncio.TimerHandle | None = None
+    done: bool = False
 
     def arm(self) -> None:
-        if self._done:
+        if self.done:
             return
-        if self._handle is not None:
-            self._handle.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
         # By the difference: a loop's own clock may count from another start.
-        self._handle = self.loop.call_later(max(0.0, self._when - self._clock.monotonic()), self._ring)
+        self.handle = self.loop.call_later(max(0.0, self.when - self.clock.monotonic()), self._ring)
 
     def cancel(self) -> None:
-        self._done = True
-        self._clock._forget(self)
-        if self._handle is not None:
-            self._handle.cancel()
+        self.done = True
+        self.clock.forget(self)
+        if self.handle is not None:
+            self.handle.cancel()
 
     def _ring(self) -> None:
-        if self._clock.monotonic() < self._when:
+        if self.clock.monotonic() < self.when:
             self.arm()  # the loop's resolution let it ring a moment early
-            return
-        self.cancel()
-        self._callback(*self._args)
+        else:
+            self.cancel()
+            self.callback(*self.args)
 
 
-async def sleep(clock: Clock, seconds: float) -> None:
+class Timetable:
+    """What will happen at its time, on the clock's monotonic seconds: one heap and one timer for all of it."""
+
+    def __init__(self, clock: ServiceClock) -> None:
+        self._clock = clock
+        self._entries: list[tuple[float, int, _Callback, tuple[object, ...]]] = []
+        self._numbers = itertools.count()  # what falls on the same moment happens in the order of the calls
+        self._timer: TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    def after(self, seconds: float, callback: _Callback, *args: object) -> None:
+        """Call `callback(*args)` in so many seconds."""
+        entry = (self._clock.monotonic() + seconds, next(self._numbers), callback, args)
+        heapq.heappush(self._entries, entry)
+        self._arm()
+
+    def run_due(self) -> None:
+        """Run what is due; also called before every request, because a busy loop fires its timers late."""
+        now = self._clock.monotonic()
+        while self._entries and self._entries[0][0] <= now:
+            _, _, callback, args = heapq.heappop(self._entries)
+            callback(*args)
+
+    def close(self) -> None:
+        """Stop the timer: nothing more is decided by time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._entries.clear()
+
+    def _arm(self) -> None:
+        if self._entries and self._entries[0][0] < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = self._entries[0][0]
+            self._timer = self._clock.call_at(self._timer_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self.run_due()
+        self._arm()
+
+
+async def sleep(clock: ServiceClock, seconds: float) -> None:
     """Sleep by a clock."""
     woken = asyncio.Event()
     timer = clock.call_at(clock.monotonic() + seconds, woken.set)

@@ -1,232 +1,188 @@
 """Prepared payments and their form links without HTTP: how long a link lives and what decides a payment."""
 
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
 
 from attrs import define, field
 
 from .addresses import with_query
-from .agenda import Agenda
-from .clock import Clock
-from .limits import failing_limits, refused_on_demand
-from .refusals import Refusal, refusal, validation_refusal
-from .rules import failing_prepare_fields, redirect_field
-from .settings import ACCEPTED, CANCELLED, PENDING, Settings
-from .transactions import Reversal, Transactions
+from .messages import Language, RefusedError
+from .notifications import Notifications
+from .rules import check
+from .settings import ACCEPTED, CANCELLED
+from .transactions import Books, Transaction
 
-__all__ = ["METHODS", "Form", "FormOutcome", "Forms", "Language", "Method"]
+__all__ = ["METHODS", "Form", "FormBook", "Method"]
 
 Method = Literal["wallet", "card"]
-Language = Literal["es", "en"]
-FormOutcome = Literal["paid", "declined", "cancelled"]
-
-METHODS: Final[tuple[Method, ...]] = ("wallet", "card")
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 
 @define(eq=False, kw_only=True)
-class Form:
-    """One prepared payment with its two links; amounts in cents, `*_at` in UTC seconds since the epoch."""
+class Form(Transaction):
+    """One prepared payment with its two links; `how` is paid, declined or cancelled.
 
-    payment_id: str = field(repr=False)  # who knows it has the links
-    client_transaction_id: str
-    store_id: str
-    amount: int
-    currency: str
-    reference: str | None = field(repr=False)
-    language: Language
+    Only a payment that was paid or declined is a transaction, with a transaction id.
+    """
+
+    payment_id: str = field(repr=False)  # whoever has it has the links
     response_url: str = field(repr=False)
     cancellation_url: str | None = field(repr=False)
+    language: Language
+    reference: str | None = field(repr=False)
     #: The cardholder's, as prepared or as typed into the form (§2.3).
     phone_number: str | None = field(repr=False)
     email: str | None = field(repr=False)
     document_id: str | None = field(repr=False)
-    optional_parameter: str | None = field(default=None, repr=False)
+    optional_parameter: str | None = field(repr=False)
     #: Whether the answer has the third link.
     has_payment_code: bool = False
-    prepared_at: float
-    account: str = ""
-    state: str = PENDING
-    how: FormOutcome | None = None
-    decided_at: float | None = None
     #: The link by which it was decided.
     method: Method | None = None
-    #: Only a payment that was paid or declined is a transaction.
-    transaction_id: int | None = None
     #: For each link that was loaded, the monotonic time at which its life ends.
     deadlines: dict[Method, float] = field(factory=dict)
     confirmed_at: float | None = None
-    reversal: Reversal | None = None
-    #: What came of the external notification, as `Sale.external_notification`.
-    external_notification: str | None = None
 
     @property
-    def created_at(self) -> float:
-        """As of a sale."""
-        return self.prepared_at
+    def awaits_confirmation(self) -> bool:
+        return self.state == ACCEPTED and self.confirmed_at is None and self.reversal is None
 
     @property
     def details(self) -> Mapping[str, object]:
-        """What a full status answer repeats of the request and of what was typed, by the service's names."""
         return {
             "phoneNumber": self.phone_number and self.phone_number.removeprefix("+"),
             "email": self.email,
             "document": self.document_id,
             "reference": self.reference,
             "optionalParameter3": self.optional_parameter,
+            # The name of the card's holder.
+            "optionalParameter4": "CLIENTE SIMULADO" if self.state == ACCEPTED else None,
+        }
+
+    def as_json(self) -> dict[str, object]:
+        """Return the transaction with its payment id, which is as good as its links."""
+        return {
+            **Transaction.as_json(self),
+            "payment_id": self.payment_id,
+            "method": self.method,
+            "loaded": sorted(self.deadlines),
+            "confirmed": self.confirmed_at is not None,
         }
 
 
-class Forms:
+class FormBook:
     """Prepares payments, and lets their links live, be paid and be cancelled."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Clock,
-        agenda: Agenda,
-        transactions: Transactions,
-        tally: Counter[str],
-        on_settled: Callable[[Form], object],
-    ) -> None:
-        self.forms: dict[str, Form] = {}
-        self._agenda = agenda
-        self._on_settled = on_settled
-        self._settings = settings
-        self._clock = clock
-        self._transactions = transactions
-        self._tally = tally
+    def __init__(self, books: Books, notifications: Notifications) -> None:
+        self.by_id: dict[str, Form] = {}
+        self._books = books
+        self._notifications = notifications
 
-    def prepare(self, body: Mapping[str, object], account: str = "") -> Form | Refusal:
-        """A new payment that waits to be paid, or the reason why there is none."""
-        settings = self._settings
-        faults = failing_prepare_fields(
-            body, language_field=settings.language_field, may_lack=settings.prepare_may_lack
-        )
-        faults += failing_limits(body, settings, settings.prepare_max_lengths)
-        if faults:
-            return validation_refusal(faults)
-        if (refused := refused_on_demand(body, settings)) is not None:
-            return refused
+    def prepare(self, body: Mapping[str, object], account: str = "") -> Form:
+        """Prepare a new payment that waits to be paid, or raise RefusedError."""
+        settings = self._books.settings
+        check("prepare", body, settings)
         form = self._read(body, account)
         code = settings.duplicate_code
-        if code is not None and self._transactions.find_by_client_id(form.client_transaction_id, account):
-            return refusal(code)
-        self.forms[form.payment_id] = form
-        self._tally["prepared"] += 1
+        if code is not None and self._books.find_by_client_id(form.client_transaction_id, account):
+            raise RefusedError.of(code)
+        self.by_id[form.payment_id] = form
+        self._books.tally["prepared"] += 1
         return form
 
-    def link(self, form: Form, method: Method) -> str:
-        """Where the form is, from the service's own address on."""
-        return f"{self._settings.form_paths[method]}?paymentId={form.payment_id}"
+    def link(self, form: Form, way: str) -> str:
+        """Return where a form is, from the service's own address on; `way` is a method or "code"."""
+        return f"{self._books.settings.form_paths[way]}?paymentId={form.payment_id}"
 
     def load(self, form: Form, method: Method) -> None:
-        """A link is opened; its first load starts its ten minutes (§8)."""
-        form.deadlines.setdefault(method, self._clock.monotonic() + self._settings.form_window)
+        """Open a link; its first load starts its ten minutes (§8)."""
+        form.deadlines.setdefault(method, self._books.clock.monotonic() + self._books.settings.form_window)
 
     def opened(self, payment_id: str, method: Method) -> Form:
-        """The form of a link that a customer opens; LookupError if there is none, ValueError for another method."""
+        """Open the link of a customer; LookupError if there is none, ValueError for another method."""
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-        form = self.forms.get(payment_id)
-        if form is None:
+        if payment_id not in self.by_id:
             raise LookupError("no prepared payment has this payment id")
+        form = self.by_id[payment_id]
         self.load(form, method)
         return form
 
     def is_expired(self, form: Form, method: Method) -> bool:
-        return method in form.deadlines and self._clock.monotonic() >= form.deadlines[method]
+        return method in form.deadlines and self._books.clock.monotonic() >= form.deadlines[method]
 
     def pay(self, form: Form, method: Method, *, declined: bool = False) -> str:
-        """The payment is made or declined; the address to which the customer is sent (§6)."""
+        """Pay or decline, and return the address to which the customer is sent (§6); ValueError if it is closed."""
+        settings = self._books.settings
         self._require_open(form, method)
-        settings = self._settings
-        form.transaction_id = self._transactions.next_id
-        self._transactions.add(form.transaction_id, form)
-        if declined:
-            self._decide(form, method, "declined", settings.state_after_reject)
-        else:
-            self._decide(form, method, "paid", settings.state_after_approve)
-            self._take(form)
-        return with_query(form.response_url, self._parameters(form.transaction_id, form))
+        number = self._books.add(form)
+        state = settings.states["rejected" if declined else "approved"]
+        self._decide(form, method, "declined" if declined else "paid", state)
+        if form.awaits_confirmation:
+            self._notifications.tell_external(form)
+            if settings.confirm_window is not None:
+                self._books.timetable.after(settings.confirm_window, self._lapse, form)
+        return self._back(form.response_url, form, number)
 
     def cancel(self, form: Form, method: Method) -> str | None:
-        """The customer closes the form by its X; the address to which it leads, if there is one (§2.3)."""
+        """Close the form by its X; return the address to which it leads (§2.3), if there is one."""
         self._require_open(form, method)
         self._decide(form, method, "cancelled", CANCELLED)
-        address = form.cancellation_url
-        if address is None and self._settings.cancel_leads_to_response_url:
-            address = form.response_url
-        if address is None:
-            return None
-        number = self._settings.cancelled_redirect_id
-        parameters = {} if number is None else self._parameters(number, form)
-        return with_query(address, parameters)
+        number = self._books.settings.cancelled_redirect_id
+        if number is None:
+            return None if form.cancellation_url is None else with_query(form.cancellation_url, {})
+        return self._back(form.cancellation_url or form.response_url, form, number)
 
     def confirm(self, form: Form) -> None:
-        """The merchant has seen that this form was paid; again and again, if it likes."""
-        if form.confirmed_at is None and form.how == "paid" and form.reversal is None:
-            form.confirmed_at = self._clock.time()
-            if form.state == ACCEPTED and self._settings.external_notification_on_confirm:
-                self._on_settled(form)
+        """Note that the merchant has seen a payment, as often as it likes; a reversed one stays reversed."""
+        if form.awaits_confirmation:
+            form.confirmed_at = self._books.clock.time()
 
     def _read(self, body: Mapping[str, object], account: str) -> Form:
-        # The types hold: `failing_prepare_fields` passed.
-        amount, language_field = body["amount"], self._settings.language_field
+        # The types hold: `check` passed.
+        amount, language_field = body["amount"], self._books.settings.language_field
         assert isinstance(amount, int)  # noqa: S101  (for mypy)
         return Form(
             payment_id=secrets.token_urlsafe(24),
             client_transaction_id=str(body["clientTransactionId"]),
+            account=account,
             store_id=str(body.get("storeId") or ""),
             amount=amount,
-            currency=str(body.get("currency") or self._settings.default_currency),
+            currency=str(body.get("currency") or "USD"),
             reference=_text(body, "reference"),
             language="en" if language_field is not None and body.get(language_field) == "en" else "es",
-            response_url=str(body[redirect_field(body)]),
+            response_url=str(body["responseUrl"]),
             cancellation_url=_text(body, "cancellationUrl"),
             phone_number=_text(body, "phoneNumber"),
             email=_text(body, "email"),
             document_id=_text(body, "documentId"),
             optional_parameter=_text(body, "optionalParameter"),
-            has_payment_code=_text(body, "transactionSummaryUrl") is not None,
-            prepared_at=self._clock.time(),
-            account=account,
+            has_payment_code="code" in self._books.settings.form_paths
+            and bool(_text(body, "transactionSummaryUrl")),
+            created_at=self._books.clock.time(),
         )
 
     def _require_open(self, form: Form, method: Method) -> None:
         if form.how is not None:
-            raise ValueError(f"the payment {form.client_transaction_id!r} was already {form.how}")
+            raise ValueError(f"the payment {form.client_transaction_id!a} was already {form.how}")
         if self.is_expired(form, method):
-            raise ValueError(f"the {method} link of the payment {form.client_transaction_id!r} has expired")
+            raise ValueError(f"the {method} link of the payment {form.client_transaction_id!a} has expired")
 
-    def _decide(self, form: Form, method: Method, how: FormOutcome, state: str) -> None:
-        form.how, form.state, form.method = how, state, method
-        form.decided_at = self._clock.time()
-        self._tally[f"forms_{how}"] += 1
-
-    def _take(self, form: Form) -> None:
-        if form.state != ACCEPTED:
-            return
-        self._transactions.collect(form)
-        if self._settings.confirm_window is not None:
-            self._agenda.after(self._settings.confirm_window, self._lapse, form)
-        if not self._settings.external_notification_on_confirm:
-            self._on_settled(form)
+    def _decide(self, form: Form, method: Method, how: str, state: str) -> None:
+        form.method = method
+        self._books.decide(form, how, state)
+        self._books.tally[f"forms_{how}"] += 1
 
     def _lapse(self, form: Form) -> None:
-        if form.confirmed_at is None and form.reversal is None:
-            self._transactions.give_back(form, self._settings.state_after_reverse, "unconfirmed")
-            self._tally["reversed_unconfirmed"] += 1
+        if form.awaits_confirmation:
+            self._books.give_back(form, "unconfirmed")
 
-    def _parameters(self, number: int, form: Form) -> dict[str, str | int]:
-        settings = self._settings
-        return {
-            settings.redirect_id_field: number,
-            settings.redirect_client_id_field: form.client_transaction_id,
-        }
+    def _back(self, address: str, form: Form, number: int) -> str:
+        values = (str(number), form.client_transaction_id)
+        return with_query(address, dict(zip(self._books.settings.redirect_names, values, strict=True)))
 
 
 def _text(body: Mapping[str, object], name: str) -> str | None:
     value = body.get(name)
-    return str(value) if isinstance(value, str) and value.strip() else None
+    return value if isinstance(value, str) and value.strip() else None

@@ -1,73 +1,104 @@
-"""The service's messages in the language that a client asks for; Spanish, unless it asks for English."""
+"""What the service tells people: one table of two languages, and the error object (§7) that is made from it."""
 
-import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
-__all__ = ["english", "wants_english"]
+from attrs import frozen
 
-#: English by the Spanish text; groups stand for what differs from case to case.
-_ENGLISH: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
-    (re.compile(spanish), text)
-    for spanish, text in (
-        (r"Las validaciones han fallado", "The validations have failed"),
-        (r"El campo (\S+) es obligatorio", r"The field \1 is required"),
-        (r"El campo (\S+) debe ser una cadena", r"The field \1 must be a string"),
-        (r"El campo (\S+) debe ser un número entero", r"The field \1 must be an integer"),
-        (r"El campo (\S+) debe ser un booleano", r"The field \1 must be a boolean"),
-        (r"El campo (\S+) debe ser un objeto", r"The field \1 must be an object"),
-        (r"El campo (\S+) debe ser una lista", r"The field \1 must be a list"),
-        (r"El campo (\S+) debe ser una URL", r"The field \1 must be a URL"),
-        (r"El campo (\S+) debe ser en o es", r"The field \1 must be en or es"),
-        (r"El campo (\S+) debe ser \+, código.*", r"The field \1 must be +, country code and number"),
-        (r"El campo (\S+) debe estar entre (\S+) y (\S+)", r"The field \1 must be from \2 to \3"),
-        (
-            r"El campo (\S+) debe tener como máximo (\S+) caracteres",
-            r"The field \1 must have at most \2 characters",
-        ),
-        (r"El monto necesita al menos un componente", "The amount needs at least one component"),
-        (r"El monto no es igual a la suma de sus componentes", "The amount is not the sum of its components"),
-        (r"Un cobro mixto necesita el campo tax", "A mixed charge needs the field tax"),
-        (r"El cuerpo no es JSON", "The body is no JSON"),
-        (r"El cuerpo no es un formulario", "The body is no form"),
-        (r"El cuerpo debe ser un objeto", "The body must be an object"),
-        (r"Debe ser application/json", "Must be application/json"),
-        (r"La transacción no existe, verifique.*", "The transaction does not exist, check the identifier."),
-        (r"La transacción no pudo ser creada.*", "The transaction could not be created, please try again"),
-        (r"Ya existe una transacción con.*", "A transaction with this clientTransactionId already exists"),
-        (
-            r"La transacción no se pudo cancelar.*",
-            "The transaction could not be cancelled, it may be decided.",
-        ),
-        (r"La tienda no existe", "The store does not exist"),
-        (r"El terminal no existe", "The terminal does not exist"),
-        (r"El monto es menor que el permitido", "The amount is below the limit"),
-        (r"El monto es mayor que el permitido", "The amount is above the limit"),
-        (r"El número de teléfono no está registrado", "The phone number is not registered"),
-        (r"Error del servicio", "Service error"),
-        (r"Servicio no disponible", "Service not available"),
-        (r"El token no es válido", "The token is not valid"),
-        (r"Transacción no existe", "Transaction does not exist"),
-        (
-            r"El cliente tiene transacciones pendientes.*",
-            "The customer has pending transactions with your store",
-        ),
-        (r"No se pudo procesar la solicitud", "The request could not be processed"),
-        (r"Su aplicación no esta autorizada.*", "Your application is not authorized to use this resource"),
-        (r"Demasiadas consultas", "Too many queries"),
-        (r"La transacción fue rechazada por el cliente", "The transaction was rejected by the customer"),
-        (r"La transacción fue rechazada por el banco", "The transaction was rejected by the bank"),
-        (r"La transacción ha expirado", "The transaction has expired"),
-        (r"La transacción fue cancelada por el comercio", "The transaction was cancelled by the merchant"),
-        (r"La transacción fue reversada por el comercio", "The transaction was reversed by the merchant"),
-        (r"La transacción fue reversada porque no.*", "The transaction was reversed, as nobody confirmed it"),
-    )
-)
-_SAYING: Final = {"message", "errorDescriptions"}
+__all__ = ["MESSAGES", "FieldFault", "Language", "RefusedError", "invalid", "preferred_language", "say"]
+
+Language = Literal["es", "en"]
+
+#: In Spanish and in English. A number is an errorCode. Spanish texts of 20, 22, 23, 25, 100, 120, 2029, 2061 and
+#: "unauthorized" and the English one of 20 are the service's own; the others are not published.
+MESSAGES: Final[Mapping[int | str, tuple[str, str]]] = {
+    20: ("La transacción no existe, verifique que el identificador enviado sea correcto.",
+         "Transaction does not exist, verify that the submitted identifier is correct."),
+    22: ("La transacción no pudo ser creada por favor inténtelo de nuevo",
+         "The transaction could not be created, please try again"),
+    23: ("Ya existe una transacción con el ClientTransactionId especificado",
+         "A transaction with this ClientTransactionId already exists"),
+    25: ("La transacción no se pudo cancelar. Puede que ya se encuentre aprobada o cancelada.",
+         "The transaction could not be cancelled. It may be approved or cancelled already."),
+    100: ("La tienda asociada no existe. Verifique su store id o comuníquese con Payphone",
+          "The store does not exist, check your store id"),
+    101: ("El terminal no existe", "The terminal does not exist"),
+    102: ("El monto es menor que el permitido", "The amount is below the limit"),
+    103: ("El monto es mayor que el permitido", "The amount is above the limit"),
+    120: ("Lo sentimos, este número no está registrado en Payphone", "Sorry, this number is not registered"),
+    500: ("Error del servicio", "Service error"),
+    501: ("Servicio no disponible", "Service not available"),
+    800: ("Las validaciones han fallado", "The validations have failed"),
+    802: ("El token no es válido", "The token is not valid"),
+    2029: ("Transacción no existe", "Transaction does not exist"),
+    2061: ("El cliente tiene transacciones pendientes con su local",
+           "The customer has pending transactions with your store"),
+    "other code": ("No se pudo procesar la solicitud", "The request could not be processed"),
+    "unauthorized": ("Su aplicación no esta autorizada para acceder a este recurso",
+                     "Your application is not authorized to use this resource"),
+    "throttled": ("Demasiadas solicitudes", "Too many requests"),
+    # A field that fails (§7.5).
+    "required": ("El campo {0} es obligatorio", "The field {0} is required"),
+    "type": ("El campo {0} debe ser de tipo {1}", "The field {0} must be of type {1}"),
+    "url": ("El campo {0} debe ser una URL", "The field {0} must be a URL"),
+    "language": ("El campo {0} debe ser en o es", "The field {0} must be en or es"),
+    "phone": ("El campo {0} debe ser +, código de país y número", "The field {0} must be +, country code and number"),
+    "range": ("El campo {0} debe estar entre {1} y {2}", "The field {0} must be from {1} to {2}"),
+    "length": ("El campo {0} debe tener como máximo {2} caracteres", "The field {0} must have at most {2} characters"),
+    "no component": ("El monto necesita al menos un componente", "The amount needs at least one component"),
+    "sum": ("El monto no es igual a la suma de sus componentes", "The amount is not the sum of its components"),
+    "mixed": ("Un cobro mixto necesita el campo tax", "A mixed charge needs the field tax"),
+    "body": ("El cuerpo debe ser un objeto JSON", "The body must be a JSON object"),
+    "content type": ("Debe ser application/json", "Must be application/json"),
+    "simulated": ("Rechazo simulado", "Simulated refusal"),
+    # Why a transaction is cancelled: its `how`, or its `reversal`.
+    "rejected": ("La transacción fue rechazada por el cliente", "The transaction was rejected by the customer"),
+    "declined": ("La transacción fue rechazada por el banco", "The transaction was rejected by the bank"),
+    "expired": ("La transacción ha expirado", "The transaction has expired"),
+    "cancelled": ("La transacción fue cancelada por el comercio", "The transaction was cancelled by the merchant"),
+    "merchant": ("La transacción fue reversada por el comercio", "The transaction was reversed by the merchant"),
+    "unconfirmed": ("La transacción fue reversada porque no se confirmó",
+                    "The transaction was reversed, as nobody confirmed it"),
+    "foreign domain": ("El dominio {0} no está autorizado", "The domain {0} is not authorized"),
+    # The pages of the forms.
+    "not real": ("Servicio simulado: no se mueve dinero real. No escriba datos reales.",
+                 "Simulated service: no real money moves. Do not enter real data."),
+    "wallet form": ("Pago con la app", "Pay with the app"),
+    "card form": ("Pago con tarjeta", "Pay by card"),
+    "store": ("Comercio", "Merchant"),
+    "reference": ("Motivo", "Reference"),
+    "number": ("Transacción", "Transaction"),
+    "phoneNumber": ("Teléfono, con + y código de país", "Phone, with + and country code"),
+    "email": ("Correo electrónico", "E-mail"),
+    "documentId": ("Número de identificación", "Identification number"),
+    "missing": ("Complete los datos que faltan.", "Please fill in what is missing."),
+    "pay": ("Pagar", "Pay"),
+    "decline": ("Simular un rechazo", "Simulate a decline"),
+    "close": ("Cancelar el pago", "Cancel the payment"),
+    "form paid": ("Este pago ya fue realizado.", "This payment was already made."),
+    "form declined": ("Este pago ya fue rechazado.", "This payment was already declined."),
+    "form cancelled": ("Este pago fue cancelado.", "This payment was cancelled."),
+    "form expired": ("Este formulario ha expirado. Se debe preparar uno nuevo.",
+                     "This form has expired. A new one must be prepared."),
+    "form unknown": ("Este pago no existe.", "There is no such payment."),
+    "form unreadable": ("No se entiende lo que se envió.", "What was sent cannot be read."),
+    "denied": ("No autorizado", "Not authorized"),
+    "no referrer": ("La redirección no dijo de qué sitio viene (cabecera Referer).",
+                    "The redirect did not say from which site it comes (Referer header)."),
+    "not registered": ("El dominio {0} no está registrado.", "The domain {0} is not registered."),
+    "referrer policy": (
+        "El formulario solo se abre desde el dominio registrado, con una Referrer-Policy como origin.",
+        "The form opens only from the registered domain, with a Referrer-Policy such as origin."),
+}  # fmt: skip
 
 
-def wants_english(accept_language: str) -> bool:
-    """Whether the header puts English before Spanish."""
+def say(key: int | str, language: Language, *values: object) -> str:
+    """Return a text of the table; all unlisted errorCodes have one text."""
+    return MESSAGES.get(key, MESSAGES["other code"])[language == "en"].format(*values)
+
+
+def preferred_language(accept_language: str) -> Language:
+    """Return the one of English and Spanish with the larger weight, else the first; Spanish without either."""
     best, language = 0.0, "es"
     for part in accept_language.lower().split(","):
         name, _, weight = part.partition(";")
@@ -78,23 +109,50 @@ def wants_english(accept_language: str) -> bool:
         name = name.strip().partition("-")[0]
         if name in {"en", "es"} and quality > best:
             best, language = quality, name
-    return language == "en"
+    return "en" if language == "en" else "es"
 
 
-def english(answer: object) -> object:
-    """The answer with what it says to people in English; names of fields and all data stay."""
-    if isinstance(answer, Mapping):
-        return {
-            name: _translated(value) if name in _SAYING else english(value) for name, value in answer.items()
-        }
-    return [english(one) for one in answer] if isinstance(answer, (list, tuple)) else answer
+@frozen
+class FieldFault:
+    """One failing field, the message of the table that says what is wrong with it, and that message's values."""
+
+    field: str
+    message: str
+    values: tuple[object, ...] = ()
 
 
-def _translated(value: object) -> object:
-    if isinstance(value, list):
-        return [_translated(one) for one in value]
-    if isinstance(value, str):
-        for spanish, text in _ENGLISH:
-            if (found := spanish.fullmatch(value)) is not None:
-                return found.expand(text)
-    return value
+@frozen
+class RefusedError(Exception):
+    """The service's refusal: the error object (§7), or without a `code` a message alone."""
+
+    code: int | None
+    message: int | str
+    #: Codes of specific errors.
+    inner: tuple[int, ...] = ()
+    faults: tuple[FieldFault, ...] = ()
+
+    @classmethod
+    def of(cls, code: int, *inner: int) -> "RefusedError":
+        """Return the error object with this general code and one entry for each specific one (§7)."""
+        return cls(code, code, inner)
+
+    def as_json(self, language: Language, *, empty_errors: bool = True) -> dict[str, object]:
+        """Return the answer's body; `empty_errors` says whether an empty `errors` is in it."""
+        answer: dict[str, object] = {"message": say(self.message, language)}
+        if self.code is None:
+            return answer
+        errors: list[dict[str, object]] = [
+            {"message": say(one, language), "errorCode": one} for one in self.inner
+        ]
+        texts: dict[str, list[str]] = {}
+        for fault in self.faults:
+            texts.setdefault(fault.field, []).append(say(fault.message, language, fault.field, *fault.values))
+        errors += [
+            {"message": name, "errorCode": 0, "errorDescriptions": text} for name, text in texts.items()
+        ]
+        return {**answer, "errorCode": self.code, **({"errors": errors} if errors or empty_errors else {})}
+
+
+def invalid(*faults: FieldFault) -> RefusedError:
+    """Return code 800 with one entry per failing field (§7.4, §7.5); a Sale is answered like a Button/Prepare."""
+    return RefusedError(800, 800, faults=faults)

@@ -1,210 +1,222 @@
-"""What the service refuses: the field rules of both operations (§2.1 to §2.4).
+"""What a request must be: its body as the settings let a client write it, and the field rules (§2.1 to §2.4).
 
-Only what the document states is checked. Lengths, formats and bounds are not shown, and unknown fields pass.
+Only what the document states is checked, and what the settings add. Unknown fields pass.
 """
 
 import re
-from collections.abc import Mapping, Set
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal
+from urllib.parse import parse_qsl
+
+import orjson
 
 from .addresses import is_address
-from .refusals import FieldFault
+from .messages import FieldFault, RefusedError, invalid
+from .settings import Settings
 
-__all__ = [
-    "NESTED_FIELDS",
-    "PREPARE_FIELDS",
-    "SALE_FIELDS",
-    "failing_fields",
-    "failing_prepare_fields",
-    "failing_reference",
-    "redirect_field",
-]
+__all__ = ["CHANGE_FIELDS", "canonical", "check", "failing_fields", "fields_of", "read_body"]
 
-_REQUIRED: Final[dict[str, type]] = {
-    "phoneNumber": str,
-    "countryCode": str,
-    "amount": int,
-    "currency": str,
-    "clientTransactionId": str,
-}
+
+def _kinds(text: str = "", whole: str = "", **others: type) -> dict[str, type]:
+    return {**dict.fromkeys(text.split(), str), **dict.fromkeys(whole.split(), int), **others}
+
+
 _COMPONENTS: Final = ("amountWithoutTax", "amountWithTax", "tax", "service", "tip")
-_OPTIONAL: Final[dict[str, type]] = {
-    **dict.fromkeys(_COMPONENTS, int),
-    **dict.fromkeys(("storeId", "reference", "responseUrl"), str),
-    "timeZone": int,
-    **dict.fromkeys(("lat", "lng", "clientUserId"), str),
-    **dict.fromkeys(("optionalParameter1", "optionalParameter2", "optionalParameter3", "nickName"), str),
-    "order": dict,
+_BOTH: Final = _kinds(
+    "currency clientTransactionId storeId reference responseUrl phoneNumber lat lng",
+    whole=f"amount {' '.join(_COMPONENTS)} timeZone",
+    order=dict,
+)
+_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "sale": _BOTH
+    | _kinds("countryCode clientUserId optionalParameter1 optionalParameter2 optionalParameter3 nickName"),
+    "prepare": _BOTH | _kinds("email documentId cancellationUrl optionalParameter"),
 }
-_PREPARE_REQUIRED: Final[dict[str, type]] = {
-    "amount": int,
-    "currency": str,
-    "clientTransactionId": str,
-    "storeId": str,
+_REQUIRED: Final = {
+    "sale": ("phoneNumber", "countryCode", "amount", "currency", "clientTransactionId"),
+    "prepare": ("amount", "currency", "clientTransactionId", "storeId", "responseUrl"),
 }
-_PREPARE_OPTIONAL: Final[dict[str, type]] = {
-    **dict.fromkeys(_COMPONENTS, int),
-    **dict.fromkeys(("reference", "phoneNumber", "email", "documentId"), str),
-    **dict.fromkeys(("cancellationUrl", "optionalParameter"), str),
-    "order": dict,
-    "timeZone": int,
-    **dict.fromkeys(("lat", "lng"), str),
+#: The fields of each operation on a payment; the confirmation calls the merchant's id by a name of its own.
+CHANGE_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "confirm": {"id": int, "clientTxId": str},
+    "cancel": {"id": int},
+    "cancel_by_client_id": {"clientId": str},
+    "reverse": {"id": int},
+    "reverse_by_client_id": {"clientId": str},
 }
-_REDIRECT_FIELDS: Final = ("responseUrl", "ResponseUrl")  # §2.3: samples have both
+_NESTED: Final[Mapping[str, Mapping[str, type]]] = {
+    "order": _kinds(billTo=dict, lineItems=list),
+    "billTo": _kinds(
+        "address1 address2 country state locality firstName lastName phoneNumber email postalCode customerId ipAddress",
+        whole="billToId",
+    ),
+    "lineItems": _kinds(
+        "productName productSKU productDescription", whole="unitPrice quantity totalAmount taxAmount"
+    ),
+}
+_KIND_NAMES: Final = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "array"}
 _FULL_PHONE: Final = re.compile(r"\+[1-9][0-9]+")
-_ORDER: Final[dict[str, type]] = {"billTo": dict, "lineItems": list}
-_BILL_TO: Final[dict[str, type]] = {
-    "billToId": int,
-    **dict.fromkeys(("address1", "address2", "country", "state", "locality", "firstName", "lastName"), str),
-    **dict.fromkeys(("phoneNumber", "email", "postalCode", "customerId", "ipAddress"), str),
-}
-_LINE_ITEM: Final[dict[str, type]] = {
-    "productName": str,
-    **dict.fromkeys(("unitPrice", "quantity", "totalAmount", "taxAmount"), int),
-    **dict.fromkeys(("productSKU", "productDescription"), str),
-}
-#: Every field of a request by its name, and those of the objects inside.
-SALE_FIELDS: Final[Mapping[str, type]] = {**_REQUIRED, **_OPTIONAL}
-PREPARE_FIELDS: Final[Mapping[str, type]] = {
-    **_PREPARE_REQUIRED,
-    **_PREPARE_OPTIONAL,
-    _REDIRECT_FIELDS[0]: str,
-}
-NESTED_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
-    "order": _ORDER,
-    "billTo": _BILL_TO,
-    "lineItems": _LINE_ITEM,
-}
-_KINDS: Final[dict[type, str]] = {
-    str: "una cadena",
-    int: "un número entero",
-    bool: "un booleano",
-    dict: "un objeto",
-    list: "una lista",
-}
+_WHOLE: Final = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
-def failing_fields(
-    body: Mapping[str, object],
-    *,
-    nick_name_flag: str | None = None,
-    phone_optional_by_nick_name: bool = False,
-    may_lack: Set[str] = frozenset(),
-) -> list[FieldFault]:
-    """The faults of a Sale's body; none means that it is valid. `may_lack` names fields that §2.2 requires."""
-    required, optional = _REQUIRED, _OPTIONAL
-    if nick_name_flag is not None:
-        optional = {**optional, nick_name_flag: bool}
-        if body.get(nick_name_flag) is True:
-            # §2.2: the request goes to the user name, so there must be one.
-            required = {**required, "nickName": str}
-            if phone_optional_by_nick_name:
-                del required["phoneNumber"]
-                optional = {**optional, "phoneNumber": str}
-
-    return _faults(body, required, {k: v for k, v in optional.items() if k not in required}, may_lack)
+def fields_of(operation: str, settings: Settings) -> Mapping[str, type]:
+    """Return each field of an operation's body with its type, those included whose names are settings."""
+    fields = dict(CHANGE_FIELDS.get(operation) or _FIELDS[operation])
+    if operation == "sale" and settings.nick_name_flag is not None:
+        fields[settings.nick_name_flag] = bool
+    if operation == "prepare":
+        if settings.language_field is not None:
+            fields[settings.language_field] = str
+        if "code" in settings.form_paths:
+            fields["transactionSummaryUrl"] = str
+    return fields
 
 
-def failing_prepare_fields(
-    body: Mapping[str, object], *, language_field: str | None = None, may_lack: Set[str] = frozenset()
-) -> list[FieldFault]:
-    """The faults of a Button/Prepare's body (§2.3); none means that it is valid. `may_lack` as above."""
-    redirect = redirect_field(body)
-    optional = _PREPARE_OPTIONAL if language_field is None else {**_PREPARE_OPTIONAL, language_field: str}
-    faults = _faults(body, {**_PREPARE_REQUIRED, redirect: str}, optional, may_lack)
-    failing = {fault.field for fault in faults}
-    for name in (redirect, "cancellationUrl"):
+def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, object]:
+    """Return the members of a body, in the document's names and types; RefusedError if there are none."""
+    body: object = None
+    try:
+        if settings.tolerant and content_type == "application/x-www-form-urlencoded":
+            body = dict(parse_qsl(raw.decode("utf-8"), keep_blank_values=True, max_num_fields=500))
+        elif content_type == "application/json":  # §5.2
+            body = orjson.loads(raw)
+        else:
+            raise invalid(FieldFault("Content-Type", "content type"))
+    except ValueError:
+        pass
+    if not isinstance(body, dict):
+        raise invalid(FieldFault("body", "body"))
+    if settings.tolerant:
+        return canonical(body, fields_of(operation, settings))
+    if operation == "prepare" and body.get("responseUrl") is None and "ResponseUrl" in body:
+        body["responseUrl"] = body.pop("ResponseUrl")  # §2.3: samples have both
+    return body
+
+
+def canonical(members: Mapping[str, object], fields: Mapping[str, type]) -> dict[str, object]:
+    """Return the members by the names in `fields`, whatever their letter case, and of those types where possible.
+
+    What is null or unknown is left out; of a name that comes twice the last one counts.
+    """
+    names = {name.lower(): name for name in fields}
+    read: dict[str, object] = {}
+    for spelled, value in members.items():
+        name = names.get(spelled.lower())
+        if name is not None and value is not None:
+            read[name] = _converted(value, fields[name], _NESTED.get(name, {}))
+    return read
+
+
+def _converted(value: object, kind: type, nested: Mapping[str, type]) -> object:
+    match value:
+        case str() if kind is int and _WHOLE.fullmatch(value):
+            return int(value)
+        case str() if kind is bool and value.strip().lower() in _BOOLEANS:
+            return _BOOLEANS[value.strip().lower()]
+        case str() if kind is not str and not value.strip():
+            return None
+        case int() | float() if kind is str and not isinstance(value, bool):
+            return str(value)
+        case dict() if kind is dict:
+            return canonical(value, nested)
+        case list() if kind is list:
+            return [canonical(one, nested) if isinstance(one, dict) else one for one in value]
+        case _:
+            return value
+
+
+def check(operation: Literal["sale", "prepare"], body: Mapping[str, object], settings: Settings) -> None:
+    """Raise RefusedError for a body that breaks a rule, names an unknown store, or is to be refused."""
+    if faults := failing_fields(operation, body, settings):
+        raise invalid(*faults)
+    store = body.get("storeId")
+    if settings.stores is not None and store is not None and store not in settings.stores:
+        raise RefusedError.of(100)
+    for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):
         value = body.get(name)
-        if name not in failing and type(value) is str and not is_address(value):
-            faults.append(FieldFault(name, f"El campo {name} debe ser una URL"))
-    phone = body.get("phoneNumber")
-    if type(phone) is str and not _FULL_PHONE.fullmatch(phone):
-        faults.append(FieldFault("phoneNumber", "El campo phoneNumber debe ser +, código de país y número"))
-    if language_field is not None:
-        language = body.get(language_field)
-        if type(language) is str and language not in {"en", "es"}:
-            faults.append(FieldFault(language_field, f"El campo {language_field} debe ser en o es"))
+        if isinstance(value, str) and value in settings.refuse_with:
+            raise RefusedError.of(settings.refuse_with[value])
+
+
+def failing_fields(operation: str, body: Mapping[str, object], settings: Settings) -> list[FieldFault]:
+    """Return the faults of a body in the order of its fields' importance; none means that it is valid."""
+    kinds = fields_of(operation, settings)
+    required = list(_REQUIRED.get(operation, kinds))
+    if operation == "sale" and settings.nick_name_flag and body.get(settings.nick_name_flag) is True:
+        required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
+        if settings.phone_optional_by_nick_name:
+            required.remove("phoneNumber")
+    required = [name for name in required if name not in settings.optional_fields]
+    faults = list(_failing_kinds(body, kinds, required))
+    if operation in CHANGE_FIELDS:
+        return faults
+    faults += _failing_sum(body)
+    if isinstance(order := body.get("order"), dict):
+        faults += _failing_order(order)
+    failing = {fault.field for fault in faults}
+    faults += [fault for fault in _out_of_limits(operation, body, settings) if fault.field not in failing]
+    if operation == "prepare":
+        faults += [fault for fault in _failing_form(body, settings) if fault.field not in failing]
     return faults
 
 
-def redirect_field(body: Mapping[str, object]) -> str:
-    """The spelling in which a Button/Prepare's body has its redirect field, or the first if it has none."""
-    return next((name for name in _REDIRECT_FIELDS if body.get(name) is not None), _REDIRECT_FIELDS[0])
-
-
-def failing_reference(body: Mapping[str, object], required: Mapping[str, type]) -> list[FieldFault]:
-    """The faults of a body that only says which transaction is meant."""
-    faults: list[FieldFault] = []
-    _check_required(body, required, frozenset(), faults)
-    return faults
-
-
-def _faults(
-    body: Mapping[str, object],
-    required: Mapping[str, type],
-    optional: Mapping[str, type],
-    may_lack: Set[str],
-) -> list[FieldFault]:
-    faults: list[FieldFault] = []
-    _check_required(body, required, may_lack, faults)
-    _check_kinds(body, optional, "", faults)
-    _check_sum(body, faults)
-    order = body.get("order")
-    if type(order) is dict:
-        _check_order(order, faults)
-    return faults
-
-
-def _check_required(
-    body: Mapping[str, object], required: Mapping[str, type], may_lack: Set[str], faults: list[FieldFault]
-) -> None:
-    for field, kind in required.items():
-        value = body.get(field)
-        if value is None or (type(value) is str and not value.strip()):
-            if field not in may_lack:
-                faults.append(FieldFault(field, f"El campo {field} es obligatorio"))
-        elif type(value) is not kind:
-            faults.append(_wrong_kind(field, kind))
-
-
-def _check_kinds(
-    members: Mapping[str, object], kinds: Mapping[str, type], path: str, faults: list[FieldFault]
-) -> None:
-    for name, kind in kinds.items():
+def _failing_kinds(
+    members: Mapping[str, object], kinds: Mapping[str, type], required: Sequence[str] = (), path: str = ""
+) -> Iterator[FieldFault]:
+    for name in dict.fromkeys((*required, *kinds)):
         value = members.get(name)
-        # `type() is`, because True is an int to isinstance and no amount of cents. null stands for absent.
-        if value is not None and type(value) is not kind:
-            faults.append(_wrong_kind(path + name, kind))
+        if value is None or (name in required and type(value) is str and not value.strip()):
+            if name in required:  # elsewhere null stands for absent
+                yield FieldFault(name, "required")
+        elif (
+            type(value) is not kinds[name]
+        ):  # `type() is`: True is an int to isinstance, and not an amount of cents
+            yield FieldFault(path + name, "type", (_KIND_NAMES[kinds[name]],))
 
 
-def _check_sum(body: Mapping[str, object], faults: list[FieldFault]) -> None:
+def _failing_sum(body: Mapping[str, object]) -> Iterator[FieldFault]:
     amount = body.get("amount")
     parts = {name: body[name] for name in _COMPONENTS if body.get(name) is not None}
     cents = [value for value in parts.values() if type(value) is int]
     if type(amount) is not int or len(cents) != len(parts):
         return  # already named as failing; a sum with them would say nothing
     if not parts:
-        faults.append(FieldFault("Amount", "El monto necesita al menos un componente"))  # §2.1.2
+        yield FieldFault("Amount", "no component")  # §2.1.2
     elif sum(cents) != amount:
-        faults.append(
-            FieldFault("Amount", "El monto no es igual a la suma de sus componentes")
-        )  # §2.1.1, §7.6
+        yield FieldFault("Amount", "sum")  # §2.1.1, §7.6
     if parts.get("amountWithoutTax") and parts.get("amountWithTax") and "tax" not in parts:
-        faults.append(FieldFault("tax", "Un cobro mixto necesita el campo tax"))  # §2.1.4
+        yield FieldFault("tax", "mixed")  # §2.1.4
 
 
-def _check_order(order: Mapping[str, object], faults: list[FieldFault]) -> None:
-    _check_kinds(order, _ORDER, "order.", faults)
-    bill_to, line_items = order.get("billTo"), order.get("lineItems")
-    if type(bill_to) is dict:
-        _check_kinds(bill_to, _BILL_TO, "order.billTo.", faults)
-    if type(line_items) is list:
-        for index, item in enumerate(line_items):
-            if type(item) is dict:
-                _check_kinds(item, _LINE_ITEM, f"order.lineItems[{index}].", faults)
-            else:
-                faults.append(_wrong_kind(f"order.lineItems[{index}]", dict))
+def _failing_order(order: Mapping[str, object]) -> Iterator[FieldFault]:
+    yield from _failing_kinds(order, _NESTED["order"], path="order.")
+    if isinstance(bill_to := order.get("billTo"), dict):
+        yield from _failing_kinds(bill_to, _NESTED["billTo"], path="order.billTo.")
+    line_items = order.get("lineItems")
+    for index, item in enumerate(line_items if isinstance(line_items, list) else ()):
+        if isinstance(item, dict):
+            yield from _failing_kinds(item, _NESTED["lineItems"], path=f"order.lineItems[{index}].")
+        else:
+            yield FieldFault(f"order.lineItems[{index}]", "type", (_KIND_NAMES[dict],))
 
 
-def _wrong_kind(field: str, kind: type) -> FieldFault:
-    return FieldFault(field, f"El campo {field} debe ser {_KINDS[kind]}")
+def _out_of_limits(operation: str, body: Mapping[str, object], settings: Settings) -> Iterator[FieldFault]:
+    for limited, (low, high) in settings.limits.items():
+        name = limited.removeprefix(f"{operation}.")
+        value = body.get(name)
+        if isinstance(value, str) and not low <= len(value) <= high:
+            yield FieldFault(name, "length", (low, high))
+        elif type(value) is int and not low <= value <= high:
+            yield FieldFault(name, "range", (low, high))
+
+
+def _failing_form(body: Mapping[str, object], settings: Settings) -> Iterator[FieldFault]:
+    for name in ("responseUrl", "cancellationUrl"):
+        if type(value := body.get(name)) is str and not is_address(value):
+            yield FieldFault(name, "url")
+    if type(phone := body.get("phoneNumber")) is str and not _FULL_PHONE.fullmatch(phone):
+        yield FieldFault("phoneNumber", "phone")
+    language = settings.language_field and body.get(settings.language_field)
+    if type(language) is str and language not in {"en", "es"}:
+        yield FieldFault(str(settings.language_field), "language")

@@ -1,5 +1,6 @@
 """Everyday scenarios by name, each a few lines of one table."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from attrs import frozen
@@ -10,7 +11,7 @@ from .faults import Fault, Faults
 __all__ = ["SCENARIOS", "Scenario", "scenario"]
 
 
-@frozen(kw_only=True)
+@frozen
 class Scenario:
     """What the customers do and what goes wrong; without `answers` the customers wait for you."""
 
@@ -19,80 +20,70 @@ class Scenario:
     faults: Faults = Faults()
 
 
-def _all(answer: str, delay: float = 3.0) -> Answers:
-    return Answers.parse(f"{answer}=1", delay=(delay, 0.4))
+def _all(answer: str) -> Answers:
+    return Answers.parse(f"{answer}=1", delay=(3.0, 0.4))
 
 
-SCENARIOS: Final[dict[str, Scenario]] = {
-    "everyday": Scenario(
-        says="8 of 10 approve within a minute, 1 rejects, 1 never answers.", answers=Answers()
-    ),
-    "by-hand": Scenario(says="Nobody answers but you, on the page or by the control API."),
-    "all-approve": Scenario(says="Everybody approves within seconds.", answers=_all("approve")),
-    "all-reject": Scenario(says="Everybody rejects within seconds.", answers=_all("reject")),
-    "nobody-answers": Scenario(says="Every push expires.", answers=_all("ignore")),
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "everyday": Scenario("8 of 10 approve within a minute, 1 rejects, 1 never answers.", Answers()),
+    "by-hand": Scenario("Nobody answers but you, on the page or by the control API."),
+    "all-approve": Scenario("Everybody approves within seconds.", _all("approve")),
+    "all-reject": Scenario("Everybody rejects within seconds.", _all("reject")),
+    "nobody-answers": Scenario("Every push expires.", _all("ignore")),
     "slow-customers": Scenario(
-        says="Half of the answers need four minutes or more; what needs five expires.",
-        answers=Answers(approve=0.9, reject=0.1, ignore=0.0, delay=(240.0, 0.3)),
+        "Half of the answers need four minutes or more; what needs five expires.",
+        Answers(approve=0.9, reject=0.1, ignore=0.0, delay=(240.0, 0.3)),
     ),
     "lost-answer": Scenario(
-        says="Every Sale is created and its answer is lost; everybody approves.",
-        answers=_all("approve"),
-        faults=Faults({Fault("reset"): 1.0}),
+        "Every Sale is created and its answer is lost; everybody approves.",
+        _all("approve"),
+        Faults({Fault("reset"): 1.0}),
     ),
     "flaky-gateway": Scenario(
-        says="4 of 10 requests meet a gateway's HTML, a 503, a 429, a reset or a cut body, executed or not.",
-        answers=_all("approve"),
-        faults=Faults(
-            {
-                Fault("html", operation="any"): 0.1,
-                Fault("html", operation="any", when="after", status=504): 0.05,
-                Fault("error", operation="any"): 0.1,
-                Fault("throttle", operation="any", retry_after=1): 0.05,
-                Fault("reset", operation="any", when="before"): 0.05,
-                Fault("cut", operation="any"): 0.05,
-            }
-        ),
+        "4 of 10 requests meet a gateway's HTML, a 503, a 429, a reset or a cut body, executed or not.",
+        _all("approve"),
+        Faults({
+            Fault("html", operation="any"): 0.1,
+            Fault("html", operation="any", when="after", status=504): 0.05,
+            Fault("error", operation="any"): 0.1,
+            Fault("throttle", operation="any", retry_after=1): 0.05,
+            Fault("reset", operation="any", when="before"): 0.05,
+            Fault("cut", operation="any"): 0.05,
+        }),
     ),
     "slow-service": Scenario(
-        says="Every answer comes 3 seconds late, and 1 Sale in 20 is never answered.",
-        answers=_all("approve"),
-        faults=Faults(
-            {
-                Fault("stall"): 0.05,
-                Fault("latency", seconds=3.0): 0.95,
-                Fault("latency", operation="status", seconds=3.0): 1.0,
-            }
-        ),
+        "Every answer comes 3 seconds late, and 1 Sale in 20 is never answered.",
+        _all("approve"),
+        Faults({
+            Fault("stall"): 0.05,
+            Fault("latency", seconds=3.0): 0.95,
+            Fault("latency", operation="status", seconds=3.0): 1.0,
+        }),
     ),
     "lost-notifications": Scenario(
-        says="Everybody approves, and no notification arrives.",
-        answers=_all("approve"),
-        faults=Faults({Fault("lost"): 1.0}),
+        "Everybody approves, and no notification arrives.", _all("approve"), Faults({Fault("lost"): 1.0})
     ),
     "noisy-notifications": Scenario(
-        says="Notifications come early, late, twice or beside a forged one.",
-        answers=_all("approve"),
-        faults=Faults(
-            {
-                Fault("early"): 0.2,
-                Fault("late", seconds=10.0): 0.3,
-                Fault("duplicate"): 0.3,
-                Fault("forged"): 0.3,
-            }
-        ),
+        "Notifications come early, late, twice or beside a forged one.",
+        _all("approve"),
+        Faults({
+            Fault("early"): 0.2,
+            Fault("late", seconds=10.0): 0.3,
+            Fault("duplicate"): 0.3,
+            Fault("forged"): 0.3,
+        }),
     ),
     "busy-customers": Scenario(
-        says="Half of the customers have another pending transaction: code 2061.",
-        answers=_all("approve"),
-        faults=Faults({Fault("refuse", error_code=2061): 0.5}),
+        "Half of the customers have another pending transaction: code 2061.",
+        _all("approve"),
+        Faults({Fault("refuse", error_code=2061): 0.5}),
     ),
-}
+}  # fmt: skip
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of a name; ValueError, with all names, if there is none."""
+    """Return the scenario of a name; ValueError, with all names, if there is none."""
     try:
         return SCENARIOS[name]
     except KeyError:
-        raise ValueError(f"no scenario {name!r}: use {', '.join(SCENARIOS)}") from None
+        raise ValueError(f"{name!r} is not a scenario: use {', '.join(SCENARIOS)}") from None

@@ -3,34 +3,31 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
 from aiohttp import web
+from attrs import asdict
 
 from .answers import Answers
-from .api import Api
-from .changes import Changes
-from .clock import Clock, JumpClock, sleep
-from .control import Control
-from .deliveries import Deliveries
-from .external import ExternalNotices
-from .faults import Fault, FaultPlan, Faults
-from .forms import Form, Forms, Method
-from .guard import guard, is_loopback
-from .journal import Entry, Journal
-from .limits import QueryLimit
-from .listening import Listener
-from .notify import Notifier
-from .phone import Phone
-from .scenarios import scenario
-from .service import Counts, Sale, Service
-from .settings import ACCEPTED, Settings
-from .site import Site
-from .steering import Steering
-from .traffic import Traffic, is_of
+from .clock import JumpClock, ServiceClock, sleep
+from .control_api import ControlApi
+from .event_log import Entry
+from .faults import KINDS, Fault, FaultPlan, Faults
+from .form_pages import FormPages
+from .forms import METHODS, Form, FormBook, Method
+from .merchant_api import MerchantApi
+from .notifications import Notifications
+from .origin_guard import is_loopback, origin_guard
+from .sales import Sale, Sales
+from .scenarios import SCENARIOS, scenario
+from .settings import Settings
+from .traffic import Traffic
+from .transactions import Books, Counts
 
 __all__ = ["Simulator"]
+
+_SHOWN: Final = 12
 
 
 class Simulator:
@@ -38,8 +35,12 @@ class Simulator:
 
     Without a `token` any bearer token is taken, but there must be one. `accounts` are the tokens instead, each with the
     name of its account, which finds its own sales and forms only; the mapping may change while the service is open.
-    Unless `control` says otherwise, the page at / and the JSON routes below /_simulator exist on a loopback host only,
-    because they ask for no token. Its clock is the machine's, and `advance` lets it jump.
+    Unless `control` says otherwise, the page at / and the control routes below /_simulator exist on a loopback host
+    only, because they take no token. Its clock is the machine's, and `advance` lets it jump.
+
+    Where a sale is an argument, it is a transaction id or a client transaction id, whose newest sale is meant;
+    LookupError if there is none, ValueError if the sale must be pending and is decided. Likewise of a payment id, whose
+    form must be open and its link alive.
     """
 
     def __init__(
@@ -49,45 +50,34 @@ class Simulator:
         port: int = 0,
         token: str | None = None,
         accounts: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
+        clock: ServiceClock | None = None,
         settings: Settings | None = None,
         answers: Answers | None = None,
         faults: Faults | None = None,
         control: bool | None = None,
     ) -> None:
         self.settings = Settings() if settings is None else settings
-        self.clock: Clock = JumpClock() if clock is None else clock
-        #: What goes wrong, and in `done` what did.
-        self.faults = FaultPlan(faults)
+        self.clock: ServiceClock = JumpClock() if clock is None else clock
+        #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
+        self.waits_for_delivery = True
         self._host = host
+        self._port = port
         self._token = token
         self._accounts = accounts
         self._control = is_loopback(host) if control is None else control
-        self._service = Service(self.settings, self.clock, answers, self._on_answered)
-        self._journal = Journal(self.clock)
-        self._notifier = Notifier(
-            self.settings, self._service.tally, lambda *result: self._deliveries.done(*result)
-        )
-        self._deliveries = Deliveries(self.faults, self._notifier, self.clock, self._journal)
-        self._service.on_decided = self._on_decided
-        self._external = ExternalNotices(self.settings, self._notifier, self._service.tally)
-        self._forms = Forms(
-            self.settings,
-            self.clock,
-            self._service.agenda,
-            self._service.transactions,
-            self._service.tally,
-            self._external.start,
-        )
-        self._changes = Changes(self._service, self._forms, self.clock)
-        self._limit = QueryLimit(self.clock, self.settings.queries_per_minute)
-        self._listener = Listener(host, port, lambda: self._application())
+        self._books = Books(self.settings, self.clock)
+        self._faults = FaultPlan(faults)
+        self._notifications = Notifications(self._books, self._faults)
+        self._sales = Sales(self._books, self._notifications, answers)
+        self._forms = FormBook(self._books, self._notifications)
+        self._runner: web.AppRunner | None = None
+        self._url: str | None = None
         self._traffic: Traffic | None = None
         self._restarting: asyncio.Task[None] | None = None
 
     @classmethod
     def scenario(cls, name: str, **options: Any) -> Self:
-        """A simulator whose customers and faults are those of a scenario; ValueError if there is none such.
+        """Return a simulator with the customers and faults of a scenario; ValueError if there is none of that name.
 
         `options` are the constructor's.
         """
@@ -95,10 +85,10 @@ class Simulator:
         return cls(**{"answers": chosen.answers, "faults": chosen.faults, **options})
 
     async def __aenter__(self) -> Self:
-        if self._listener.url is not None:
+        if self._url is not None:
             raise RuntimeError("a Simulator is opened once; make another")
         await self.start()
-        await self._notifier.open()
+        await self._notifications.open()
         return self
 
     async def __aexit__(
@@ -108,168 +98,244 @@ class Simulator:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         self._release()
-        await self._listener.close()
-        self._service.close()  # after the last request, which may have set the timer
-        await self._notifier.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._books.timetable.close()  # after the last request, which may have set the timer
+        await self._notifications.close()
+
+    # The process
+
+    @property
+    def url(self) -> str:
+        """The base address, without a slash at its end."""
+        if self._url is None:
+            raise RuntimeError("the Simulator is not open yet: use `async with`")
+        return self._url
 
     async def start(self) -> None:
         """Listen again after `stop`, at the same address and with all that there was."""
-        await self._listener.start()
+        if self._runner is not None:
+            raise RuntimeError("the Simulator listens already")
+        # Closing does not wait for a request that a client left hanging.
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port).start()
+        except BaseException:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+        self._port = runner.addresses[0][1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._url = f"http://{host}:{self._port}"  # at once: the answer to a Prepare has it
 
     async def stop(self) -> None:
         """Die as a killed process does: connections break and new ones are refused until `start`.
 
         Sales, forms and timers are kept, and so are notifications on their way.
         """
+        if self._runner is None:
+            raise RuntimeError("the Simulator does not listen")
+        runner, self._runner = self._runner, None
         self._release()
-        await self._listener.kill()
-        self._journal.write("service", "stopped")
+        for site in list(runner.sites):
+            await site.stop()
+        for connection in runner.server.connections if runner.server is not None else ():
+            if connection.transport is not None:
+                connection.transport.abort()
+        await runner.cleanup()
+        self._books.log.write("service", "stopped")
 
     async def restart(self, down: float = 0.0) -> None:
-        """`stop`, and `start` after so many seconds of its clock; the state is kept."""
+        """Stop, and start again after so many seconds of its clock; the state is kept."""
         await self.stop()
         if down:
             await sleep(self.clock, down)
         await self.start()
-        self._journal.write("service", "started again")
+        self._books.log.write("service", "started again")
+
+    def restart_soon(self, down: float = 0.0) -> None:
+        """Restart in the background, once the answer to the request for it is on its way."""
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.create_task(self.restart(down))
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass in a call; TypeError where the clock in use cannot jump."""
-        jump = getattr(self.clock, "advance", None)
-        if jump is None:
-            raise TypeError("the simulator's clock cannot be moved")
+        """Let time pass in a call; RuntimeError where the clock in use cannot jump."""
+        if (jump := getattr(self.clock, "advance", None)) is None:
+            raise RuntimeError("the simulator's clock cannot be moved")
         if (moving := jump(seconds)) is not None:
             await moving
-        self._service.agenda.run_due()
-        self._journal.write("service", f"{seconds:g} seconds passed")
+        self._books.timetable.run_due()
+        self._books.log.write("service", f"{seconds:g} seconds passed")
+
+    # What goes wrong
+
+    @property
+    def faults(self) -> FaultPlan:
+        """What is to go wrong, and in `done` what did."""
+        return self._faults
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
         """Let this befall the next exchanges that it is meant for; ValueError if `times` is not 1 or more."""
-        self.faults.add(fault, times)
+        self._faults.add(fault, times)
+        self._books.log.write("service", f"next {fault.operation}: {fault.kind}")
+
+    def fail_by_chance(self, fault: Fault, chance: float) -> None:
+        """Let this happen by chance too, from now on; ValueError where the chances exceed 1."""
+        self._faults.add_chance(fault, chance)
+
+    def clear_faults(self) -> None:
+        """Let nothing go wrong any more; what has happened stays counted."""
+        self._faults.clear()
 
     def use_scenario(self, name: str) -> None:
-        """From now on customers and faults are those of this scenario; ValueError if there is none such."""
+        """Take customers and faults of this scenario from now on; ValueError if there is none of that name."""
         chosen = scenario(name)
-        self._service.use(chosen.answers)
-        self.faults.clear()
-        self.faults.chances = chosen.faults
-        self._journal.write("service", f"scenario {name}")
+        self._sales.answers = chosen.answers
+        self._faults.clear()
+        self._faults.chances = chosen.faults
+        self._books.log.write("service", f"scenario {name}")
 
-    @property
-    def url(self) -> str:
-        """The base address, without a slash at its end."""
-        if self._listener.url is None:
-            raise RuntimeError("the Simulator is not open yet: use `async with`")
-        return self._listener.url
+    # What was executed
 
     @property
     def sales(self) -> Mapping[int, Sale]:
         """Every created sale by its transaction id, oldest first."""
-        return MappingProxyType(self._service.sales)
+        return self._sales.by_id
 
     @property
     def forms(self) -> Mapping[str, Form]:
         """Every prepared payment by its payment id, oldest first."""
-        return MappingProxyType(self._forms.forms)
+        return self._forms.by_id
 
     @property
     def counts(self) -> Counts:
         """What the service has executed so far."""
-        return self._service.counts
-
-    @property
-    def log(self) -> tuple[Entry, ...]:
-        """What happened, oldest first; the last thousand entries."""
-        return tuple(self._journal.after(0))
+        return self._books.counts
 
     @property
     def created_per_client_id(self) -> Counter[str]:
         """How many sales each client transaction id created; above 1, somebody was charged twice."""
-        return self._service.created_per_client_id
+        return self._books.created_per_client_id
 
     @property
     def collected_per_client_id(self) -> Counter[str]:
         """The cents that each client transaction id paid and did not get back."""
-        return self._service.transactions.collected_per_client_id
+        return self._books.collected_per_client_id
 
-    async def approve(self, sale: int | str) -> None:
-        """The customer approves now; returns once the notification is done, after 5 seconds at most.
+    @property
+    def log(self) -> tuple[Entry, ...]:
+        """What happened, oldest first; the last thousand entries."""
+        return tuple(self._books.log.after(0))
 
-        `sale` is a transaction id or a client transaction id, whose newest sale is meant. LookupError if there is no
-        such sale, ValueError if it is not pending.
-        """
-        await self._notifier.delivered(self.decide(sale, "approved"))
+    async def read_log(self, after: int = 0, wait: float = 0.0) -> list[Entry]:
+        """Return the entries after that number; if there are none, wait for the next one, so many seconds at most."""
+        await self._books.log.wait(after, wait)
+        return self._books.log.after(after)
 
-    async def reject(self, sale: int | str) -> None:
-        """The customer rejects now; otherwise like `approve`."""
-        await self._notifier.delivered(self.decide(sale, "rejected"))
+    def overview(self) -> dict[str, object]:
+        """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
+        self._books.timetable.run_due()
+        pending = [sale.as_json() for sale in self.sales.values() if sale.how is None]
+        decided = [sale.as_json() for sale in self.sales.values() if sale.how is not None]
+        forms = list(self.forms.values())[-_SHOWN:][::-1]
+        return {
+            "time": self.clock.time(),
+            "sale_window": self.settings.sale_window,
+            "log": self._books.log.last,
+            "counts": asdict(self.counts),
+            "pending": pending[-_SHOWN:][::-1],
+            "decided": decided[-_SHOWN:][::-1],
+            "forms": [{**form.as_json(), "links": self._live_links(form)} for form in forms],
+        }
 
-    def decide(self, sale: int | str, how: Literal["approved", "rejected"]) -> int:
-        """The customer answers now, and the notification is on its way; the sale's transaction id."""
-        return self._service.answer(sale, how).transaction_id
+    @property
+    def choices(self) -> dict[str, dict[str, str]]:
+        """The names of the scenarios and of the kinds of faults, with what each does."""
+        kinds = {name: kind.says for name, kind in KINDS.items()}
+        return {"scenarios": {name: one.says for name, one in SCENARIOS.items()}, "faults": kinds}
 
-    async def ignore(self, sale: int | str) -> None:
-        """The customer will not answer, so the sale expires; raises like `approve`."""
-        self._service.ignore(sale)
+    # The customers
+
+    async def approve(self, sale: int | str) -> Sale:
+        """Approve a pending sale as its customer; returns once the notification is done, after 5 seconds at most."""
+        return await self._answer(sale, "approved")
+
+    async def reject(self, sale: int | str) -> Sale:
+        """Reject a pending sale as its customer; otherwise like `approve`."""
+        return await self._answer(sale, "rejected")
+
+    async def ignore(self, sale: int | str) -> Sale:
+        """Never answer a pending sale, so that it expires."""
+        found = self._sales.pending(sale)
+        found.ignored = True
+        return found
 
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
-        """Send a notification though nobody answered, by default with the sale's own id; raises like `approve`."""
-        await self._notifier.delivered(self.start_forged(sale, pretended_id))
-
-    def start_forged(self, sale: int | str, pretended_id: int | None = None) -> int:
-        """Like `forge`, without waiting for it; the sale's transaction id."""
-        one = self._service.meant(sale)
-        self._deliveries.forge(one, one.transaction_id if pretended_id is None else pretended_id)
-        return one.transaction_id
+        """Send a notification though nobody answered, by default with the sale's own id."""
+        found = self._sales.meant(sale)
+        self._notifications.send(found, found.transaction_id if pretended_id is None else pretended_id)
+        await self._delivered(found)
 
     def notification_query(self, sale: int | str) -> str:
-        """The query that the notification of this sale has (§6); LookupError if there is no such sale."""
-        return self._notifier.query(self._service.meant(sale))
+        """Return the query that the notification of this sale has (§6)."""
+        return self._notifications.address(self._sales.meant(sale), "").removeprefix("?")
+
+    async def notifications_done(self) -> None:
+        """Wait until the notifications that are on their way are done, 5 seconds at most."""
+        await self._notifications.delivered()
+
+    def open_form(self, payment_id: str, method: Method = "card") -> Form:
+        """Open the link of a form as a customer, which starts its ten minutes (§8)."""
+        return self._forms.opened(payment_id, method)
 
     async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
-        """A customer opens the link and pays, with all that the form asks for, or with a card that is declined.
+        """Open the link and pay, with all that the form asks for, or with a card that is declined.
 
-        Returns the address to which the browser is sent. LookupError if there is no such payment, ValueError
-        if it is paid, declined or cancelled already, or the link has expired.
+        Returns the address to which the browser is sent.
         """
         return self._forms.pay(self._forms.opened(payment_id, method), method, declined=declined)
 
     async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
-        """A customer opens the link and closes it by its X; otherwise like `pay`.
+        """Open the link and close the form by its X; otherwise like `pay`.
 
         None if the merchant gave no address for it.
         """
         return self._forms.cancel(self._forms.opened(payment_id, method), method)
 
-    async def notifications_done(self) -> None:
-        """Wait until the notifications that are on their way are done, 5 seconds at most."""
-        await self._notifier.delivered()
+    # The merchant
 
-    async def _answer(self, transaction_id: int, how: Literal["approved", "rejected"]) -> None:
-        await self._notifier.delivered(self.decide(transaction_id, how))
+    def create_sale(self, body: Mapping[str, object], account: str = "") -> Sale:
+        """Create a sale from the body of a Sale, without a token; RefusedError with the service's error object."""
+        sale = self._sales.create(body, account)
+        self._books.log.write("service", "sale created", client_transaction_id=sale.client_transaction_id)
+        return sale
 
-    def _on_decided(self, sale: Sale) -> None:
-        self._journal.write(
-            "customer",
-            str(sale.how),
-            client_transaction_id=sale.client_transaction_id,
-            transaction_id=sale.transaction_id,
-        )
+    def create_form(self, body: Mapping[str, object], account: str = "") -> Form:
+        """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
+        form = self._forms.prepare(body, account)
+        self._books.log.write("service", "form prepared", client_transaction_id=form.client_transaction_id)
+        return form
 
-    def _on_answered(self, sale: Sale) -> None:
-        self._deliveries.answered(sale)
-        if sale.state == ACCEPTED:
-            self._external.start(sale)
+    async def _answer(self, sale: int | str, how: str) -> Sale:
+        found = self._sales.pending(sale)
+        self._sales.decide(found, how)
+        await self._delivered(found)
+        return found
+
+    async def _delivered(self, sale: Sale) -> None:
+        if self.waits_for_delivery:
+            await self._notifications.delivered(sale.transaction_id)
+
+    def _live_links(self, form: Form) -> dict[str, str]:
+        live = [one for one in METHODS if form.how is None and not self._forms.is_expired(form, one)]
+        return {method: self._forms.link(form, method) for method in live}
 
     def _release(self) -> None:
         """Let go of what waits: requests that stall, and readers of the log."""
         if self._traffic is not None:
             self._traffic.stop()
-        self._journal.close()
-
-    def _restart_soon(self, down: float) -> None:
-        if self._restarting is None or self._restarting.done():
-            self._restarting = asyncio.create_task(self.restart(down))
+        self._books.log.wake()
 
     def _account_of(self, token: str) -> str | None:
         if self._accounts is not None:
@@ -277,24 +343,12 @@ class Simulator:
         return "" if (token.strip() if self._token is None else token == self._token) else None
 
     def _application(self) -> web.Application:
-        api = Api(self._service, self._forms, self._changes, self._limit, self._account_of, lambda: self.url)
-        site = Site(self.settings, self._forms)
-        self._traffic = Traffic(
-            self.faults,
-            self._journal,
-            self.clock,
-            self.approve,
-            api.operation_of,
-            is_merchants=is_of(api),
-            is_customers=is_of(site),
-        )
-        application = web.Application(middlewares=[guard(self._host), self._traffic.middleware()])
+        api = MerchantApi(self._books, self._sales, self._forms, self._account_of, lambda: self.url)
+        pages = FormPages(self._books, self._forms)
+        self._traffic = Traffic(self._books, self._faults, api, pages, self.approve)
+        application = web.Application(middlewares=[origin_guard(self._host), self._traffic.middleware()])
         api.add_routes(application.router)
-        site.add_routes(application.router)
+        pages.add_routes(application.router)
         if self._control:
-            Control(self._service, self._forms, self._answer).add_routes(application.router)
-            Steering(self, self._journal, self._restart_soon).add_routes(application.router)
-            Phone(self._service, self._forms, self.faults, self.clock, self._journal).add_routes(
-                application.router
-            )
+            ControlApi(self).add_routes(application)
         return application

@@ -1,59 +1,54 @@
-"""The merchant's requests on their way: each is written down, and what the plan has in mind befalls it."""
+"""Requests on their way: every one is logged and answered, and what the plan has in mind befalls the merchant's."""
 
 import asyncio
 import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
-from .clock import Clock, sleep
+from .clock import sleep
 from .faults import Fault, FaultPlan
-from .journal import Journal
-from .refusals import FieldFault, Refusal, refusal, validation_refusal
-from .routing import json_response
-from .site import WHY
+from .form_pages import DENIED, FormPages
+from .merchant_api import MerchantApi
+from .messages import FieldFault, RefusedError, invalid
+from .replies import json_reply
+from .transactions import Books
 
-__all__ = ["ASIDE_PATH", "Traffic", "is_of"]
-
-#: Where a redirect leads: nothing is executed there.
-ASIDE_PATH = "/_simulator/aside"
+__all__ = ["Traffic"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+#: Where a redirect leads: nothing is there.
+_ASIDE: Final = "/aside"
 #: What a merchant's own id is called, here and in a Confirm, in small letters.
-_CLIENT_ID = frozenset({"clienttransactionid", "clienttxid"})
+_CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
 
-_GATEWAY_PAGE = """<!DOCTYPE html>
+_GATEWAY_PAGE: Final = """<!DOCTYPE html>
 <html><head><title>{status} {reason}</title></head>
 <body><center><h1>{status} {reason}</h1></center><hr><center>gateway</center></body></html>
 """
 
 
 class Traffic:
-    """The middleware around what the merchant asks, and nothing else. `approve` answers a push for its customer."""
+    """The middleware around all requests; `approve` answers a push for its customer."""
 
     def __init__(
         self,
-        plan: FaultPlan,
-        journal: Journal,
-        clock: Clock,
-        approve: Callable[[int], Awaitable[None]],
-        operation_of: Callable[[web.Request], str],
-        *,
-        is_merchants: Callable[[web.Request], bool],
-        is_customers: Callable[[web.Request], bool],
+        books: Books,
+        faults: FaultPlan,
+        api: MerchantApi,
+        pages: FormPages,
+        approve: Callable[[int], Awaitable[object]],
     ) -> None:
-        self._plan = plan
-        self._journal = journal
-        self._clock = clock
+        self._books = books
+        self._faults = faults
+        self._api = api
+        self._pages = pages
         self._approve = approve
-        self._operation_of = operation_of
-        self._is_merchants = is_merchants
-        self._is_customers = is_customers
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -61,32 +56,37 @@ class Traffic:
         self._stopping.set()
 
     def middleware(self) -> Any:
-        """What aiohttp calls around each handler."""
+        """Return what aiohttp calls around each handler."""
 
         @web.middleware
         async def carry(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            if self._is_merchants(request):
-                return await self._carry(request, handler)
-            response = await handler(request)
-            if self._is_customers(request):  # without its query: who has that has the payment
-                why = f", {response[WHY]}" if WHY in response else ""
-                self._journal.write("page", f"{request.method} {request.path}{why}", status=response.status)
+            route = request.match_info.route
+            if (operation := self._api.operations.get(route)) is not None:
+                return await self._carry(request, handler, operation.partition("_by_")[0])
+            try:
+                response = await handler(request)
+            except web.HTTPException as error:  # an unknown path, or another method
+                allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+                response = json_reply({"message": error.reason}, status=error.status, headers=allowed)
+                self._books.log.write("request", _line(request), status=response.status)
+            if route in self._pages.methods:  # without its query: whoever has that has the payment
+                why = f", {response[DENIED]}" if DENIED in response else ""
+                self._books.log.write("page", _line(request) + why, status=response.status)
             return response
 
         return carry
 
-    async def _carry(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        operation = self._operation_of(request)
+    async def _carry(self, request: web.Request, handler: _Handler, operation: str) -> web.StreamResponse:
         client_id = await _client_id(request)
-        fault = self._plan.next(operation, request.path if client_id is None else client_id, client_id)
+        fault = self._faults.next(operation, request.path if client_id is None else client_id, client_id)
         if fault is not None and fault.kind == "latency" and fault.when == "before":
-            await sleep(self._clock, fault.seconds)
+            await sleep(self._books.clock, fault.seconds)
         answer: web.StreamResponse | None = None
         if fault is None or fault.when == "after" or fault.kind == "latency":
             answer = await handler(request)
         number = _transaction_id(answer)
         response = answer if fault is None else await self._befall(fault, request, answer, number)
-        self._journal.write(
+        self._books.log.write(
             "request",
             operation if answer is not None else f"{operation}, not executed",
             client_transaction_id=client_id,
@@ -100,57 +100,55 @@ class Traffic:
     async def _befall(
         self, fault: Fault, request: web.Request, answer: web.StreamResponse | None, number: int | None
     ) -> web.StreamResponse | None:
-        """The answer that leaves; None if none does."""
+        """Return the answer that leaves; None if none does."""
         match fault.kind:
             case "latency":
                 if fault.when == "after":
-                    await sleep(self._clock, fault.seconds)
+                    await sleep(self._books.clock, fault.seconds)
                 return answer
             case "early":
                 if number is not None:
                     with contextlib.suppress(LookupError, ValueError):  # somebody else was faster
                         await self._approve(number)
                 return answer
-            case "stall":
-                await self._stopping.wait()
-                _reset(request.transport)
-                return None
-            case "reset":
+            case "stall" | "reset":
+                if fault.kind == "stall":
+                    await self._stopping.wait()
                 _reset(request.transport)
                 return None
             case "cut":
                 return await _cut(request, answer)
             case "html":
-                return _html(fault.status)
+                response = web.Response(status=fault.status, content_type="text/html")
+                response.text = _GATEWAY_PAGE.format(status=fault.status, reason=response.reason)
+                return response
             case "redirect":
-                return web.Response(status=fault.status, headers={"Location": ASIDE_PATH})
+                return web.Response(status=fault.status, headers={"Location": _ASIDE})
             case "refuse":
-                return json_response(_refusal(fault.error_code or 22).as_json(), fault.status)
+                return json_reply(_refusal(fault.error_code or 22).as_json("es"), status=fault.status)
             case "throttle":
                 return _throttled(fault)
             case _:
                 return web.Response(status=fault.status)
 
 
-def is_of(owner: object) -> Callable[[web.Request], bool]:
-    """Whether a request goes to a method of `owner`, whatever the settings call its path."""
-    return lambda request: getattr(request.match_info.handler, "__self__", None) is owner
+def _line(request: web.Request) -> str:
+    return f"{request.method} {request.path}"
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
     """Close it by a reset, whatever has not been sent."""
     if transport is not None:
-        sock = transport.get_extra_info("socket")
         with contextlib.suppress(OSError):  # it is closed already
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         transport.abort()
 
 
 async def _cut(request: web.Request, answer: web.StreamResponse | None) -> web.StreamResponse:
-    body = answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b"{}"
-    response = web.StreamResponse(
-        status=200 if answer is None else answer.status, headers={"Content-Type": "application/json"}
-    )
+    body = _bytes(answer) or b"{}"
+    response = web.StreamResponse(status=answer.status if answer else 200)
+    response.content_type = "application/json"
     response.content_length = len(body)
     response.force_close()
     await response.prepare(request)
@@ -160,27 +158,20 @@ async def _cut(request: web.Request, answer: web.StreamResponse | None) -> web.S
     return response
 
 
-def _html(status: int) -> web.Response:
-    response = web.Response(status=status, content_type="text/html")
-    response.text = _GATEWAY_PAGE.format(status=status, reason=response.reason)
-    return response
-
-
 def _throttled(fault: Fault) -> web.Response:
-    if fault.error_code is None:
-        response = web.Response(status=429, text="Too Many Requests\n")
-    else:
-        response = json_response(Refusal(fault.error_code, "Demasiadas solicitudes").as_json(), 429)
+    response = web.Response(status=429, text="Too Many Requests\n")
+    if fault.error_code is not None:
+        response = json_reply(RefusedError(fault.error_code, "throttled").as_json("es"), status=429)
     if fault.retry_after is not None:
         response.headers["Retry-After"] = str(fault.retry_after)
     return response
 
 
-def _refusal(code: int) -> Refusal:
-    """The error object of a code as the document shows it (§7.2 to §7.6)."""
+def _refusal(code: int) -> RefusedError:
+    """Return the error object of a code as the document shows it (§7.2 to §7.6)."""
     if code == 800:
-        return validation_refusal([FieldFault("Amount", "Rechazo simulado")])
-    return refusal(22, 2061) if code == 2061 else refusal(code)
+        return invalid(FieldFault("Amount", "simulated"))
+    return RefusedError.of(22, 2061) if code == 2061 else RefusedError.of(code)
 
 
 async def _client_id(request: web.Request) -> str | None:
@@ -192,9 +183,12 @@ async def _client_id(request: web.Request) -> str | None:
 
 
 def _transaction_id(answer: web.StreamResponse | None) -> int | None:
-    body = answer.body if isinstance(answer, web.Response) else None
-    found = _object(body).get("transactionId") if isinstance(body, bytes) else None
+    found = _object(_bytes(answer)).get("transactionId")
     return found if isinstance(found, int) else None
+
+
+def _bytes(answer: web.StreamResponse | None) -> bytes:
+    return answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b""
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -1,83 +1,153 @@
-"""Every transaction of the service, a sale or a decided form, by both of its ids."""
+"""The books of the service: every transaction by both of its ids, its money, and what was counted."""
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Any, Literal
 
-__all__ = ["Reversal", "Transaction", "Transactions"]
+from attrs import define, field, fields, frozen
+
+from .clock import ServiceClock, Timetable
+from .event_log import EventLog
+from .settings import ACCEPTED, PENDING, Settings
+
+__all__ = ["Books", "Counts", "Reversal", "Transaction"]
 
 #: Who gave a payment back: the merchant by Reverse, or the service because nobody confirmed it.
 Reversal = Literal["merchant", "unconfirmed"]
+
+_TOLD = (
+    "transaction_id", "client_transaction_id", "account", "store_id", "amount", "currency", "created_at", "state",
+    "how", "reversal", "notification",
+)  # fmt: skip
 
 # Not 1, so that a position in a list is not taken for an id by luck.
 _FIRST_ID = 1001
 
 
-class Transaction(Protocol):
-    """What the status of a sale and that of a button payment have in common."""
+@define(eq=False, kw_only=True)
+class Transaction:
+    """What a sale and a button payment have in common; amounts in cents, `*_at` in UTC seconds since the epoch."""
 
-    state: str
-    reversal: Reversal | None
-    #: Whose it is; nobody else's token finds it.
-    account: str
-    external_notification: str | None
+    transaction_id: int | None = None
+    client_transaction_id: str
+    #: The owner; the token of no other account finds it.
+    account: str = ""
+    store_id: str | None
+    amount: int
+    currency: str
+    response_url: str | None = field(repr=False)
+    created_at: float
+    state: str = PENDING
+    decided_at: float | None = None
+    #: What decided it.
+    how: str | None = None
+    reversal: Reversal | None = None
+    #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.
+    notification: str | None = None
+    #: The same of the external notification; "acknowledged" or "duplicate" for an answer in the service's words.
+    external_notification: str | None = None
 
     @property
-    def transaction_id(self) -> int | None: ...
+    def awaits_confirmation(self) -> bool:
+        """Whether it is paid, and reversed unless it is confirmed."""
+        return False
+
     @property
-    def client_transaction_id(self) -> str: ...
-    @property
-    def store_id(self) -> str | None: ...
-    @property
-    def amount(self) -> int: ...
-    @property
-    def currency(self) -> str: ...
-    @property
-    def how(self) -> str | None: ...
-    @property
-    def created_at(self) -> float: ...
-    @property
-    def decided_at(self) -> float | None: ...
-    @property
-    def details(self) -> Mapping[str, object]: ...
+    def details(self) -> Mapping[str, object]:
+        """What a full status repeats of the request, by the service's names."""
+        return {}
+
+    def as_json(self) -> dict[str, object]:
+        """Return what the control routes tell of it: no personal data."""
+        return {name: getattr(self, name) for name in _TOLD}
 
 
-class Transactions:
-    """Gives transaction ids, one row of them for sales and button payments, and finds what has them."""
+@frozen(kw_only=True)
+class Counts:
+    """What the service really executed.
 
-    def __init__(self) -> None:
+    `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`; a query of the
+    regions is not counted. `collected` are the cents that were paid and not reversed; `confirms` includes repeats.
+    """
+
+    requests: int
+    created: int
+    prepared: int
+    refused: int
+    queries: int
+    approved: int
+    rejected: int
+    expired: int
+    pending: int
+    notifications_sent: int
+    notifications_failed: int
+    forms_paid: int
+    forms_declined: int
+    forms_cancelled: int
+    confirms: int
+    cancelled: int
+    reversed: int
+    reversed_unconfirmed: int
+    collected: int
+    external_notifications_sent: int
+    external_notifications_failed: int
+    #: How many sales were created under one client transaction id, where that is more than one.
+    duplicates: Mapping[str, int]
+
+
+class Books:
+    """What all parts of the service share: settings, clock, timetable, log, tally, and every transaction."""
+
+    def __init__(self, settings: Settings, clock: ServiceClock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.timetable = Timetable(clock)
+        self.log = EventLog(clock)
+        self.tally: Counter[str] = Counter()
+        self.created_per_client_id: Counter[str] = Counter()
+        self.collected_per_client_id: Counter[str] = Counter()
         self._by_id: dict[int, Transaction] = {}
         self._by_client_id: dict[str, list[Transaction]] = {}
-        #: Cents that were paid and not given back, in all and by client transaction id.
-        self.collected = 0
-        self.collected_per_client_id: Counter[str] = Counter()
 
     @property
-    def next_id(self) -> int:
-        return _FIRST_ID + len(self._by_id)
+    def counts(self) -> Counts:
+        counted: dict[str, Any] = {one.name: self.tally[one.name] for one in fields(Counts)}
+        counted["duplicates"] = {one: times for one, times in self.created_per_client_id.items() if times > 1}
+        return Counts(**counted)
 
-    def add(self, transaction_id: int, transaction: Transaction) -> None:
-        self._by_id[transaction_id] = transaction
+    def add(self, transaction: Transaction) -> int:
+        """Give a transaction its id, from one row of ids for sales and button payments."""
+        number = transaction.transaction_id = _FIRST_ID + len(self._by_id)
+        self._by_id[number] = transaction
         self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
+        return number
 
-    def find(self, transaction_id: int, account: str) -> Transaction | None:
-        found = self._by_id.get(transaction_id)
-        return found if found is not None and found.account == account else None
+    def find(self, transaction_id: int) -> Transaction | None:
+        """Return the transaction of any account."""
+        return self._by_id.get(transaction_id)
 
     def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
-        """All with this id in one account, newest first."""
+        """Return all with this id in one account, newest first."""
         found = self._by_client_id.get(client_transaction_id, [])
         return [one for one in reversed(found) if one.account == account]
 
-    def collect(self, transaction: Transaction) -> None:
-        """The money of an accepted transaction is the merchant's."""
-        self._move(transaction, transaction.amount)
+    def is_forgotten(self, transaction: Transaction) -> bool:
+        """Return whether a query no longer finds it."""
+        return self.settings.forgets_expired and transaction.how == "expired"
 
-    def give_back(self, transaction: Transaction, state: str, why: Reversal) -> None:
-        """Reverse an accepted transaction, which then is in this state."""
-        transaction.state, transaction.reversal = state, why
-        self._move(transaction, -transaction.amount)
+    def decide(self, transaction: Transaction, how: str, state: str) -> None:
+        """Write down what became of a transaction, and when; the money of an accepted one is the merchant's."""
+        transaction.how, transaction.state = how, state
+        transaction.decided_at = self.clock.time()
+        if state == ACCEPTED:
+            self._collect(transaction, transaction.amount)
 
-    def _move(self, transaction: Transaction, cents: int) -> None:
-        self.collected += cents
+    def give_back(self, transaction: Transaction, why: Reversal) -> None:
+        """Reverse an accepted transaction."""
+        transaction.state, transaction.reversal = self.settings.states["reversed"], why
+        self.tally["reversed" if why == "merchant" else "reversed_unconfirmed"] += 1
+        self._collect(transaction, -transaction.amount)
+
+    def _collect(self, transaction: Transaction, cents: int) -> None:
+        self.tally["collected"] += cents
         self.collected_per_client_id[transaction.client_transaction_id] += cents

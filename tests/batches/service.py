@@ -120,7 +120,7 @@ async def main() -> None:
     """Serve until the input ends."""
     settings = Settings(
         sale_window=WINDOW,
-        refuse_phones=REFUSED,
+        refuse_with=dict.fromkeys(REFUSED, 22),
         status_by_transaction_id="/api/Sale/{transaction_id}",
         status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
     )

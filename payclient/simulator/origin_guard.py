@@ -1,8 +1,8 @@
-"""Keeps foreign web pages away from the page and the control routes, which ask for no token.
+"""Keeps foreign web pages away from the page and the control routes, which take no token.
 
-A browser sends `Origin` with every POST, PUT and DELETE, so one of another site is refused, and what has a body must
-be JSON, which no foreign page may send unasked. A name with dots that is not ours may have been pointed at this
-machine by its owner ("DNS rebinding"), so it is refused as well.
+A browser sends `Origin` with every POST, so one of another site is refused, and what has a body must be JSON, which no
+foreign page may send without permission. A name with dots that is not ours may have been pointed at this machine by its
+owner ("DNS rebinding"), so it is refused as well.
 """
 
 import ipaddress
@@ -12,30 +12,30 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from .routing import json_response
+from .replies import json_reply
 
-__all__ = ["guard", "is_loopback"]
+__all__ = ["is_loopback", "origin_guard"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def guard(bound_host: str) -> Any:
-    """The middleware for a service that listens at this host."""
+def origin_guard(bound_host: str) -> Any:
+    """Return the middleware for a service that listens at this host."""
 
     @web.middleware
     async def check(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if request.path == "/" or request.path.startswith("/_simulator"):
             if (why := _refused(request, bound_host)) is not None:
-                return json_response({"message": why}, 403)
+                return json_reply({"message": why}, status=403)
             if request.can_read_body and request.content_type != "application/json":
-                return json_response({"message": "the body must be application/json"}, 415)
+                return json_reply({"message": "the body must be application/json"}, status=415)
         return await handler(request)
 
     return check
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at this host."""
+    """Return whether only this machine reaches what listens at this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -44,26 +44,20 @@ def is_loopback(host: str) -> bool:
 
 def _refused(request: web.Request, bound_host: str) -> str | None:
     host = request.headers.get("Host", "")
-    name = _name_of(f"//{host}")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        name = ""
     if name is not None and not (_is_local_name(name) or name == bound_host.lower()):
         return "the control routes are not served under this host name"
-    origin = request.headers.get("Origin")
-    if origin is not None and origin != f"http://{host}":
-        return "the control routes are not for pages of other sites"
-    if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/":
+    is_foreign = request.headers.get("Origin", f"http://{host}") != f"http://{host}"
+    if is_foreign or (request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/"):
         return "the control routes are not for pages of other sites"
     return None
 
 
-def _name_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return ""
-
-
 def _is_local_name(name: str) -> bool:
-    """An address, or a name without dots, such as "localhost" or a container's."""
+    """Return whether this is an address, or a name without dots, such as "localhost" or a container's."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

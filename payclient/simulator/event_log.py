@@ -1,0 +1,88 @@
+"""What happened at the service, for whoever watches: the newest entries, each with a number. No personal data."""
+
+import asyncio
+from collections import deque
+from typing import Literal
+
+from attrs import asdict, frozen
+
+from .clock import ServiceClock
+
+__all__ = ["Entry", "EventLog"]
+
+_KEPT = 1000
+_LONGEST = 200  # characters of somebody else's text, so that the log stays small whatever is sent
+
+_Kind = Literal["request", "customer", "notification", "page", "service"]
+
+
+@frozen(kw_only=True)
+class Entry:
+    """One line: `at` in UTC seconds since the epoch, `number` counted from 1."""
+
+    number: int
+    at: float
+    kind: _Kind
+    text: str
+    client_transaction_id: str | None = None
+    transaction_id: int | None = None
+    #: The HTTP status of the answer; None: there was none.
+    status: int | None = None
+    #: The kind of the fault that befell it, or why a notification failed.
+    fault: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class EventLog:
+    """Keeps the last thousand entries, and wakes whoever waits for the next one."""
+
+    def __init__(self, clock: ServiceClock) -> None:
+        self._clock = clock
+        self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        #: The number of the newest entry; 0 if there is none.
+        self.last = 0
+        self._more = asyncio.Event()
+
+    def write(
+        self,
+        kind: _Kind,
+        text: str,
+        *,
+        client_transaction_id: str | None = None,
+        transaction_id: int | None = None,
+        status: int | None = None,
+        fault: str | None = None,
+    ) -> None:
+        self.last += 1
+        entry = Entry(
+            number=self.last,
+            at=self._clock.time(),
+            kind=kind,
+            text=text[:_LONGEST],
+            client_transaction_id=client_transaction_id and client_transaction_id[:_LONGEST],
+            transaction_id=transaction_id,
+            status=status,
+            fault=fault,
+        )
+        self._entries.append(entry)
+        self.wake()
+
+    def after(self, number: int) -> list[Entry]:
+        """Return what came after that number, oldest first."""
+        return [entry for entry in self._entries if entry.number > number]
+
+    async def wait(self, number: int, seconds: float) -> None:
+        """Return as soon as there is something after that number, the service closes, or the time is over."""
+        if self.last <= number and seconds:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._more.wait()
+            except TimeoutError:
+                pass
+
+    def wake(self) -> None:
+        """Wake whoever waits."""
+        self._more.set()
+        self._more = asyncio.Event()

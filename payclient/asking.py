@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 import attrs
 
 from payclient.clock import Clock, within
-from payclient.lifecycle import Record
+from payclient.events import Conflicted, Event, FoundAccepted, FoundCancelled, FoundPending
+from payclient.lifecycle import Record, State
 from payclient.results import StatusReport
 from payclient.session import PaySession
 
@@ -77,6 +78,34 @@ def conflict_of(
     if _differs(report.currency, record.currency):
         return "another currency"
     return None
+
+
+def verdict(
+    record: Record, report: StatusReport, transaction_id: int | None, at: float
+) -> tuple[list[Event], list[str]]:
+    """Return the events of a report that is ours, and what somebody must be alarmed of."""
+    events: list[Event] = []
+    alarms: list[str] = []
+    if report.also_accepted:
+        others = ", ".join(map(str, report.also_accepted))
+        alarms.append(f"accepted more than once: also {others}")
+        events.append(Conflicted(at=at, what=f"also accepted: {others}"))
+    state = record.state
+    if report.state == "Aceptado":
+        if state in (State.CANCELLED, State.REFUSED):
+            alarms.append(f"{state}, and yet accepted")
+        mine = record.transaction_id
+        instead_of = mine if transaction_id not in (None, mine) else None
+        events.append(FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of))
+    elif state is State.REFUSED:
+        if report.state == "Pendiente":
+            alarms.append("refused, and yet the customer may approve it")
+            events.append(Conflicted(at=at, what="pending, though it was refused"))
+    elif report.state == "Cancelado":
+        events.append(FoundCancelled(at=at, transaction_id=transaction_id))
+    elif report.state == "Pendiente" and state is State.UNKNOWN:
+        events.append(FoundPending(at=at, transaction_id=transaction_id))
+    return events, alarms
 
 
 def _differs(said: object, ours: object) -> bool:

@@ -49,7 +49,7 @@ class ServiceProfile:
     wallet_link_field: str | None = None
     #: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
     response_url_field: str = "responseUrl"
-    #: Error codes that mean "this client transaction id is already there".
+    #: Error codes that mean "this client transaction id is already there": refused only where a query finds nothing.
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Error codes of a service that failed, and may have created something all the same.
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
-from payclient.errors import LedgerUnavailableError, NotSentError, OutcomeUnknownError, RefusedError
+from payclient.asking import conflict_of, verdict
+from payclient.errors import (
+    CustomerBusyError,
+    LedgerUnavailableError,
+    NotSentError,
+    OutcomeUnknownError,
+    RefusedError,
+)
 from payclient.events import Created, Event, Evidence, Lost, NotSent
 from payclient.lifecycle import Record, State
 from payclient.models import SaleRequest
@@ -31,8 +39,12 @@ def lane_text(request: SaleRequest) -> str:
 class Sender:
     """Sends sales through the ledger, one attempt at a time for each client transaction id."""
 
-    def __init__(self, session: PaySession, permits: Permits) -> None:
+    def __init__(
+        self, session: PaySession, permits: Permits, turn: Callable[[float], Awaitable[None]]
+    ) -> None:
         self._session = session
+        #: Waits until a query may be made by the rate, or for the seconds that it is given.
+        self._turn = turn
         self._permits = permits
         self._ledger = permits.ledger
         self._clock = permits.clock
@@ -82,8 +94,9 @@ class Sender:
         except OutcomeUnknownError as unknown:
             return await self._permits.write(attempt.record, self._lost(attempt.record, unknown.candidate_id))
         except RefusedError as refused:
-            if self._exists_already(refused, known):
-                return await self._permits.write(attempt.record, self._lost(attempt.record, None))
+            existing = await self._find_existing(attempt.record, refused, known)
+            if existing is not None:
+                return existing
             event, error = self._permits.refused(refused), refused
         except asyncio.CancelledError:
             # Only a tracker that closes without waiting cancels a send.
@@ -115,10 +128,44 @@ class Sender:
         end = record.created_at + self._permits.total + self._session.profile.sale_window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
 
-    def _exists_already(self, refused: RefusedError, before: Record | None) -> bool:
-        """Whether a "duplicate id" says that our own earlier attempt, thought absent, is there after all."""
-        return (
-            refused.error_code in self._session.profile.duplicate_codes
-            and before is not None
-            and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
-        )
+    async def _find_existing(
+        self, record: Record, refused: RefusedError, before: Record | None
+    ) -> Record | None:
+        """Return the record of a sale that may exist though it was refused; None: the refusal proves that nothing does.
+
+        What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
+        2061 or "duplicate". One query by client transaction id tells the two apart.
+        """
+        profile = self._session.profile
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        duplicate = bool(codes & profile.duplicate_codes)
+        if not duplicate and not isinstance(refused, CustomerBusyError):
+            return None
+        lost = self._lost(record, None)
+        if profile.status is None or profile.status.by_client_transaction_id is None:
+            return await self._permits.write(record, lost) if duplicate else None
+        identifier = record.client_transaction_id
+        try:
+            await self._turn(self._permits.total)
+            report = await self._session.status(client_transaction_id=identifier)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._permits.write(record, lost))
+            raise
+        except Exception as failed:  # whatever it is, it tells nothing
+            logger.warning(
+                "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
+            )
+            return await self._permits.write(record, lost)
+        if report is None:
+            # An earlier attempt that was thought absent may be there after all.
+            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
+            return await self._permits.write(record, lost) if duplicate and doubted else None
+        logger.warning("%s: refused as existing, and found: %s", identifier, report.state)
+        record = await self._permits.write(record, lost)
+        if record.state is State.UNKNOWN and conflict_of(record, report) is None:
+            events, alarms = verdict(record, report, report.transaction_id, self._clock.time())
+            for alarm in alarms:
+                logger.critical("%s: %s", identifier, alarm)
+            for event in events:
+                record = await self._permits.write(record, event)
+        return record

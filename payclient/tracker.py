@@ -63,7 +63,7 @@ class Tracker:
         self._permits = Permits(
             ledger, self._clock, session.timeouts.total, lambda each: self._following.permitted(each)
         )
-        self._sender = Sender(session, self._permits)
+        self._sender = Sender(session, self._permits, lambda patience: self._following.turn(patience))
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(
             session, ledger, self._clock, self._changed, lambda patience: self._following.turn(patience)

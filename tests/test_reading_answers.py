@@ -11,9 +11,8 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, sale
+from fake_service import PROFILE, FakeService, outcome_of, sale, tracking
 from payclient.cli import main
-from test_tracker import outcome_of, tracking
 
 State = payclient.State
 

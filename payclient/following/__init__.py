@@ -99,6 +99,7 @@ class Following:
                 asks_by_id=asks_by_id,
                 absent_after=absent_after,
                 scale=planning.scale,
+                turn=lambda: self._driver.turn(total_timeout),
             )
         self._driver = Driver(
             self._entries,

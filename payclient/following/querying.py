@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
-from payclient.asking import StatusSource, TransactionRef, conflict_of
+import attrs
+
+from payclient.asking import StatusSource, TransactionRef, conflict_of, verdict
 from payclient.clock import Clock
 from payclient.errors import RateLimitedError, UnauthorizedError
-from payclient.events import Conflicted, FoundAccepted, FoundCancelled, FoundPending, ProvenAbsent
+from payclient.events import Conflicted, ProvenAbsent
 from payclient.following.entries import Entries, Entry
 from payclient.following.turns import Pace
 from payclient.lifecycle import DROPPED, State
@@ -41,6 +44,7 @@ class Querying:
         asks_by_id: bool,
         absent_after: float,
         scale: float,
+        turn: Callable[[], Awaitable[None]],
     ) -> None:
         self._entries = entries
         self._clock = clock
@@ -52,6 +56,8 @@ class Querying:
         self._asks_by_id = asks_by_id
         self._absent_after = absent_after
         self._scale = scale
+        #: Waits until one more query than planned may be made by the rate.
+        self._turn = turn
         self._said: set[str] = set()
         #: Of late, the share of queries that brought no answer.
         self.failing = 0.0
@@ -66,32 +72,39 @@ class Querying:
             candidate_id=candidate_id,
             kind=record.kind,
         )
+        answered, report = await self._fetch(entry, reference)
+        if not answered:
+            return None
+        if report is None:
+            entry.report = None
+            await self._not_found(entry, candidate_id)
+            return None
+        return report if await self._take(entry, report, candidate_id) else None
+
+    async def _fetch(self, entry: Entry, reference: TransactionRef) -> tuple[bool, StatusReport | None]:
+        """Query once; whether an answer came, and its report."""
         made_at = self._clock.monotonic()
         try:
             report = await self._status(reference)
         except RateLimitedError as limited:
             self._failed()
             self._pace.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
-            return None
+            return False, None
         except UnauthorizedError:
             self._failed()
             self._pace.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._scale)
             self._say("401", "status queries are refused (401): is the token still good?")
-            return None
+            return False, None
         except Exception as error:  # of a user's own source anything
             self._failed()
             self._entries.case(entry).failures += 1
             self._say(f"error {type(error).__name__}", "a status query failed: %s", type(error).__name__)
-            return None
+            return False, None
         self.failing -= FADING * self.failing
         self._pace.answered(made_at)
         if entry.case is not None:
             entry.case.failures = 0
-        if report is None:
-            entry.report = None
-            await self._not_found(entry, candidate_id)
-            return None
-        return report if await self._take(entry, report, candidate_id) else None
+        return True, report
 
     def _candidate(self, entry: Entry) -> int | None:
         """The candidate id that the next query goes by; None: it goes by what is ours."""
@@ -132,35 +145,64 @@ class Querying:
         if entry.case is not None:
             entry.case.missing_since = entry.case.absent_at = None
         if conflict:
-            case = self._entries.case(entry)
-            if conflict != case.conflict:  # written and said once, not at every query
-                case.conflict = conflict
-                await self._entries.apply(entry, Conflicted(at=self._clock.time(), what=conflict))
-                logger.error("%s: a status report is not ours: %s", record.client_transaction_id, conflict)
+            await self._conflict(entry, conflict)
             return False
+        transaction_id = report.transaction_id or candidate_id
+        by_id = self._asks_by_id and (record.transaction_id or candidate_id) is not None
+        if report.state == "Cancelado" and by_id and self._proves_absence and not record.state.decided:
+            whole = await self._look_at_all(entry)
+            if whole is None:
+                return False
+            report = whole
+            if report.state != "Cancelado":
+                transaction_id = report.transaction_id
         # What says nothing new is not kept: there may be 100,000 of it.
         entry.report = None if report.state == "Pendiente" else report
-        if report.also_accepted:
-            others = ", ".join(map(str, report.also_accepted))
-            logger.critical("%s: accepted more than once: also %s", record.client_transaction_id, others)
-            await self._entries.apply(
-                entry, Conflicted(at=self._clock.time(), what=f"also accepted: {others}")
-            )
-        now, identifier = self._clock.time(), report.transaction_id or candidate_id
-        state = entry.record.state
-        if report.state == "Aceptado":
-            if state is State.CANCELLED:
-                logger.critical("%s: cancelled, and yet accepted", record.client_transaction_id)
-            await self._entries.apply(entry, FoundAccepted(at=now, transaction_id=identifier))
-        elif report.state == "Cancelado":
-            await self._entries.apply(entry, FoundCancelled(at=now, transaction_id=identifier))
-        elif report.state == "Pendiente":
-            if state is State.UNKNOWN:
-                await self._entries.apply(entry, FoundPending(at=now, transaction_id=identifier))
-        else:
+        events, alarms = verdict(entry.record, report, transaction_id, self._clock.time())
+        for alarm in alarms:
+            logger.critical("%s: %s", record.client_transaction_id, alarm)
+        for event in events:
+            await self._entries.apply(entry, event)
+        if report.state is None:
             self._entries.case(entry).failures = 3
             self._say("state word", "the service says a state that the profile does not map (status.states)")
         return True
+
+    async def _look_at_all(self, entry: Entry) -> StatusReport | None:
+        """Query by client transaction id before a cancelled transaction decides: another one may be paid, or open.
+
+        None: nobody knows yet, and it is queried again.
+        """
+        case, record = self._entries.case(entry), entry.record
+        await self._turn()
+        answered, report = await self._fetch(
+            entry,
+            TransactionRef(
+                client_transaction_id=record.client_transaction_id, transaction_id=None, kind=record.kind
+            ),
+        )
+        if not answered:
+            return None
+        now = self._clock.monotonic()
+        if report is None:
+            # This query lags behind the other one. It may take as long as "not found" is tolerated.
+            case.cancelled_since = now if case.cancelled_since is None else case.cancelled_since
+            late = now - case.cancelled_since > MISSING * self._scale
+            return StatusReport(state="Cancelado") if late else None
+        if report.state == "Cancelado":
+            report = attrs.evolve(report, transaction_id=None)  # all are, whichever it names
+        if conflict := conflict_of(record, report):
+            await self._conflict(entry, conflict)
+            return None
+        return report
+
+    async def _conflict(self, entry: Entry, conflict: str) -> None:
+        """Write and log what is not ours, once and not at every query."""
+        case = self._entries.case(entry)
+        if conflict != case.conflict:
+            case.conflict = conflict
+            await self._entries.apply(entry, Conflicted(at=self._clock.time(), what=conflict))
+            logger.error("%s: a status report is not ours: %s", entry.record.client_transaction_id, conflict)
 
     async def _not_found(self, entry: Entry, candidate_id: int | None) -> None:
         now = self._clock.monotonic()

@@ -1,0 +1,512 @@
+"""Several transactions under one client transaction id, and refusals that say that something exists: never a lie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+
+import attrs
+import pytest
+
+import payclient
+from crowd.virtual import VirtualClock, VirtualLoop
+from fake_service import (
+    PROFILE,
+    FakeService,
+    Script,
+    lost_answer,
+    lost_request,
+    outcome_of,
+    refusal,
+    refuses,
+    sale,
+    tracking,
+)
+
+State = payclient.State
+pytestmark = pytest.mark.usefixtures("delays")
+
+#: A profile that can be asked by client transaction id only, and one that cannot.
+BY_CLIENT = attrs.evolve(
+    PROFILE,
+    status=payclient.StatusProfile(
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
+    ),
+)
+BY_ID = attrs.evolve(
+    PROFILE,
+    status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+)
+NO_QUERY = attrs.evolve(PROFILE, status=None)
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+def posted(times: int, then: Script) -> Script:
+    """Something in front sends the POST so many times more, and we see the last answer only."""
+
+    async def script(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        for _ in range(times):
+            service.create(request)
+
+        async def passed() -> None:
+            """The permit was asked for already."""
+
+        return await then(service, request, passed)
+
+    return script
+
+
+async def events_of(ledger: payclient.Ledger, identifier: str = "order-17") -> list[str]:
+    return [change.event for change in await ledger.history(identifier)]
+
+
+# --- Several under one id
+
+
+@pytest.mark.parametrize("paid", [1000, 1001])
+@pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
+async def test_whichever_of_two_is_approved_is_paid(
+    service: FakeService, paid: int, profile: payclient.ServiceProfile
+) -> None:
+    """Two pending ones bind neither id, and the cancelled other decides nothing."""
+    service.scripts = [posted(1, lost_answer)]
+    async with tracking(service, profile=profile) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(60)
+        assert (pending.state, pending.transaction_id) == (State.PENDING, None)
+        service.decide("Cancelado", 2001 - paid)
+        await service.clock.advance(60)
+        assert pending.outcome.paid is None
+        service.decide("Aceptado", paid)
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, paid)
+    assert service.posted == {"order-17": 2}
+
+
+@pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
+async def test_the_cancelled_one_that_we_know_hides_no_paid_one(
+    service: FakeService, profile: payclient.ServiceProfile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our answer named one, the customer approved the other: it is paid, under the other's id."""
+    service.scripts = [posted(1, FakeService.take)]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger, profile) as tracker:
+        pending = await tracker.sale(sale())
+        assert pending.transaction_id == 1001
+        service.decide("Cancelado", 1001)
+        await service.clock.advance(100)
+        assert pending.state is State.PENDING
+        assert pending.outcome.report is None
+        service.decide("Aceptado", 1000)
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+        assert (await tracker.sale(sale())).transaction_id == 1000
+    (last,) = [change for change in await ledger.history("order-17") if change.event == "FoundAccepted"]
+    assert json.loads(last.detail or "") == {"transaction_id": 1000, "instead_of": 1001}
+
+
+async def test_all_cancelled_is_cancelled_after_one_look(service: FakeService) -> None:
+    """One query by the id that is ours, and one that looks at all; the second one ends it."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.transaction_id) == (False, 1000)
+        assert service.queries == ["/api/Sale/1000", "/api/Sale/client/order-17"]
+        await service.clock.advance(100_000)
+        assert len(service.queries) == 2
+
+
+async def test_all_of_several_cancelled_is_cancelled(service: FakeService) -> None:
+    """No one of them is open any more."""
+    service.scripts = [posted(1, FakeService.take)]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado", 1000)
+        service.decide("Cancelado", 1001)
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (False, 1001)
+
+
+FAILING: list[Callable[[], payclient.HttpResponse]] = [
+    lambda: payclient.HttpResponse(502, {}, b"<html>"),
+    lambda: payclient.HttpResponse(429, {}, b""),
+    lambda: payclient.HttpResponse(401, {}, b'{"message": "no"}'),
+    lambda: payclient.HttpResponse(200, {}, b"{}"),
+    lambda: refusal(5),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FAILING)))
+async def test_a_look_that_fails_decides_nothing(service: FakeService, number: int) -> None:
+    """Cancelled is said only once all were looked at; it is queried again."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        status = service.status
+        service.status = lambda path: FAILING[number]() if "client" in path else status(path)  # type: ignore[method-assign]  # only one of the two
+        await service.clock.advance(60)
+        assert any("client" in path for path in service.queries)
+        assert pending.outcome.paid is None
+        service.status = status  # type: ignore[method-assign]  # both again
+        outcome = await outcome_of(service, pending)
+    assert outcome.paid is False
+
+
+async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeService) -> None:
+    """ "Not found" by the client transaction id, of what exists, is tolerated for 15 s."""
+    async with tracking(service, schedule=payclient.Fixed(2.0)) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        status = service.status
+        service.status = lambda path: status(path if "client" not in path else "/api/Sale/client/none")  # type: ignore[method-assign]  # a lagging index
+        await service.clock.advance(14)
+        assert pending.outcome.paid is None
+        await service.clock.advance(10)
+        assert pending.outcome.paid is False
+
+
+async def test_a_look_that_finds_others_only_is_a_conflict(service: FakeService) -> None:
+    """Another amount under our client transaction id: somebody must look at it."""
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        service.sales[1001] = service.sales[1000] | {"transactionId": 1001, "state": "Aceptado", "amount": 5}
+        outcome = await outcome_of(service, pending)
+        assert outcome.paid is None
+    assert "Conflicted" in await events_of(ledger)
+
+
+@pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
+async def test_two_accepted_is_accepted_with_an_alarm(
+    service: FakeService, profile: payclient.ServiceProfile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The customer paid twice: a critical line and an event name the other one."""
+    service.scripts = [posted(1, lost_answer)]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger, profile) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado", 1000)
+        service.decide("Aceptado", 1001)
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+    (alarm,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "1001" in alarm.getMessage()
+    (change,) = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
+    assert "1001" in (change.detail or "")
+
+
+# --- Refusals that say that something exists
+
+
+BUSY, DUPLICATE = refuses(22, 2061), refuses(23)
+EXISTS = pytest.mark.parametrize("says", [BUSY, DUPLICATE, refuses(22, 23)], ids=["2061", "23", "inner 23"])
+
+
+@EXISTS
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("Pendiente", State.PENDING), ("Aceptado", State.ACCEPTED), ("Cancelado", State.CANCELLED)],
+)
+async def test_a_repeated_post_is_found(service: FakeService, says: Script, word: str, state: State) -> None:
+    """The first created, the second was refused: one query finds ours, and its handle is returned."""
+
+    async def decided(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        service.decide(word)
+        return await says(service, request, before_send)
+
+    service.scripts = [posted(1, decided)]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.transaction_id) == (state, 1000)
+        assert service.queries == ["/api/Sale/client/order-17"]
+        service.decide("Cancelado" if word == "Cancelado" else "Aceptado")
+        outcome = await outcome_of(service, pending)
+        assert outcome.paid is (word != "Cancelado")
+        assert (await tracker.sale(sale())).transaction_id == 1000
+    assert service.posted == {"order-17": 1}
+    assert "Refused" not in await events_of(ledger)
+
+
+@EXISTS
+async def test_two_that_were_created_bind_neither(service: FakeService, says: Script) -> None:
+    """Whichever of them is approved is the payment."""
+    service.scripts = [posted(2, says)]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.transaction_id) == (State.PENDING, None)
+        service.decide("Aceptado", 1001)
+        assert (await outcome_of(service, pending)).transaction_id == 1001
+
+
+async def test_two_that_were_paid_are_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the first query of all finds them."""
+
+    async def both(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        service.decide("Aceptado", 1000)
+        service.decide("Aceptado", 1001)
+        return await BUSY(service, request, before_send)
+
+    service.scripts = [posted(2, both)]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).state is State.ACCEPTED
+    assert any(
+        record.levelno == logging.CRITICAL and "1001" in record.getMessage() for record in caplog.records
+    )
+    assert "Conflicted" in await events_of(ledger)
+
+
+@EXISTS
+async def test_not_found_proves_the_refusal(service: FakeService, says: Script) -> None:
+    """One query, which finds nothing: the attempt created nothing, and another one may follow."""
+    service.scripts = [says]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+        assert service.queries == ["/api/Sale/client/order-17"]
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert (found.state, found.outcome.paid) == (State.REFUSED, False)
+        assert (await tracker.sale(sale())).state is State.PENDING
+
+
+@EXISTS
+@pytest.mark.parametrize(("number", "created"), [*((number, 1) for number in range(len(FAILING))), (0, 0)])
+async def test_a_failing_query_leaves_it_unknown(
+    service: FakeService, says: Script, number: int, created: int
+) -> None:
+    """Never refused on no evidence: it is found, or proven absent, as any lost answer is."""
+    service.scripts = [posted(created, says)]
+    service.status_scripts = [FAILING[number]] * 3
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+        service.status_scripts.clear()
+        if created:
+            service.decide("Aceptado")
+        outcome = await outcome_of(service, pending)
+    assert outcome.paid is bool(created)
+    assert service.posted == ({"order-17": 1} if created else {})
+
+
+@EXISTS
+@pytest.mark.parametrize(
+    "change", [{"amount": 1}, {"currency": "EUR"}, {"clientTransactionId": "x"}, {"amount": "1150"}]
+)
+async def test_one_that_is_not_ours_proves_nothing(
+    service: FakeService, says: Script, change: dict[str, object]
+) -> None:
+    """What was found is another's, and ours may exist beside it."""
+    service.scripts = [posted(1, says)]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger) as tracker:
+        body = {
+            "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
+            "state": "Aceptado",
+        }  # fmt: skip
+        service.status = lambda path: payclient.HttpResponse(200, {}, json.dumps([body | change]).encode())  # type: ignore[method-assign]  # whatever is asked
+        pending = await tracker.sale(sale())
+        assert pending.state is State.UNKNOWN
+        assert (await outcome_of(service, pending)).paid is None
+    assert "Conflicted" in await events_of(ledger)
+
+
+@pytest.mark.parametrize("profile", [BY_ID, NO_QUERY])
+async def test_without_a_query_2061_refuses_and_a_duplicate_is_unknown(
+    service: FakeService, profile: payclient.ServiceProfile
+) -> None:
+    """Nobody can be asked."""
+    service.scripts = [BUSY, DUPLICATE]
+    async with tracking(service, profile=profile) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+    assert not service.queries
+
+
+@pytest.mark.parametrize("says", [refuses(22), refuses(800), refuses(20), refuses(100), refuses(22, 7)])
+async def test_no_other_refusal_costs_a_query(service: FakeService, says: Script) -> None:
+    """They say nothing of what exists."""
+    service.scripts = [says]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+    assert not service.queries
+
+
+async def test_a_duplicate_of_what_was_proven_absent_stays_unknown(service: FakeService) -> None:
+    """The service says that it exists and that it does not: an earlier attempt may be there after all."""
+    service.scripts = [lost_request, DUPLICATE]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+
+
+async def test_a_second_ledger_finds_what_the_first_one_charged(service: FakeService) -> None:
+    """Code 23 for a paid row is a paid row."""
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        service.decide("Aceptado")
+    service.scripts = [DUPLICATE]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
+
+
+def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
+    """The query hangs until the total time-out: unknown, never refused; closing waits for it."""
+
+    async def main() -> payclient.Record | None:
+        service = FakeService()
+        service.scripts = [posted(1, BUSY)]
+        asked = asyncio.Event()
+
+        async def hanging(
+            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+        ) -> payclient.HttpResponse:
+            if request.method == "GET":
+                asked.set()
+                await asyncio.Event().wait()
+            return await service(request, before_send)
+
+        ledger = await payclient.open_ledger("memory:")
+        async with (
+            payclient.PaySession("https://pay.example", "t", profile=PROFILE, transport=hanging) as session,
+            payclient.Tracker(session, ledger, clock=VirtualClock()) as tracker,
+        ):
+            sending = asyncio.create_task(tracker.sale(sale()))
+            await asked.wait()
+        await sending
+        return await ledger.get("order-17")
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        record = runner.run(main())
+    assert record is not None
+    assert record.state is State.UNKNOWN
+
+
+async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
+    """Twenty busy customers at once, at 30 queries a minute: one query in two seconds, and none is unknown."""
+    profile = attrs.evolve(PROFILE, queries_per_minute=30.0)
+    service.scripts = [BUSY] * 10
+    asked: list[float] = []
+    status = service.status
+
+    def timed(path: str) -> payclient.HttpResponse:
+        asked.append(service.clock.monotonic())
+        return status(path)
+
+    service.status = timed  # type: ignore[method-assign]  # with the time
+    async with tracking(service, profile=profile) as tracker:
+        sales = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(10)]
+        await service.clock.advance(60)
+        errors = await asyncio.gather(*sales, return_exceptions=True)
+    assert {type(error) for error in errors} == {payclient.CustomerBusyError}
+    assert len(asked) == 10
+    assert min(later - earlier for earlier, later in pairwise(asked)) >= 1.7
+
+
+async def test_a_batch_charges_once_behind_a_repeating_proxy(service: FakeService) -> None:
+    """Each POST is repeated and answered by 2061; each row is charged once and paid."""
+    service.scripts = [posted(1, BUSY) for _ in range(8)]
+    results: dict[str, payclient.ChargeResult] = {}
+
+    async def run(tracker: payclient.Tracker) -> None:
+        rows = [sale(f"row-{number}", phone=f"098411122{number}") for number in range(8)]
+        async with payclient.charge_all(tracker, rows) as charges:
+            async for result in charges:
+                results[result.request_key] = result
+
+    async with tracking(service) as tracker:
+        task = asyncio.create_task(run(tracker))
+        for _ in range(600):
+            await service.clock.advance(1)
+            for number in service.sales:
+                service.decide("Aceptado", number)
+        await task
+    assert {key: result.outcome is not None and result.outcome.paid for key, result in results.items()} == {
+        f"row-{number}": True for number in range(8)
+    }
+    assert set(service.posted.values()) == {1}
+
+
+# --- A refused attempt that turns out to be paid
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:{}/charges.db"])
+async def test_a_refused_attempt_that_was_paid_is_corrected(
+    service: FakeService, url: str, tmp_path: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first query lagged. A notification is worth one more, and the feed shows the correction, with an alarm."""
+    service.scripts = [posted(1, BUSY)]
+    service.status_scripts = [lambda: payclient.HttpResponse(200, {}, b"[]")]
+    ledger = await payclient.open_ledger(url.format(tmp_path))
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        service.decide("Aceptado")
+        notification = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+        assert await tracker.notify(notification) is payclient.Receipt.LATE
+        for _ in range(50):
+            await service.clock.advance(1)
+            await asyncio.sleep(0.001)
+            found = await tracker.find("order-17")
+            assert found is not None
+            if found.state is State.ACCEPTED:
+                break
+        assert found is not None
+        outcome = await found.wait()
+        assert (outcome.paid, outcome.transaction_id, outcome.error) == (True, 1000, None)
+        assert len(service.queries) == 2
+        feed = tracker.outcomes()
+        states = [(await anext(feed)).state, (await anext(feed)).state]
+        assert states == [State.REFUSED, State.ACCEPTED]
+        assert (await tracker.sale(sale())).state is State.ACCEPTED
+    assert any(record.levelno == logging.CRITICAL for record in caplog.records)
+    assert service.posted == {"order-17": 1}
+    await ledger.aclose()
+
+
+@pytest.mark.parametrize("word", ["Pendiente", "Cancelado", None])
+async def test_a_refused_attempt_stays_refused_on_any_other_word(
+    service: FakeService, word: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One query for a notification, and no state but paid takes it; what is open is said loudly."""
+    service.scripts = [posted(1, BUSY)]
+    service.status_scripts = [lambda: payclient.HttpResponse(200, {}, b"[]")]
+    ledger = await payclient.open_ledger("memory:")
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        if word is None:
+            service.sales.clear()
+        else:
+            service.decide(word)
+        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        await service.clock.advance(60)
+        assert len(service.queries) == 2
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.state is State.REFUSED
+    assert (word == "Pendiente") == ("Conflicted" in await events_of(ledger))
+    assert "does not take" not in caplog.text

@@ -57,6 +57,7 @@ from payclient.forms import (
 from payclient.ledger import (
     Change,
     Ledger,
+    backup_ledger,
     open_ledger,
 )
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
@@ -171,6 +172,7 @@ __all__ = [
     "acknowledgement",
     "advance",
     "as_decided",
+    "backup_ledger",
     "charge_all",
     "derive_id",
     "notification_url",

@@ -92,6 +92,7 @@ NAMES = [
     "charge_all",
     "derive_id",
     "notification_url",
+    "backup_ledger",
     "open_ledger",
     "open_tracker",
     "parse_external_notification",

@@ -23,7 +23,7 @@ from payclient.cli.report_lines import PAID_WORDS
 from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import facts, simple_table
 from payclient.errors import ConfigurationError
-from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger import Change, Ledger, backup_ledger, open_ledger
 from payclient.lifecycle import Record, State
 
 __all__: list[str] = []
@@ -105,6 +105,22 @@ def init(*, ledger: LedgerUrl = None) -> int:
         return f"the ledger is ready at {book.location}" + "; it was there already" * (not book.created)
 
     terminal.say(asyncio.run(run()))
+    return 0
+
+
+# --- backup
+
+
+@ledger.command
+def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
+    """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
+
+    A restored copy does not know what was charged after it was made.
+    """
+    if not ledger:
+        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
+    asyncio.run(backup_ledger(ledger, file))
+    terminal.say(f"the backup is in {file.absolute()}")
     return 0
 
 

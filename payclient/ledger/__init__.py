@@ -1,11 +1,17 @@
 """The durable record of attempts: what must be on disk before a byte leaves, and what is known since.
 
 The permit *is* the INSERT of an attempt: its unique key decides who may send.
+
+A ledger holds no personal data in the clear. What a keyed digest is worth: without the ledger it says nothing, but its
+key lies in the ledger, so that whoever has the file can test guesses, such as all phone numbers of a country. Guard the
+file and its backups as a list of customers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +21,7 @@ from payclient.errors import ConfigurationError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 
-__all__ = ["Change", "Ledger", "open_ledger"]
+__all__ = ["Change", "Ledger", "backup_ledger", "open_ledger"]
 
 logger = logging.getLogger("payclient.ledger")
 
@@ -46,7 +52,10 @@ class Ledger(Protocol):
 
     @property
     def digest_key(self) -> bytes:
-        """32 random bytes of this ledger's own, with which content and lanes are hashed."""
+        """32 random bytes of this ledger's own, with which content and lanes are hashed.
+
+        The key keeps two ledgers apart and hides nothing from a reader of the ledger, who can test guesses with it.
+        """
 
     @property
     def location(self) -> str:
@@ -156,6 +165,26 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
     if ledger.created and ledger.location != "memory:":
         logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
     return ledger
+
+
+async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
+    """Copy a SQLite ledger, `sqlite:PATH`, to a new file that is a ledger too; its owner may go on writing meanwhile.
+
+    Call it from any process and any event loop. The copy is of mode 0600, put in place whole, and never over another
+    file. A copy does not know what was charged after it: restore it only where the ledger itself is lost, and never
+    charge with both.
+
+    Raises `ConfigurationError` where `path` is there already or `url` is not that of a SQLite ledger,
+    `LedgerMissingError`, `LedgerUnavailableError`.
+    """
+    kind, _, source = url.partition(":")
+    if kind != "sqlite" or not source:
+        raise ConfigurationError(
+            "a ledger that is backed up must be sqlite:PATH; for PostgreSQL use pg_dump or its own backups"
+        )
+    from payclient.ledger.sqlite_backup import back_up
+
+    await asyncio.to_thread(back_up, source, os.fspath(path))
 
 
 async def _open(url: str, create: bool) -> Ledger:

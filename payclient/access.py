@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
@@ -19,10 +20,17 @@ TokenSource = str | Callable[[], Awaitable[str]]
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
+#: Digest of the token that this task's last request was signed with; empty: none was.
+SIGNED_WITH: ContextVar[bytes] = ContextVar("payclient.signed_with", default=b"")
+
+
 class Authorization(dict[str, str]):
     """The headers that hold the token. They stand among the local variables that error trackers show."""
 
-    __slots__ = ()
+    __slots__ = ("digest",)
+
+    #: Of the token, unkeyed: it stays in memory.
+    digest: bytes
 
     def __repr__(self) -> str:
         return "<authorization>"
@@ -33,6 +41,7 @@ def authorization(token: object, profile: ServiceProfile) -> Authorization:
     fault = token_fault(token)
     if fault is None:
         headers = Authorization(Authorization=f"Bearer {token}")
+        headers.digest = blake2b(str(token).encode(), digest_size=16).digest()
         if profile.message_language is not None:
             headers["Accept-Language"] = profile.message_language
         return headers

@@ -16,6 +16,7 @@ import attrs
 from payclient.asking import StatusSource, TransactionRef, conflict_of
 from payclient.cases import MOST_IDS, MOST_REFUSALS, Case, Question, end
 from payclient.clock import Clock
+from payclient.credentials import Credentials
 from payclient.errors import (
     LedgerError,
     PayError,
@@ -57,12 +58,14 @@ class Confirming:
         clock: Clock,
         changed: Callable[[Record], object],
         turn: Callable[[float], Awaitable[None]],
+        credentials: Credentials,
     ) -> None:
         self._session = session
         self._ledger = ledger
         self._clock = clock
         self._changed = changed
         self._turn = turn
+        self._credentials = credentials
         profile = session.profile
         self._confirms = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
@@ -299,6 +302,8 @@ class Confirming:
         await self._turn(self._window * TURN)
         report = await self._session.status(client_transaction_id=record.client_transaction_id)
         if report is None:
+            if not self._credentials.may_deny(record):
+                return True
             return await self._take(case, Abandoned(at=self._clock.time()))
         if conflict := conflict_of(record, report):
             return await self._take(case, Conflicted(at=self._clock.time(), what=conflict))

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import attrs
 
-from payclient.access import Token
+from payclient.access import SIGNED_WITH, Token
 from payclient.deadlines import Deadlines, Timeouts
 from payclient.errors import NotSentError, OutcomeUnknownError, PayError, TransportError, UsageError
 from payclient.profile import ServiceProfile
@@ -210,6 +210,7 @@ class Exchanges:
     async def _send(self, request: HttpRequest, gate: _Gate) -> HttpResponse:
         """One try. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
         headers = self._token.headers or await self._token.ask()
+        SIGNED_WITH.set(headers.digest)
         signed = HttpRequest(
             request.method, request.path, request.body, headers, request.client_transaction_id
         )

@@ -94,6 +94,8 @@ class Record:
     digest: bytes = attrs.field(default=b"", repr=False)
     #: Keyed digest of the customer at the store.
     lane: bytes = attrs.field(default=b"", repr=False)
+    #: Keyed digest of the token that it was sent under.
+    credentials: bytes = attrs.field(default=b"", repr=False)
     #: Cents.
     amount: int = 0
     currency: str = ""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import orjson
 
 from payclient.clock import Clock, sleep
+from payclient.credentials import Credentials
 from payclient.errors import (
     DifferentRequestError,
     LedgerUnavailableError,
@@ -56,6 +57,7 @@ class Permits:
         self.clock = clock
         self.total = total
         self.granted = granted
+        self.credentials = Credentials(ledger.digest_key)
         self._late_writes: set[asyncio.Task[None]] = set()
 
     def digest(self, body: bytes) -> bytes:
@@ -68,7 +70,7 @@ class Permits:
         return hashlib.blake2b(content, digest_size=16, key=self.ledger.digest_key).digest()
 
     def attempt(self, make: Callable[..., Record]) -> Attempt:
-        """A permit for an attempt, to be asked for right before its first byte; `make(created_at=...)` makes it."""
+        """A permit for the attempt that `make(created_at=..., credentials=...)` makes right before its first byte."""
         return Attempt(self, make)
 
     def refused(self, error: RefusedError) -> Refused:
@@ -154,7 +156,8 @@ class Attempt:
         """Insert the attempt, or raise `TakenError`. Raising anything means that no byte leaves."""
         clock = self._permits.clock
         wall, steady = clock.time(), clock.monotonic()
-        self.record = self._make(created_at=wall)
+        # Of the very request that waits for this permit.
+        self.record = self._make(created_at=wall, credentials=self._permits.credentials.current())
         self.asked = True
         if not await self._permits.ledger.permit(self.record):
             self.asked = False

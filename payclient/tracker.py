@@ -66,7 +66,12 @@ class Tracker:
         self._sender = Sender(session, self._permits, lambda patience: self._following.turn(patience))
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(
-            session, ledger, self._clock, self._changed, lambda patience: self._following.turn(patience)
+            session,
+            ledger,
+            self._clock,
+            self._changed,
+            lambda patience: self._following.turn(patience),
+            self._permits.credentials,
         )
         if status is None:
             source = session_status(session)
@@ -76,6 +81,7 @@ class Tracker:
             ledger,
             self._clock,
             status=None if source is None else self._confirming.status(source),
+            credentials=self._permits.credentials if status is None else None,
             schedule=schedule if schedule is not None else Attentive(window=profile.sale_window),
             proves_absence=status is None
             and profile.status is not None

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 import payclient
-from fake_service import FakeService, Script, answer, lost_answer, lost_request, refusal, sale
+from fake_service import (
+    FakeService,
+    Script,
+    answer,
+    lost_answer,
+    lost_request,
+    outcome_of,
+    refusal,
+    sale,
+    tracking,
+)
 from payclient.ledger.memory import MemoryLedger
-from test_tracker import outcome_of, tracking
 
 Receipt, State = payclient.Receipt, payclient.State
 

@@ -18,7 +18,7 @@ ROWS = [
     "encoding wire lifecycle schedule notifications profiles",
     "operations",
     "access clock deadlines transport ledger",
-    "outcomes exchanging",
+    "credentials outcomes exchanging",
     "session",
     "asking permits cases recalling",
     "sending following forms confirming withdrawing",

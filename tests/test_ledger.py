@@ -74,6 +74,7 @@ def fresh(client_transaction_id: str = "order-1", attempt: int = 1, at: float = 
         attempt=attempt,
         digest=b"d" * 32,
         lane=b"l" * 16,
+        credentials=b"c" * 16,
         amount=1150,
         currency="USD",
         created_at=at,

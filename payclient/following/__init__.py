@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from payclient.asking import StatusSource
 from payclient.clock import Clock
+from payclient.credentials import Credentials
 from payclient.events import Suspected
 from payclient.following.budget import Budget
 from payclient.following.driving import Driver
@@ -44,9 +45,10 @@ class Following:
         clock: Clock,
         *,
         status: StatusSource | None,
+        credentials: Credentials | None = None,
         schedule: Schedule,
         proves_absence: bool,
-        asks_by_id: bool,
+        asks_by_id: bool = True,
         sale_window: float,
         form_window: float,
         total_timeout: float,
@@ -97,6 +99,7 @@ class Following:
                 status,
                 proves_absence=proves_absence,
                 asks_by_id=asks_by_id,
+                credentials=credentials,
                 absent_after=absent_after,
                 scale=planning.scale,
                 turn=lambda: self._driver.turn(total_timeout),

@@ -9,9 +9,10 @@ import attrs
 
 from payclient.asking import StatusSource, TransactionRef, conflict_of, verdict
 from payclient.clock import Clock
+from payclient.credentials import Credentials
 from payclient.errors import RateLimitedError, UnauthorizedError
-from payclient.events import Conflicted, ProvenAbsent
-from payclient.following.entries import Entries, Entry
+from payclient.events import Conflicted, Evidence, ProvenAbsent
+from payclient.following.entries import PENDING, Entries, Entry
 from payclient.following.turns import Pace
 from payclient.lifecycle import DROPPED, State
 from payclient.results import StatusReport
@@ -42,6 +43,7 @@ class Querying:
         *,
         proves_absence: bool,
         asks_by_id: bool,
+        credentials: Credentials | None,
         absent_after: float,
         scale: float,
         turn: Callable[[], Awaitable[None]],
@@ -54,6 +56,8 @@ class Querying:
         self._proves_absence = proves_absence
         #: Whether candidate ids can be asked for.
         self._asks_by_id = asks_by_id
+        #: None: whoever is asked is not the session.
+        self._credentials = credentials
         self._absent_after = absent_after
         self._scale = scale
         #: Waits until one more query than planned may be made by the rate.
@@ -147,6 +151,13 @@ class Querying:
         if conflict:
             await self._conflict(entry, conflict)
             return False
+        if (
+            self._credentials is not None
+            and record.state is PENDING
+            and record.evidence is Evidence.ANSWER
+            and report.transaction_id == record.transaction_id
+        ):
+            self._credentials.found(record)
         transaction_id = report.transaction_id or candidate_id
         by_id = self._asks_by_id and (record.transaction_id or candidate_id) is not None
         if report.state == "Cancelado" and by_id and self._proves_absence and not record.state.decided:
@@ -216,6 +227,8 @@ class Querying:
             elif now - case.missing_since > MISSING * self._scale:
                 case.missing_since = float("inf")
                 await self._entries.apply(entry, Conflicted(at=self._clock.time(), what="not found"))
+            return
+        if self._credentials is not None and not self._credentials.may_deny(entry.record):
             return
         if candidate_id is not None:
             case.about(candidate_id).missing_at = now

@@ -23,7 +23,7 @@ __all__ = [
 
 #: Of `record_of`.
 RECORD = """
-    client_transaction_id, attempt, kind, digest, lane, amount, currency, state, evidence, version,
+    client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency, state, evidence, version,
     transaction_id, candidate_ids, created_at, expires_at, notified_at, decided_at, error_code, error_type,
     messages
 """
@@ -58,6 +58,7 @@ def permit_row(record: Record) -> tuple[Any, ...]:
         # sqlite3 takes a bytearray by a shorter way than bytes.
         bytearray(record.digest),
         bytearray(record.lane),
+        bytearray(record.credentials),
         record.amount,
         record.currency,
         record.created_at,
@@ -76,20 +77,21 @@ def record_of(row: tuple[Any, ...]) -> Record:
         kind=row[2],
         digest=row[3],
         lane=row[4],
-        amount=row[5],
-        currency=row[6],
-        state=_STATES[row[7]],
-        evidence=_EVIDENCE[row[8]],
-        version=row[9],
-        transaction_id=row[10],
-        candidate_ids=tuple(json.loads(row[11])) if row[11] else (),
-        created_at=row[12],
-        expires_at=row[13],
-        notified_at=row[14],
-        decided_at=row[15],
-        error_code=row[16],
-        error_type=row[17],
-        messages=tuple(json.loads(row[18])) if row[18] else (),
+        credentials=row[5],
+        amount=row[6],
+        currency=row[7],
+        state=_STATES[row[8]],
+        evidence=_EVIDENCE[row[9]],
+        version=row[10],
+        transaction_id=row[11],
+        candidate_ids=tuple(json.loads(row[12])) if row[12] else (),
+        created_at=row[13],
+        expires_at=row[14],
+        notified_at=row[15],
+        decided_at=row[16],
+        error_code=row[17],
+        error_type=row[18],
+        messages=tuple(json.loads(row[19])) if row[19] else (),
     )
 
 

@@ -47,7 +47,7 @@ CHANGING = (
 #: What `payclient.write` takes.
 ARRAYS = (
     # Of `permit_row`.
-    *("text[]", "integer[]", "text[]", "bytea[]", "bytea[]", "bigint[]", "text[]", *["double precision[]"] * 2),
+    *("text[]", "integer[]", "text[]", *["bytea[]"] * 3, "bigint[]", "text[]", *["double precision[]"] * 2),
     # Of `apply_row`.
     *("text[]", "integer[]", "integer[]", "text[]", "text[]", "bigint[]", "text[]", *["double precision[]"] * 3),
     *("bigint[]", "text[]", "text[]", "text[]", "text[]", "double precision[]", "text[]"),
@@ -92,6 +92,7 @@ CREATE TABLE payclient.attempts (
     kind text NOT NULL,
     digest bytea NOT NULL,
     lane bytea NOT NULL,
+    credentials bytea NOT NULL,
     amount bigint NOT NULL,
     currency text NOT NULL,
     created_at double precision NOT NULL,
@@ -207,25 +208,26 @@ SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS
 BEGIN
     PERFORM {BARRIER.removeprefix("SELECT ")};
     IF cardinality($1) > 0 THEN
-        RETURN QUERY INSERT INTO payclient.attempts AS a (client_transaction_id, attempt, kind, digest, lane, amount,
-            currency, created_at, expires_at, state, evidence, version, event, event_evidence, event_at,
-            owner, follower)
-        SELECT v.id, v.attempt, v.kind, v.digest, v.lane, v.amount, v.currency, v.created_at, v.expires_at,
-            'sending', 'permit', 0, 'Permitted', 'permit', v.created_at, $27, $28
-        FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) WITH ORDINALITY
-            AS v (id, attempt, kind, digest, lane, amount, currency, created_at, expires_at, place)
+        RETURN QUERY INSERT INTO payclient.attempts AS a (client_transaction_id, attempt, kind, digest, lane,
+            credentials, amount, currency, created_at, expires_at, state, evidence, version, event, event_evidence,
+            event_at, owner, follower)
+        SELECT v.id, v.attempt, v.kind, v.digest, v.lane, v.credentials, v.amount, v.currency, v.created_at,
+            v.expires_at,
+            'sending', 'permit', 0, 'Permitted', 'permit', v.created_at, $28, $29
+        FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
+            AS v (id, attempt, kind, digest, lane, credentials, amount, currency, created_at, expires_at, place)
         WHERE v.attempt = 1 OR EXISTS (
             SELECT FROM payclient.attempts AS p WHERE p.client_transaction_id = v.id AND p.attempt = v.attempt - 1
         )
         ORDER BY v.place
         ON CONFLICT DO NOTHING RETURNING a.client_transaction_id;
     END IF;
-    IF cardinality($10) > 0 THEN
+    IF cardinality($11) > 0 THEN
         RETURN QUERY UPDATE payclient.attempts AS a SET version = v.version + 1, {_SET}
-        FROM unnest($10, $11, $12, {", ".join(f"${place}" for place in range(13, 27))})
+        FROM unnest({", ".join(f"${place}" for place in range(11, 28))})
             AS v (id, attempt, version, {", ".join(CHANGING)})
         WHERE a.client_transaction_id = v.id AND a.attempt = v.attempt AND a.version = v.version
-            AND (v.event <> 'NotSent' OR a.owner = $27)
+            AND (v.event <> 'NotSent' OR a.owner = $28)
             AND (v.state <> 'accepted' OR NOT EXISTS (
                 SELECT FROM payclient.attempts AS n WHERE n.client_transaction_id = v.id AND n.attempt > v.attempt
             ))
@@ -247,7 +249,7 @@ WHEN (NOT (CASE WHEN new.version = old.version THEN {_same()}
     ),
     _refused(
         "attempts_identity",
-        """UPDATE OF seq, client_transaction_id, attempt, kind, digest, lane, amount, currency, created_at,
+        """UPDATE OF seq, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency, created_at,
     permitted_at, owner ON payclient.attempts""",
         "what an attempt is does not change",
     ),

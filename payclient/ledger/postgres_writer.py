@@ -35,7 +35,7 @@ IDLE = 30.0
 #: Writes of one transaction.
 MOST = 1000
 
-_PERMIT_COLUMNS, _APPLY_COLUMNS = 9, len(CHANGING) + 3
+_PERMIT_COLUMNS, _APPLY_COLUMNS = 10, len(CHANGING) + 3
 #: Behind a pooler the next statement may meet another server, which does not know the prepared one.
 _UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 #: Nothing was written, for the sake of one value among them all.

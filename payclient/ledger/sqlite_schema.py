@@ -73,6 +73,7 @@ CREATE TABLE attempts (
     kind TEXT NOT NULL,
     digest BLOB NOT NULL,
     lane BLOB NOT NULL,
+    credentials BLOB NOT NULL,
     amount INTEGER NOT NULL,
     currency TEXT NOT NULL,
     created_at REAL NOT NULL,
@@ -106,7 +107,7 @@ CREATE TABLE changes (
     "CREATE TABLE undecided (attempt_id INTEGER PRIMARY KEY) STRICT",
     """
 CREATE VIEW records AS
-SELECT id, client_transaction_id, attempt, kind, digest, lane, amount, currency,
+SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
     coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
@@ -198,7 +199,7 @@ SELECT_CHANGES = f"SELECT {CHANGE} FROM moves WHERE cursor > ? AND {NEWS} ORDER 
 @cache
 def insert_attempts(rows: int) -> str:
     """Each row is a cursor and a `permit_row`."""
-    row = f"({', '.join('?' * 10)})"
+    row = f"({', '.join('?' * 11)})"
     return f"INSERT INTO attempts VALUES {', '.join([row] * rows)}"  # noqa: S608 - only the number of rows varies
 
 

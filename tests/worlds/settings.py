@@ -201,7 +201,7 @@ def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
 
 
 #: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
-MENDED = frozenset[str]({"lag", "eager"})
+MENDED = frozenset[str]({"lag", "eager", "another account", "rotated token"})
 
 #: Name -> what a world of this kind has beside what its seed says.
 KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {

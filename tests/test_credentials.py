@@ -1,0 +1,271 @@
+"""Whose silence it is: under another account's token "not found" proves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import PROFILE, FakeService, answer, lost_answer, lost_request, outcome_of, refusal, sale
+from postgres_server import PostgresServer
+
+State = payclient.State
+
+
+class Accounts(FakeService):
+    """One address with two accounts: each token finds what its own account made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Token -> account; a token that is not here is answered 401.
+        self.accounts = {"token-1": "shop", "token-2": "other"}
+        self.owners: dict[int, str] = {}
+        #: What every token was asked for.
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        token = (request.headers or {})["Authorization"].removeprefix("Bearer ")
+        assert before_send is not None
+        account = self.accounts.get(token)
+        if account is None:
+            await before_send()
+            return answer(401, {"message": "no"})
+        if request.method == "GET":
+            await before_send()
+            self.asked.append((token, request.path))
+            return self.seen_by(account, request.path)
+        before = set(self.sales)
+        try:
+            return await super().__call__(request, before_send)
+        finally:
+            for created in set(self.sales) - before:
+                self.owners[created] = account
+
+    def seen_by(self, account: str, path: str) -> payclient.HttpResponse:
+        everything, self.sales = (
+            self.sales,
+            {number: each for number, each in self.sales.items() if self.owners[number] == account},
+        )
+        try:
+            found = self.status(path)
+        finally:
+            self.sales = everything
+        return refusal(20, status=404) if found.body == b"[]" else found
+
+
+@pytest.fixture
+def service() -> Accounts:
+    return Accounts()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[payclient.Ledger]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
+    opened = await payclient.open_ledger(url)
+    yield opened
+    await opened.aclose()
+
+
+@asynccontextmanager
+async def tracking(
+    service: FakeService,
+    ledger: payclient.Ledger,
+    token: str | Callable[[], Awaitable[str]],
+    profile: payclient.ServiceProfile = PROFILE,
+) -> AsyncIterator[payclient.Tracker]:
+    session = payclient.PaySession("https://pay.example", token, profile=profile, transport=service)
+    async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
+        yield tracker
+
+
+async def found(tracker: payclient.Tracker, identifier: str = "order-17") -> payclient.PendingSale:
+    pending = await tracker.find(identifier)
+    assert pending is not None
+    return pending
+
+
+async def test_another_accounts_not_found_proves_nothing(
+    service: Accounts, ledger: payclient.Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An executed charge stays unknown under another token, is not sent again, and one warning says why."""
+    service.scripts = [lost_answer, lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+        await tracker.sale(sale("order-18", "0984111333"))
+    service.decide("Aceptado")
+    async with tracking(service, ledger, "token-2") as tracker:
+        for identifier in ("order-17", "order-18"):
+            outcome = await outcome_of(service, await found(tracker, identifier))
+            assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+        await service.clock.advance(100_000)
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+    assert [
+        record.message for record in caplog.records if "one ledger for each account" in record.message
+    ] == [
+        'order-17: sent under another token than the one in use, whose "not found" proves nothing; '
+        "use one ledger for each account"
+    ]
+    async with tracking(service, ledger, "token-1") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is True
+    assert service.posted == {"order-17": 1, "order-18": 1}
+    assert "token-" not in caplog.text
+
+
+async def test_the_same_token_proves_absence(service: Accounts, ledger: payclient.Ledger) -> None:
+    """After a restart too: the digest stands in the ledger."""
+    service.scripts = [lost_request]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+    async with tracking(service, ledger, "token-1") as tracker:
+        outcome = await outcome_of(service, await found(tracker))
+    assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+async def test_a_rotated_token_proves_itself_by_what_it_finds(
+    sees: bool, service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """A token that finds what the old one made is the same account's; one that finds nothing of it is not."""
+    service.scripts = [lost_request]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+        await tracker.sale(sale("order-18", "0984111333"))
+    service.accounts = {"token-9": "shop" if sees else "other"}
+    async with tracking(service, ledger, "token-9") as tracker:
+        outcome = await outcome_of(service, await found(tracker))
+    assert outcome.paid is (False if sees else None)
+    assert outcome.state is (State.REFUSED if sees else State.UNKNOWN)
+
+
+async def test_what_another_account_made_under_the_same_ids_proves_no_account(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """Only the transaction that our own answer named says whose it is: another's order-18 looks like ours."""
+    service.scripts = [lost_request, lost_request]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+        await tracker.sale(sale("order-18", "0984111333"))
+    # As another shop of the same merchant may have sent it, from another ledger.
+    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+        await tracker.sale(sale("order-18", "0984111333"))
+    async with tracking(service, ledger, "token-2") as tracker:
+        await service.clock.advance(100)
+        outcome = await outcome_of(service, await found(tracker))
+    assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
+
+
+async def test_each_attempt_keeps_the_token_of_its_own_exchange(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """A callable gives another token while a request waits for its connection: that one goes with the old."""
+    tokens = iter(["token-1", "token-2", "token-2"])
+    connecting, renewed = asyncio.Event(), asyncio.Event()
+
+    async def token() -> str:
+        return next(tokens)
+
+    async def slow(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        connecting.set()
+        await renewed.wait()
+        await before_send()
+        raise ConnectionResetError
+
+    service.scripts = [slow]
+    async with tracking(service, ledger, token) as tracker:
+        first = asyncio.create_task(tracker.sale(sale()))
+        await connecting.wait()
+        del service.accounts["token-1"]
+        with pytest.raises(payclient.UnauthorizedError):
+            await tracker.sale(sale("order-18", "0984111333"))
+        renewed.set()
+        await first
+        await tracker.sale(sale("order-19", "0984111444"))
+    one, two = await ledger.get("order-17"), await ledger.get("order-19")
+    assert one is not None
+    assert two is not None
+    assert one.credentials != two.credentials
+    service.accounts["token-1"] = "shop"
+    async with tracking(service, ledger, "token-2") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is None
+    async with tracking(service, ledger, "token-1") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is False
+
+
+async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """Absence needs each candidate not found under a token that may say so."""
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+    async with tracking(service, ledger, "token-2") as tracker:
+        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        assert (await outcome_of(service, await found(tracker))).paid is None
+
+
+async def test_a_form_is_not_given_up_under_another_token(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """Its customer came back cancelled, and another account knows of no payment: that is nobody's word."""
+    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+    form = payclient.PrepareRequest(
+        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id="form-1", store_id="S1",
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+    back = "id=0&clientTransactionId=form-1"
+    async with tracking(service, ledger, "token-1", profile) as tracker:
+        await tracker.prepare(form)
+    async with tracking(service, ledger, "token-2", profile) as tracker:
+        outcome = await tracker.returned(back)
+        assert (outcome.state, outcome.paid) == (State.PENDING, None)
+    async with tracking(service, ledger, "token-1", profile) as tracker:
+        outcome = await tracker.returned(back)
+        assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
+
+
+async def test_postgres_keeps_the_credentials(
+    service: Accounts, postgres: PostgresServer, new_database: str
+) -> None:
+    """They come back as they went, and differ from another token's."""
+    opened = await payclient.open_ledger(postgres.url(new_database))
+    for number, token in enumerate(("token-1", "token-1", "token-2")):
+        async with tracking(service, opened, token) as tracker:
+            await tracker.sale(sale(f"order-{number}", f"09841112{number}2"))
+    await opened.aclose()
+    again = await payclient.open_ledger(postgres.url(new_database), create=False)
+    records = [(await again.get_many([f"order-{number}"]))[f"order-{number}"] for number in range(3)]
+    await again.aclose()
+    assert len({record.credentials for record in records}) == 2
+    assert records[0].credentials == records[1].credentials != b""
+    assert all(b"token" not in record.credentials for record in records)
+
+
+async def test_no_token_reaches_ledger_log_or_repr(
+    tmp_path: Path, service: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only a digest with the ledger's own key is kept; two ledgers keep different ones."""
+    caplog.set_level(logging.DEBUG)
+    digests = []
+    for name in ("a.db", "b.db"):
+        opened = await payclient.open_ledger(f"sqlite:{tmp_path / name}")
+        async with tracking(service, opened, "token-1") as tracker:
+            pending = await tracker.sale(sale(name))
+            record = await opened.get(name)
+            assert record is not None
+            digests.append(record.credentials)
+            assert "token-1" not in f"{record!r}{pending!r}{pending.outcome!r}{tracker!r}{caplog.text}"
+        await opened.aclose()
+    assert len(set(digests)) == 2
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"token-1" not in written
+    assert repr(digests[0]) not in caplog.text

@@ -11,12 +11,13 @@ import attrs
 
 import payclient
 from payclient import State, wire
+from payclient.credentials import Credentials
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
 from payclient.exchanging import Exchanges
 from payclient.following import Following
 from payclient.following.driving import Driver
-from payclient.following.entries import Entry
+from payclient.following.entries import Case, Entry
 from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
@@ -181,6 +182,16 @@ class Variant:
     kinds: frozenset[str] = frozenset()
 
 
+def _believe_another_account() -> list[Patch]:
+    """Whoever says "not found" is believed."""
+    return [(Credentials, "may_deny", lambda self, record: True)]
+
+
+def _no_candidates() -> list[Patch]:
+    """What an answer or a notification named is never asked for."""
+    return [(Case, "candidate", lambda self, record: None), (Case, "all_missing", lambda self, record: True)]
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
@@ -195,6 +206,8 @@ VARIANTS = {
     "expiry says unpaid": Variant(_expiry_says_unpaid),
     "resend at five minutes": Variant(_resend_at_five_minutes),
     "no permit": Variant(_no_permit),
+    "another account is believed": Variant(_believe_another_account, frozenset({"another account"})),
+    "no candidate is asked for": Variant(_no_candidates, frozenset({"names"})),
 }
 
 

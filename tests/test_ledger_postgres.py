@@ -313,7 +313,7 @@ async def test_what_stays(ledger: PostgresLedger, postgres: PostgresServer, data
     """Attempts and their history are neither deleted nor rewritten, and no second attempt is opened."""
     await brought(ledger, State.PENDING)
     history = await ledger.history("order-1")
-    names = """client_transaction_id, kind, digest, lane, amount, currency, created_at, evidence, version, event,
+    names = """client_transaction_id, kind, digest, lane, credentials, amount, currency, created_at, evidence, version, event,
         event_evidence, event_at, owner, follower"""
     copy = "INSERT INTO payclient.attempts (attempt, state, {}) SELECT {}, {} FROM payclient.attempts"
     for sql in (

@@ -576,7 +576,8 @@ async def test_a_change_needs_its_attempt(path: Path, attempt_id: int | None) ->
         "UPDATE changes SET after = 'accepted'",
         "UPDATE changes SET transaction_id = 8",
         "DELETE FROM changes",
-        "REPLACE INTO attempts SELECT id, 'other', 1, kind, digest, lane, amount, currency, 1.0, NULL FROM attempts",
+        """REPLACE INTO attempts SELECT id, 'other', 1, kind, digest, lane, credentials, amount, currency, 1.0, NULL
+        FROM attempts""",
         "DELETE FROM undecided",
         "UPDATE undecided SET attempt_id = 7",
     ],
@@ -612,7 +613,7 @@ async def test_the_database_grants_permits(
     await filled(path, state)
     sql = f"""
         {verb} INTO attempts
-        SELECT 100, client_transaction_id, ?, kind, digest, lane, amount, currency, created_at, expires_at
+        SELECT 100, client_transaction_id, ?, kind, digest, lane, credentials, amount, currency, created_at, expires_at
         FROM attempts"""  # noqa: S608
     if granted:
         raw(path, sql, attempt)

@@ -156,6 +156,8 @@ class Sender:
                 "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
             )
             return await self._permits.write(record, lost)
+        if report is None and not self._permits.credentials.may_deny(record):
+            return await self._permits.write(record, lost)  # the token was renewed meanwhile
         if report is None:
             # An earlier attempt that was thought absent may be there after all.
             doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)

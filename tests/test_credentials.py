@@ -201,6 +201,29 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(
         assert (await outcome_of(service, await found(tracker))).paid is False
 
 
+async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """A repeated POST is answered by 2061; the token is renewed, and another account's finds nothing."""
+    tokens = iter(["token-1", "token-2"])
+
+    async def token() -> str:
+        return next(tokens)
+
+    async def repeated(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        service.create(request)
+        assert isinstance(service, Accounts)
+        del service.accounts["token-1"]
+        return refusal(22, 2061)
+
+    service.scripts = [repeated]
+    async with tracking(service, ledger, token) as tracker:
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+
+
 async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
     service: Accounts, ledger: payclient.Ledger
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import attrs
 import pytest
@@ -867,3 +868,162 @@ async def test_the_customer_with_most_rows_comes_first(service: FakeService) -> 
     async with tracking(service) as tracker:
         await run(service, tracker, requests, each_second=accept_all(service), max_pending=2)
     assert [number for number, key in enumerate(sent) if key.startswith("busy")][:4] == [2, 4, 6, 8]
+
+
+# --- Tokens and rates
+
+
+def rotating(service: FakeService, used: list[str]) -> payclient.Transport:
+    """The service, which notes the tokens of its Sales."""
+
+    async def transport(
+        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        if request.method == "POST":
+            used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
+        return await service(request, before_send)
+
+    return transport
+
+
+@asynccontextmanager
+async def with_tokens(service: FakeService, used: list[str]) -> AsyncIterator[payclient.Tracker]:
+    """A tracker whose token is `token-1`, and the next number each time that it is asked for."""
+    numbers = itertools.count(1)
+
+    async def token() -> str:
+        return f"token-{next(numbers)}"
+
+    async with (
+        PaySession(
+            "https://pay.example", token, profile=PROFILE, transport=rotating(service, used)
+        ) as session,
+        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
+    ):
+        yield tracker
+
+
+async def test_a_403_asks_for_no_other_token(service: FakeService) -> None:
+    """The token is known and may not do this: the batch stops at once."""
+    used: list[str] = []
+    service.scripts = [refuses(1, status=403)] * 5
+    async with with_tokens(service, used) as tracker:
+        results = await run(service, tracker, rows(5), max_in_flight=1)
+    assert used == ["token-1"]
+    assert isinstance(results["row-0"].error, payclient.UnauthorizedError)
+
+
+async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(service: FakeService) -> None:
+    """Five in flight are answered 401: one token is asked for, and none of the five is given up."""
+    used: list[str] = []
+    service.scripts = [refuses(1, status=401)] * 5
+    async with with_tokens(service, used) as tracker:
+        results = await run(service, tracker, rows(5), each_second=accept_all(service))
+    assert used == ["token-1"] * 5 + ["token-2"] * 5
+    assert [result.paid for result in results.values()] == [True] * 5
+
+
+async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(service: FakeService) -> None:
+    """A 401, a late success of the old token, and a 401 with the new one: no third token, the sending stops."""
+    used: list[str] = []
+    held = Held()
+
+    async def again(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        held.go.set()
+        await turns(50)
+        return await refuses(1, status=401)(service, request, before_send)
+
+    service.scripts = [held, refuses(1, status=401), again]
+    async with with_tokens(service, used) as tracker:
+        results = await run(service, tracker, rows(2), each_second=accept_all(service))
+    assert used == ["token-1", "token-1", "token-2"]
+    assert results["row-0"].paid is True
+    assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
+
+
+def timed(service: FakeService) -> list[float]:
+    """When each Sale is created, from now on."""
+    times: list[float] = []
+    create = service.create
+
+    def noted(request: payclient.HttpRequest) -> int:
+        times.append(service.clock.monotonic())
+        return create(request)
+
+    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
+    return times
+
+
+@pytest.mark.parametrize(
+    ("options", "gap"), [({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)]
+)
+async def test_the_slower_of_two_rates_holds(
+    service: FakeService, options: dict[str, object], gap: float
+) -> None:
+    """The rate that was told and the one that queries can follow, which binds no run that makes none."""
+    times = timed(service)
+    profile = attrs.evolve(PROFILE, queries_per_minute=30)
+    async with tracking(service, profile=profile) as tracker:
+        await run(service, tracker, rows(4), each_second=accept_all(service), **options)  # type: ignore[arg-type]  # a test's options
+    assert times == pytest.approx([gap * n for n in range(4)])
+
+
+async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
+    """Rows that come after a quiet minute go at the rate, not in a burst."""
+    times, minute = timed(service), asyncio.Event()
+
+    async def late() -> AsyncIterator[payclient.SaleRequest]:
+        for number, row in enumerate(rows(6)):
+            if number == 1:
+                await minute.wait()
+            yield row
+
+    def step() -> None:
+        accept_all(service)()
+        if service.clock.monotonic() >= 60:
+            minute.set()
+
+    async with tracking(service) as tracker:
+        await run(service, tracker, late(), each_second=step, rate=2)  # type: ignore[arg-type]  # async
+    assert [later - earlier for earlier, later in itertools.pairwise(times[1:])] == pytest.approx([0.5] * 4)
+
+
+async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeService) -> None:
+    """A send a minute at the slowest, after its pause."""
+    times = timed(service)
+    service.scripts = [refuses(5, status=429)] * 30
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(12), each_second=accept_all(service), seconds=9000)
+    assert sum(result.paid is True for result in results.values()) >= 6
+    assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 65
+
+
+async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
+    """Two in flight are answered 429, the second with a shorter `Retry-After`."""
+    times = timed(service)
+
+    def limited(seconds: int) -> Script:
+        async def script(
+            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+        ) -> payclient.HttpResponse:
+            said = await refuses(5, status=429)(service, request, before_send)
+            return attrs.evolve(said, headers={"Retry-After": str(seconds)})
+
+        return script
+
+    service.scripts = [limited(30), limited(1)]
+    async with tracking(service) as tracker:
+        await run(service, tracker, rows(2), each_second=accept_all(service))
+    assert times[0] >= 30
+
+
+async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService) -> None:
+    """The delays of a busy customer scale with the profile's sale window."""
+    service.scripts = [refuses(22, 2061)] * 2
+    profile = attrs.evolve(PROFILE, sale_window=30)
+    async with tracking(service, profile=profile) as tracker:
+        results = await run(service, tracker, rows(1), each_second=accept_all(service))
+    assert results["row-0"].paid is True
+    assert service.clock.monotonic() <= 6

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import pickle
+import re
 import socket
 import ssl
 import tracemalloc
@@ -1149,3 +1150,36 @@ async def test_the_environment_takes_no_request_elsewhere(
             assert (await session.sale(sale_request())).transaction_id == 12
         assert f"Authorization: Bearer {TOKEN}".encode() in server.data
         assert proxy.connections == []
+
+
+async def test_a_fresh_token_reaches_the_wire() -> None:
+    """After a 401 the same connection carries the new token, and the old one no more."""
+    tokens = iter(["canary-old", "canary-new"])
+
+    async def token() -> str:
+        return next(tokens)
+
+    refused, pending = answer({"message": "who?"}, 401), answer({"state": "Pendiente"})
+    async with (
+        RawServer((read, write(refused), read, write(pending), read, write(pending))) as server,
+        PaySession(server.url, token, profile=QUERIES) as session,
+    ):
+        for _ in range(2):
+            await session.status(transaction_id=12)
+        assert len(server.connections) == 1
+    assert re.findall(rb"Bearer (\S+)", server.data) == [b"canary-old", b"canary-new", b"canary-new"]
+
+
+async def test_as_many_connections_as_calls() -> None:
+    """No limit of the network library holds back what a batch may have in flight."""
+    async with RawServer((read, hang)) as server:
+        session = PaySession(server.url, TOKEN)
+        calls = [
+            asyncio.ensure_future(session.sale(sale_request(f"order-{number}"))) for number in range(110)
+        ]
+        async with asyncio.timeout(20):
+            await server.charged(110)
+        await session.aclose()
+        assert {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)} == {
+            OutcomeUnknownError
+        }

@@ -1130,6 +1130,7 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         data = server.data.lower()
         assert data.count(b"\r\nauthorization: bearer " + TOKEN.lower().encode() + b"\r\n") == 2
         assert data.count(b"\r\ncontent-type: application/json\r\n") == 2
+        assert data.count(b"\r\naccept-encoding: identity\r\n") == 2
         assert b"cookie" not in data
         assert b"expect" not in data
         assert len(server.connections) == 1

@@ -32,7 +32,7 @@ class ServiceClock(Protocol):
     def call_at(self, when: float, callback: _Callback, *args: object) -> TimerHandle: ...
 
 
-@define(order=True)
+@define(order=True, unsafe_hash=True)  # the batch keeps its timers in a set
 class _ManualTimer:
     when: float
     number: int  # timers of the same moment fire in the order of their calls

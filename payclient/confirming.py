@@ -59,6 +59,7 @@ class Confirming:
         changed: Callable[[Record], object],
         turn: Callable[[float], Awaitable[None]],
         credentials: Credentials,
+        trouble: Callable[[Exception], object],
     ) -> None:
         self._session = session
         self._ledger = ledger
@@ -66,6 +67,7 @@ class Confirming:
         self._changed = changed
         self._turn = turn
         self._credentials = credentials
+        self._trouble = trouble
         profile = session.profile
         self._confirms = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
@@ -256,7 +258,7 @@ class Confirming:
                     f"refused {refused.error_code}", f"a confirmation was refused: {refused.error_code}"
                 )
         except LedgerError as error:
-            logger.error("%s: the ledger failed: %s", identifier, type(error).__name__)
+            self._trouble(error)
         except PayError as error:
             self._say(type(error).__name__, f"a confirmation failed: {type(error).__name__}")
         except Exception as error:  # a fault of ours must not lose the form
@@ -280,7 +282,7 @@ class Confirming:
         try:
             record = await self._ledger.get(case.record.client_transaction_id)
         except LedgerError as error:
-            logger.error("%s: the ledger failed: %s", case.record.client_transaction_id, type(error).__name__)
+            self._trouble(error)
         else:
             case.record = record or case.record
 

@@ -10,7 +10,9 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
+from itertools import chain, repeat
 
+import attrs
 import orjson
 
 from payclient.clock import Clock, sleep
@@ -22,15 +24,21 @@ from payclient.errors import (
     RefusedError,
     TransitionError,
 )
-from payclient.events import Event, NotSent, Recovered, Refused
+from payclient.events import Event, Evidence, NotSent, Recovered, Refused
 from payclient.ledger import Ledger
-from payclient.lifecycle import Record, advance
+from payclient.lifecycle import Record, State, advance
 
 __all__: list[str] = []
 
 logger = logging.getLogger("payclient.permits")
 
-#: Seconds before an answer that the ledger could not take is written again.
+#: Seconds from one log line about a ledger that fails to the next.
+LINE_EVERY = 60.0
+
+#: Seconds that closing gives a ledger for what it could not take until then.
+LAST_TRY = 5.0
+
+#: Seconds before an answer that the ledger could not take is written again; the last one goes on.
 WRITE_AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 _DIGEST_VERSION = b"1"
@@ -40,10 +48,31 @@ class TakenError(Exception):
     """The permit was not granted: somebody else sends, or sent, this client transaction id."""
 
 
+class Trouble:
+    """Logs that a ledger fails: one line a minute, however many operations fail."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._silent_until = float("-inf")
+        self._failures = 0
+
+    def __call__(self, error: Exception) -> None:
+        self._failures += 1
+        now = self._clock.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + LINE_EVERY
+            logger.error(
+                "the ledger failed: %s, %d times since the last line; trying again",
+                type(error).__name__,
+                self._failures,
+            )
+            self._failures = 0
+
+
 class Permits:
     """Grants attempts through one ledger and records their ends. `total` is the session's total time-out.
 
-    `granted` is told each client transaction id that was permitted here.
+    `granted` is told each client transaction id that was permitted here, `written` each record that was written late.
     """
 
     def __init__(
@@ -52,13 +81,18 @@ class Permits:
         clock: Clock,
         total: float,
         granted: Callable[[str], object] = lambda _: None,
+        written: Callable[[Record], object] = lambda _: None,
     ) -> None:
         self.ledger = ledger
         self.clock = clock
         self.total = total
         self.granted = granted
         self.credentials = Credentials(ledger.digest_key)
-        self._late_writes: set[asyncio.Task[None]] = set()
+        self.written = written
+        self.trouble = Trouble(clock)
+        #: What the ledger could not take yet, in order, by client transaction id.
+        self._late: dict[str, list[tuple[Record, Event]]] = {}
+        self._writing: set[asyncio.Task[None]] = set()
 
     def digest(self, body: bytes) -> bytes:
         """Keyed digest of a request's content as it is sent, its fields sorted."""
@@ -83,23 +117,21 @@ class Permits:
         )
 
     async def write(self, record: Record, event: Event) -> Record:
-        """Record what happened. A ledger that fails now loses nothing: it is written again, and logged."""
+        """Record what happened: later where the ledger fails, and then the record says no more than the ledger."""
         try:
             return await self._apply(record, event)
         except TransitionError:
             # It was decided otherwise meanwhile (an operator, another process): the ledger's word stands.
             logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
+        except LedgerUnavailableError as error:
+            self.trouble(error)
+            self._write_later(record, event)
+            return _unwritten(record, event)
+        try:
             return await self.ledger.get(record.client_transaction_id) or record
-        except LedgerUnavailableError:
-            logger.error(
-                "%s: the ledger could not record %s; trying again",
-                record.client_transaction_id,
-                type(event).__name__,
-            )
-            task = asyncio.create_task(self._write_again(record, event))
-            self._late_writes.add(task)
-            task.add_done_callback(self._late_writes.discard)
-            return advance(record, event)
+        except LedgerUnavailableError as error:
+            self.trouble(error)
+            return _unwritten(record, event)
 
     async def recover(self, record: Record, window: float) -> Record:
         """Whoever sent this is gone: it is unknown from now on, unless its end was recorded meanwhile."""
@@ -120,22 +152,69 @@ class Permits:
                 )
         return await self.ledger.apply(record, event)
 
-    async def _write_again(self, record: Record, event: Event) -> None:
-        for seconds in WRITE_AGAIN:
+    def _write_later(self, record: Record, event: Event) -> None:
+        late = self._late.setdefault(record.client_transaction_id, [])
+        late.append((record, event))
+        if len(late) == 1:
+            task = asyncio.create_task(self._write_again(record.client_transaction_id))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write_again(self, client_transaction_id: str) -> None:
+        for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
             await sleep(self.clock, seconds)
+            if not await self.write_now(client_transaction_id):
+                return
+
+    async def write_now(self, client_transaction_id: str) -> bool:
+        """Write what the ledger could not take; whether something is left."""
+        while late := self._late.get(client_transaction_id):
+            record, event = late[0]
             try:
-                await self._apply(record, event)
-            except LedgerUnavailableError:
-                continue
+                after = await self._apply(record, event)
+            except LedgerUnavailableError as error:
+                self.trouble(error)
+                return True
             except TransitionError:
-                pass
-            return
+                after = None  # decided otherwise meanwhile, or written by another call of this
+            if late and late[0][1] is event:
+                del late[0]
+            if not late:
+                self._late.pop(client_transaction_id, None)
+            if after is not None:
+                self.written(after)
+        return False
 
     async def aclose(self) -> None:
-        """Give up what the ledger could not take: the row stays SENDING, and is unknown at the next start."""
-        for task in tuple(self._late_writes):
+        """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
+        for task in tuple(self._writing):
             task.cancel()
-        await asyncio.gather(*self._late_writes, return_exceptions=True)
+        await asyncio.gather(*self._writing, return_exceptions=True)
+        if self._late:
+            tries = [asyncio.create_task(self.write_now(each)) for each in tuple(self._late)]
+            _, hanging = await asyncio.wait(tries, timeout=LAST_TRY)
+            for late in hanging:
+                late.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+            if self._late:
+                logger.error("the ledger could not take the end of %d attempts", len(self._late))
+
+
+def _unwritten(record: Record, event: Event) -> Record:
+    """What may be said of an attempt while the ledger has not taken the event: of one that was sent, that it may exist.
+
+    The version stays the ledger's.
+    """
+    if record.state is not State.SENDING:
+        return record
+    after = advance(record, event)
+    return attrs.evolve(
+        record,
+        state=State.UNKNOWN,
+        evidence=Evidence.NO_ANSWER,
+        expires_at=after.expires_at,
+        candidate_id=after.transaction_id if after.candidate_id is None else after.candidate_id,
+    )
 
 
 class Attempt:

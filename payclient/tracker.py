@@ -61,7 +61,11 @@ class Tracker:
         self._clock = clock if clock is not None else LoopClock()
         profile = session.profile
         self._permits = Permits(
-            ledger, self._clock, session.timeouts.total, lambda each: self._following.permitted(each)
+            ledger,
+            self._clock,
+            session.timeouts.total,
+            lambda each: self._following.permitted(each),
+            self._changed,
         )
         self._sender = Sender(session, self._permits, lambda patience: self._following.turn(patience))
         self._forms = Forms(session, self._permits)
@@ -72,6 +76,7 @@ class Tracker:
             self._changed,
             lambda patience: self._following.turn(patience),
             self._permits.credentials,
+            self._permits.trouble,
         )
         if status is None:
             source = session_status(session)
@@ -94,6 +99,8 @@ class Tracker:
             absent_after=profile.absent_after,
             queries_per_minute=profile.queries_per_minute,
             budget=f"queries {session.base_url}",
+            trouble=self._permits.trouble,
+            write_late=self._permits.write_now,
         )
         self._asks = status is not None or profile.status is not None
         self._withdrawing = Withdrawing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import payclient
@@ -102,53 +102,43 @@ class SharedLedger(MemoryLedger):
         self.budgets[budget] = max(self.budgets.get(budget, 0.0), self._now() + seconds)
 
 
-class FailingLedger:
-    """Another ledger, of which every operation fails while `fails` says so of its name."""
+class FailingLedger(MemoryLedger):
+    """A ledger in memory of which every operation fails while `fails` says so of its name."""
 
-    def __init__(self, inner: payclient.Ledger, fails: Callable[[str], bool]) -> None:
-        self.inner = inner
+    def __init__(self, fails: Callable[[str], bool]) -> None:
+        super().__init__()
         self.fails = fails
 
     def _check(self, name: str) -> None:
         if self.fails(name):
             raise payclient.LedgerUnavailableError("disk full")
 
-    @property
-    def digest_key(self) -> bytes:
-        return self.inner.digest_key
-
-    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        return await self.inner.environment(mine, moved=moved)
+    async def peek(self, client_transaction_id: str) -> payclient.Record:
+        """What it holds, also while it fails."""
+        record = await super().get(client_transaction_id)
+        assert record is not None
+        return record
 
     async def permit(self, record: payclient.Record) -> bool:
         self._check("permit")
-        return await self.inner.permit(record)
+        return await super().permit(record)
 
     async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
         self._check("apply")
-        return await self.inner.apply(record, event)
+        return await super().apply(record, event)
 
     async def get(self, client_transaction_id: str) -> payclient.Record | None:
         self._check("get")
-        return await self.inner.get(client_transaction_id)
+        return await super().get(client_transaction_id)
 
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, payclient.Record]:
         self._check("get")
-        return await self.inner.get_many(client_transaction_ids)
-
-    def unfinished(self) -> AsyncIterator[payclient.Record]:
-        return self.inner.unfinished()
-
-    def records(self) -> AsyncIterator[payclient.Record]:
-        return self.inner.records()
+        return await super().get_many(client_transaction_ids)
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         self._check("get")
-        return await self.inner.history(client_transaction_id)
+        return await super().history(client_transaction_id)
 
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
         self._check("get")
-        return await self.inner.changes(since, limit)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+        return await super().changes(since, limit)

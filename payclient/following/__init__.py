@@ -55,6 +55,8 @@ class Following:
         absent_after: float,
         queries_per_minute: float | None,
         budget: str = "queries",
+        trouble: Callable[[Exception], object],
+        write_late: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._clock = clock
         self._arrivals = Arrivals()
@@ -66,6 +68,8 @@ class Following:
             longest_life={"sale": sale_window + total_timeout, "form": 2 * form_window + total_timeout},
             follow=self.follow,
             decided=self._decided if isinstance(ledger, Shared) else self._arrivals.decided,
+            trouble=trouble,
+            write_late=write_late,
         )
         pace = Pace(queries_per_minute)
         #: None: no other process has this ledger.
@@ -78,10 +82,16 @@ class Following:
                 total_timeout=total_timeout,
                 let_go=lambda entry: self._driver.let_go(entry),
                 notified=self._notified,
+                trouble=trouble,
             )
             if queries_per_minute:
                 pace = Budget(
-                    queries_per_minute, ledger, clock, name=budget, ready=lambda: self._driver.go_on()
+                    queries_per_minute,
+                    ledger,
+                    clock,
+                    name=budget,
+                    ready=lambda: self._driver.go_on(),
+                    trouble=trouble,
                 )
         planning = Planning(
             schedule,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 
 from payclient.clock import Clock
@@ -12,8 +11,6 @@ from payclient.following.turns import Pace
 from payclient.ledger import Shared
 
 __all__: list[str] = []
-
-logger = logging.getLogger("payclient.following")
 
 #: Seconds after which a query that was reserved and not made is given up.
 UNUSED = 1.0
@@ -37,12 +34,14 @@ class Budget(Pace):
         *,
         name: str,
         ready: Callable[[], object],
+        trouble: Callable[[Exception], object],
     ) -> None:
         super().__init__(queries_per_minute)
         self._ledger = ledger
         self._clock = clock
         self._name = name
         self._ready = ready
+        self._trouble = trouble
         #: From when on the reserved query may be made; infinity: none is reserved.
         self._slot = float("inf")
         self._reserving: asyncio.Task[None] | None = None
@@ -72,7 +71,8 @@ class Budget(Pace):
     async def _reserve(self) -> None:
         try:
             seconds = await self._ledger.reserve(self._name, 1, self.gap)
-        except LedgerError:
+        except LedgerError as error:
+            self._trouble(error)
             seconds = max(PRESUMED * self._gap, self.gap)
         finally:
             self._reserving = None
@@ -83,7 +83,7 @@ class Budget(Pace):
         try:
             await self._ledger.pause(self._name, seconds)
         except LedgerError as error:
-            logger.warning("the rate of all processes could not be slowed: %s", type(error).__name__)
+            self._trouble(error)
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import attrs
 
@@ -171,6 +171,8 @@ class Entries:
         longest_life: dict[str, float],
         follow: Callable[[Record], object],
         decided: Callable[[Record, Record], object],
+        trouble: Callable[[Exception], object],
+        write_late: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -179,6 +181,8 @@ class Entries:
         self._offset = 0.0
         self._follow = follow
         self._decided = decided
+        self._trouble = trouble
+        self._write_late = write_late
         self._by_id: dict[str, Entry] = {}
         #: The entry of an open sale, by its client transaction id.
         self.get = self._by_id.get
@@ -243,11 +247,21 @@ class Entries:
             self._watched = False
 
     async def apply(self, entry: Entry, event: Event) -> None:
-        """Let the ledger take an event, and tell whoever waits."""
+        """Let the ledger take an event, and tell whoever waits. Where it fails the entry is asked for again, later."""
         try:
-            self.take(entry, await self._ledger.apply(entry.record, event))
+            try:
+                self.take(entry, await self._ledger.apply(entry.record, event))
+            except TransitionError:
+                if await self.reread(entry):
+                    return
+                # The ledger may lack what it could not take before.
+                before = entry.record
+                if await self._write_late(before.client_transaction_id) or entry.record is before:
+                    raise
+                self.take(entry, await self._ledger.apply(entry.record, event))
         except TransitionError:
-            if not await self.reread(entry):
+            self.case(entry).failures += 1
+            if entry.case is not None and entry.case.failures == 1:
                 logger.error(
                     "%s: %s does not take %s",
                     entry.record.client_transaction_id, entry.record.state, type(event).__name__,
@@ -255,9 +269,7 @@ class Entries:
         except LedgerError as error:
             # Not known until it is on disk: it is asked for again.
             self.case(entry).failures += 1
-            logger.error(
-                "%s: the ledger failed: %s", entry.record.client_transaction_id, type(error).__name__
-            )
+            self._trouble(error)
 
     async def reread(self, entry: Entry) -> bool:
         """It changed elsewhere (an operator, another process): take what the ledger has; False if nothing is new."""

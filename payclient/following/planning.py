@@ -92,7 +92,9 @@ class Planning:
             return min(now + max(gap, self.least), entry.expires)
         if entry.last_asked < len(LAST_QUERIES):
             begin = entry.expires if entry.last_asked == 0 else max(entry.asked_at, entry.expires)
-            return max(now, begin + LAST_QUERIES[entry.last_asked] * scale)
+            # What the ledger or the service fails at is not tried again at once.
+            soonest = now + self.least if case is not None and case.failures else now
+            return max(soonest, begin + LAST_QUERIES[entry.last_asked] * scale)
         if entry.record.state is State.UNKNOWN and case is not None:
             return self._proof(entry, case, now)
         return None
@@ -100,7 +102,8 @@ class Planning:
     def afterthought(self, entry: Entry, now: float) -> float | None:
         """When it is asked for once more in the background, nobody waiting."""
         if not self._asks:
-            return None
+            # Expired, and the ledger could not take it yet.
+            return now + 10 * self.scale if entry.record.state is State.PENDING else None
         later = (entry.expires + age * self.scale for age in AFTERTHOUGHTS)
         return next((when for when in later if when > now), None)
 

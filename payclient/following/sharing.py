@@ -51,6 +51,7 @@ class Sharing:
         total_timeout: float,
         let_go: Callable[[Entry], object],
         notified: Callable[[Record], object],
+        trouble: Callable[[Exception], object],
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -58,6 +59,7 @@ class Sharing:
         self._sending_after = total_timeout + SENDING_GRACE
         self._let_go = let_go
         self._notified = notified
+        self._trouble = trouble
         self._take_over: Callable[[list[Record]], Awaitable[None]] | None = None
         #: The client transaction ids that this process follows; those that came while `held` was asked for.
         self._ours: set[str] = set()
@@ -122,7 +124,7 @@ class Sharing:
                     self._undropped.clear()
                 await self._claim()
             except LedgerError as error:
-                logger.warning("following cannot be shared out now: %s", type(error).__name__)
+                self._trouble(error)
             except Exception as error:  # a fault of ours must not end it
                 logger.error("sharing failed: %s", type(error).__name__)
 
@@ -176,7 +178,7 @@ class Sharing:
         try:
             taken = await self._ledger.take_lanes([lane for lane, _ in wanted])
         except LedgerError as error:
-            logger.warning("no customer can be taken now: %s", type(error).__name__)
+            self._trouble(error)
         finally:
             self._undropped -= taken
             for lane, future in wanted:
@@ -189,7 +191,7 @@ class Sharing:
             await self._ledger.drop_lanes(lanes)
         except LedgerError as error:
             self._undropped.update(lanes)
-            logger.warning("customers could not be let go of yet: %s", type(error).__name__)
+            self._trouble(error)
 
     # --- What others wrote
 
@@ -215,7 +217,7 @@ class Sharing:
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
-            logger.warning("what changed elsewhere cannot be read now: %s", type(error).__name__)
+            self._trouble(error)
         finally:
             self._reading = None
 

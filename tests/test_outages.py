@@ -1,0 +1,218 @@
+"""A ledger that fails for a while, at each of its writes: no wait hangs, nothing spins, and memory agrees with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+import payclient
+from crowd import virtual
+from fake_ledgers import FailingLedger
+from test_storms import Service, in_virtual_time, now, tracking
+
+State = payclient.State
+#: Beyond what a wait takes where the ledger is well.
+BOUND = 900.0
+
+
+class Outage:
+    """Begins with the operation of a number, and lasts so many seconds."""
+
+    def __init__(self, number: int, seconds: float, names: str = "apply") -> None:
+        self.number = number
+        self.seconds = seconds
+        self.names = names
+        self.count = 0
+        self.until = 0.0
+
+    def __call__(self, name: str) -> bool:
+        if name == "apply":
+            self.count += 1
+            if self.count == self.number:
+                self.until = now() + self.seconds
+        return now() < self.until and (name in self.names or self.names == "all")
+
+
+class Losing(Service):
+    """Loses the answers to some sales, refuses others, and decides the rest."""
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        if request.method == "POST":
+            name = json.loads(request.body)["clientTransactionId"]
+            if name == "refused":
+                assert before_send is not None
+                await before_send()
+                return payclient.HttpResponse(400, {}, b'{"message": "no", "errorCode": 22}')
+            answer = await super().__call__(request, before_send)
+            if name == "lost":
+                raise ConnectionResetError
+            when, state = {"accepted": (40.0, "Aceptado"), "declined": (60.0, "Cancelado")}.get(
+                name, (310.0, "Cancelado")
+            )
+            self.truth[name] = (now() + when, state)
+            return answer
+        return await super().__call__(request, before_send)
+
+
+def lines_of_a_minute(caplog: pytest.LogCaptureFixture) -> int:
+    return len([each for each in caplog.records if each.levelno >= logging.WARNING])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "names"), [(1.0, "all"), (49.0, "apply"), (49.0, "all"), (120.0, "apply")]
+)
+@pytest.mark.parametrize("number", range(1, 11))
+def test_an_outage_at_any_write(
+    number: int, seconds: float, names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every wait ends, a few lines are logged, each sale is sent once, and the ledger and memory agree at the end."""
+
+    async def main() -> None:
+        service = Losing()
+        ledger = FailingLedger(Outage(number, seconds, names))
+        async with tracking(service, ledger=ledger) as tracker:
+            outcomes = {}
+            for name in ("accepted", "lost", "silent", "refused", "declined"):
+                try:
+                    pending = await tracker.sale(virtual.request(name))
+                except (payclient.RefusedError, payclient.LedgerError):
+                    continue
+                outcomes[name] = asyncio.create_task(pending.wait())
+            async with asyncio.timeout(BOUND):
+                await asyncio.gather(*outcomes.values())
+            await asyncio.sleep(1000.0)
+            for name, wait in outcomes.items():
+                known, pending_now = await ledger.peek(name), await tracker.find(name)
+                assert pending_now is not None
+                assert pending_now.state is known.state
+                assert known.state is not State.SENDING
+                assert wait.result().paid in (None, known.state.paid)
+                if name in service.truth and known.state is not State.EXPIRED:
+                    assert known.state.paid is (service.truth[name][1] == "Aceptado")
+            refused = await ledger.get("refused")
+            assert refused is None or refused.state is State.REFUSED
+        assert lines_of_a_minute(caplog) <= 8
+
+    in_virtual_time(main)
+
+
+def test_an_answer_that_cannot_be_written_is_unknown_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """For 500 seconds: memory says no more than the ledger, the handle is there, and then the answer is on record."""
+
+    async def main() -> None:
+        service = Service(undecided=True)
+        ledger = FailingLedger(Outage(1, 500.0, "all"))
+        async with tracking(service, ledger=ledger) as tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            assert (pending.state, pending.transaction_id, pending.outcome.paid) == (
+                State.UNKNOWN,
+                None,
+                None,
+            )
+            await asyncio.sleep(490.0)
+            assert pending.state is State.UNKNOWN
+            known = await ledger.peek("order-1")
+            assert known.state is State.SENDING
+            service.truth["order-1"] = (0.0, "Aceptado")
+            await asyncio.sleep(50.0)
+            assert (await pending.wait()).paid is True
+        assert [change.event for change in await ledger.history("order-1")][1] == "Created"
+        assert len(service.made) < 80
+        assert lines_of_a_minute(caplog) <= 15
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 49.0, 100.0])
+def test_without_a_status_source_an_outage_hangs_nobody(seconds: float) -> None:
+    """The wait ends ten seconds after the expiry, which is on record once the ledger is back."""
+
+    async def main() -> None:
+        service = Service()
+        for number in (1, 2):
+            ledger = FailingLedger(Outage(number, seconds))
+            name = f"order-{number}"
+            async with tracking(service, ledger=ledger, profile=payclient.DOCUMENT) as tracker:
+                pending = await tracker.sale(virtual.request(name))
+                began = now()
+                assert (await pending.wait()).paid is None
+                assert now() - began <= 345.0
+                await asyncio.sleep(200.0)
+                found = await tracker.find(name)
+                known = await ledger.peek(name)
+                assert found is not None
+                assert found.state is known.state is State.EXPIRED
+
+    in_virtual_time(main)
+
+
+def test_a_tracker_that_closes_writes_once_more() -> None:
+    """The disk has room again just before: the answer is on record, and nothing is unknown at the next start."""
+
+    async def main() -> None:
+        full = True
+        ledger = FailingLedger(lambda name: full and name == "apply")
+        async with tracking(Service(), ledger=ledger) as tracker:
+            await tracker.sale(virtual.request("order-1"))
+            await asyncio.sleep(100.0)
+            full = False
+        known = await ledger.peek("order-1")
+        assert known.state is State.PENDING
+
+    in_virtual_time(main)
+
+
+def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """300 sales in flight as the disk fills: few lines, few queries, and all are on record afterwards."""
+
+    async def main() -> None:
+        service = Service()
+        ledger = FailingLedger(Outage(10, 120.0))
+        async with tracking(service, ledger=ledger) as tracker:
+            pendings = await asyncio.gather(
+                *(tracker.sale(virtual.request(f"order-{number}")) for number in range(300))
+            )
+            outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+            assert now() <= BOUND
+        assert None not in {outcome.paid for outcome in outcomes}
+        assert {outcome.paid is True for outcome in outcomes} == {True, False}
+        assert lines_of_a_minute(caplog) <= 5
+
+    in_virtual_time(main)
+
+
+def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> None:
+    """The sale stays pending in memory while the ledger fails, and is cancelled once it is written."""
+
+    async def main() -> None:
+        service = Service(undecided=True)
+        ledger = FailingLedger(Outage(2, 20.0))
+
+        async def transport(
+            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+        ) -> payclient.HttpResponse:
+            if request.path != "/api/Cancel":
+                return await service(request, before_send)
+            assert before_send is not None
+            await before_send()
+            return payclient.HttpResponse(200, {}, b"true")
+
+        session = payclient.PaySession(
+            "https://pay.example", "token", profile=payclient.PAYPHONE, transport=transport
+        )
+        schedule = payclient.Fixed(1000.0)
+        async with payclient.Tracker(
+            session, ledger, schedule=schedule, clock=virtual.VirtualClock()
+        ) as tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            outcome = await tracker.cancel(pending)
+            assert outcome.state is State.PENDING
+            await asyncio.sleep(60.0)
+            assert pending.state is State.CANCELLED
+
+    in_virtual_time(main)

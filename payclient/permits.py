@@ -213,7 +213,7 @@ def _unwritten(record: Record, event: Event) -> Record:
         state=State.UNKNOWN,
         evidence=Evidence.NO_ANSWER,
         expires_at=after.expires_at,
-        candidate_id=after.transaction_id if after.candidate_id is None else after.candidate_id,
+        candidate_ids=after.candidate_ids if after.transaction_id is None else (after.transaction_id,),
     )
 
 

@@ -90,7 +90,7 @@ class Planning:
                 gap *= 2 ** min(case.failures, MOST_DOUBLINGS)
             # Not beyond the expiry: it is noted as it comes.
             return min(now + max(gap, self.least), entry.expires)
-        if entry.last_asked < len(LAST_QUERIES):
+        if entry.last_asked < len(LAST_QUERIES) and not entry.spent:
             begin = entry.expires if entry.last_asked == 0 else max(entry.asked_at, entry.expires)
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least if case is not None and case.failures else now

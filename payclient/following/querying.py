@@ -92,6 +92,8 @@ class Querying:
             report = await self._status(reference)
         except RateLimitedError as limited:
             self._failed()
+            if entry.last_asked:
+                entry.last_asked -= 1  # it was not made, as far as a wait is concerned
             self._pace.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
             return False, None
         except UnauthorizedError:

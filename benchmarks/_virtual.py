@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
-import selectors
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from payclient.asking import TransactionRef
 from payclient.events import Created
@@ -18,49 +20,13 @@ from payclient.lifecycle import Record
 from payclient.results import Notification, StatusReport
 from payclient.schedule import Schedule
 
-T = TypeVar("T")
+# The tests' loop in virtual time.
+sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "tests"))
+from virtual_loop import VirtualClock, run
+
+__all__ = ["Crowd", "RoundRobin", "run"]
 
 WINDOW = 300.0
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is ready, it is at once as late as the next timer says."""
-
-    now = 0.0
-
-    def __init__(self) -> None:
-        selector = selectors.SelectSelector()
-        select = selector.select
-        # No real second passes, also where the timer that was next has been cancelled.
-        selector.select = lambda timeout=None: select(None if timeout is None else 0)  # type: ignore[method-assign]
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]  # of BaseEventLoop
-            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]  # as above
-        super()._run_once()  # type: ignore[misc]  # as above
-
-
-class VirtualClock:
-    """The wall clock goes with the loop's own time."""
-
-    def time(self) -> float:
-        return 1_700_000_000.0 + self.monotonic()
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_at(when, callback, *args)
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
 
 
 class Crowd:

@@ -7,8 +7,8 @@ import json
 
 import attrs
 
+import crowd as virtual
 import payclient
-from crowd import virtual
 from payclient.ledger.memory import MemoryLedger
 from test_storms import Service, in_virtual_time, now, tracking
 

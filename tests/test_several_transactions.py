@@ -12,7 +12,6 @@ import attrs
 import pytest
 
 import payclient
-from crowd.virtual import VirtualClock, VirtualLoop
 from fake_service import (
     PROFILE,
     FakeService,
@@ -25,6 +24,7 @@ from fake_service import (
     sale,
     tracking,
 )
+from virtual_loop import VirtualClock, VirtualLoop
 
 State = payclient.State
 pytestmark = pytest.mark.usefixtures("delays")

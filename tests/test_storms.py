@@ -11,8 +11,8 @@ from itertools import pairwise
 import attrs
 import pytest
 
+import crowd as virtual
 import payclient
-from crowd import virtual
 from fake_ledgers import SharedLedger
 from payclient.ledger.memory import MemoryLedger
 

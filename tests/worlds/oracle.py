@@ -186,12 +186,11 @@ class Oracle:
         if settings.queries_per_minute is None:
             return
         times.append(now)
-        while times[0] <= now - 60.0:
+        while times[0] <= now - 10.0:
             times.popleft()
-        if len(times) > settings.queries_per_minute * 1.1 + 3:
-            self.violated(
-                f"{process.name}: {len(times)} queries in a minute, and {settings.queries_per_minute:g} are allowed"
-            )
+        if len(times) > settings.queries_per_minute / 6 * 1.1 + 3:
+            allowed = f"{settings.queries_per_minute:g} a minute are allowed"
+            self.violated(f"{process.name}: {len(times)} queries in 10 s, and {allowed}")
 
     # --- Each word
 

@@ -12,7 +12,7 @@ from fake_service import sale
 from payclient.clock import Timer
 from payclient.events import Decision
 from payclient.schedule import Fixed
-from worlds.loop import VirtualLoop
+from virtual_loop import VirtualLoop
 from worlds.service import Line
 from worlds.store import WorldLedger
 
@@ -218,7 +218,7 @@ class Process:
         return payclient.StatusReport(
             state=best["state"] if best["state"] in words else None,
             transaction_id=best["transactionId"],
-            client_transaction_id=best.get("clientTransactionId"),
+            client_transaction_id=best.get("clientTransactionId", client_id),
             amount=best.get("amount"),
             currency=best.get("currency"),
         )

@@ -1,31 +1,42 @@
-"""A program that charges, with places in it where it can be killed or stopped. Nothing in payclient knows of them.
+"""`payclient`, a hundred times as quick, with places in it where it can be killed or stopped.
 
-It charges `count` customers and writes what it is told to a file of claims, a line at a time. Exit codes: 0 every
-charge is decided on the service's word; 1 some are not, run it again; 2 the ledger is in use.
+Nothing in payclient knows of them.
+`python -m campaigns.child [--at POINT --occurrence N --signal S] [--notify PORT] [--single] charge FILE ...`; with
+`--single` the rows go through `tracker.sale` instead of the command, eight at a time.
 """
 
 import argparse
 import asyncio
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import sqlite3
 import sys
 from asyncio import selector_events
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 import payclient
-from payclient import session
-from payclient.batch import charge_all
+from payclient import cli, session
+from payclient.following import sharing
+from payclient.ledger import postgres
+from payclient.ledger import postgres_listening as listening
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
+from payclient.web.aiohttp import notification_route, tracker_context
 
-TOKEN = "crashes"
-TOTAL = 1.0
-WINDOW = 1.5
+from .service import TOTAL
+
+#: Seconds after which other hosts take over what a dead one followed.
+LEASE = 1.5
 
 #: Where it can be hit, in the order of a sale's life.
 POINTS = (
@@ -77,7 +88,7 @@ def watch_sql(place: Place) -> None:
                 self.kinds.clear()
             elif words == ["INSERT", "INTO", "attempts"]:
                 self.kinds.add("permit")
-            elif words == ["INSERT", "INTO", "changes"]:
+            elif words[:2] == ["INSERT", "INTO"]:
                 self.kinds |= {_kind_of(value) for value in parameters} - {""}
             elif sql == "COMMIT":
                 for kind in sorted(self.kinds):
@@ -118,7 +129,6 @@ def watch_steps(place: Place) -> None:
     SqliteLedger.permit = watched_permit  # type: ignore[method-assign]
     SqliteLedger.aclose = watched_close  # type: ignore[method-assign]
     SqliteLedger.unfinished = watched_unfinished  # type: ignore[method-assign]
-
     for method in ("write", "writelines"):
         _watch_bytes(place, method)
     decode = session.decode_sale  # type: ignore[attr-defined]  # imported there
@@ -146,116 +156,95 @@ def _watch_bytes(place: Place, method: str) -> None:
 # --- What it does
 
 
-def requests(prefix: str, count: int) -> list[payclient.SaleRequest]:
-    """The charges, the same on every run; each customer has one."""
-    return [
-        payclient.SaleRequest(
-            phone_number=f"09{abs(hash_of(prefix)) % 10000:04}{number:04}",
-            country_code="593",
-            amount_without_tax=1000 + number,
-            currency="USD",
-            client_transaction_id=f"{prefix}-{number}",
-            store_id=prefix,
-        )
-        for number in range(count)
-    ]
+@asynccontextmanager
+async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[payclient.Tracker]:
+    """A tracker with short time-outs, which is notified on a port as a shop's is."""
+    options |= {"timeouts": payclient.Timeouts(connect=TOTAL, total=TOTAL), "schedule": Fixed(0.2)}
+    async with payclient.open_tracker(*args, **options) as tracker:
+        if port is None:
+            yield tracker
+            return
+        app = web.Application()
+        app.cleanup_ctx.append(tracker_context(lambda: nullcontext(tracker)))
+        app.add_routes([notification_route("/notified")])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port, shutdown_timeout=0.1).start()
+            yield tracker
+        finally:
+            await runner.cleanup()
 
 
-def hash_of(text: str) -> int:
-    """The same in every process."""
-    return sum(ord(character) * 31**place for place, character in enumerate(text))
+def hurry(port: int | None) -> None:
+    """Shorten what a command has no option for."""
+    sharing.LEASE, sharing.RENEW, sharing.SENDING_GRACE = LEASE, 0.3, 0.5
+    listening.POLL = 1.0
+    postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
+    for module in pkgutil.iter_modules(cli.__path__, "payclient.cli."):
+        found = importlib.import_module(module.name)
+        if hasattr(found, "open_tracker"):
+            found.open_tracker = partial(hasty, port)  # type: ignore[attr-defined]  # imported there
 
 
-class Claims:
-    """What the process was told, with the operating system at once."""
+async def single(arguments: list[str]) -> int:
+    """Charge the rows one by one; the report is that of the command, a line for each thing said."""
+    file, options = arguments[1], dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    report = os.open(options["--report"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    room, decided = asyncio.Semaphore(8), 0
 
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        #: Ids decided on the service's word.
-        self.decided: set[str] = set()
+    def say(outcome: payclient.Outcome) -> None:
+        line = {
+            name: getattr(outcome, name)
+            for name in ("client_transaction_id", "transaction_id", "state", "paid")
+        }
+        os.write(report, json.dumps(line).encode() + b"\n")
 
-    def note(
-        self, identifier: str, outcome: payclient.Outcome | None, error: BaseException | None = None
-    ) -> None:
-        claim: dict[str, object] = {"id": identifier}
-        if outcome is not None:
-            claim |= {"state": outcome.state, "paid": outcome.paid, "evidence": outcome.evidence}
-            claim["transaction_id"] = outcome.transaction_id
-            if outcome.state in (payclient.State.ACCEPTED, payclient.State.CANCELLED):
-                self.decided.add(identifier)
-        if error is not None:
-            claim["error"] = type(error).__name__
-        os.write(self._file, json.dumps(claim).encode() + b"\n")
-
-
-async def batch(tracker: payclient.Tracker, sales: list[payclient.SaleRequest], claims: Claims) -> None:
-    """All of them by `charge_all`."""
-    async with charge_all(tracker, sales, max_in_flight=8) as results:
-        async for result in results:
-            claims.note(result.request_key, result.outcome, result.error)
-
-
-async def single(tracker: payclient.Tracker, sales: list[payclient.SaleRequest], claims: Claims) -> None:
-    """One by one by `tracker.sale`, eight at a time, each waited for."""
-    room = asyncio.Semaphore(8)
-
-    async def charge(request: payclient.SaleRequest) -> None:
+    async def charge(tracker: payclient.Tracker, row: dict[str, Any]) -> bool:
         try:
             async with room:
-                pending = await tracker.sale(request)
-        except payclient.PayError as error:
-            claims.note(request.client_transaction_id, None, error)
-        else:
-            claims.note(request.client_transaction_id, pending.outcome)
-            claims.note(request.client_transaction_id, await pending.wait())
+                pending = await tracker.sale(payclient.SaleRequest(**row))
+        except payclient.PayError:
+            return False
+        say(pending.outcome)
+        outcome = await pending.wait()
+        say(outcome)
+        return outcome.state in (payclient.State.ACCEPTED, payclient.State.CANCELLED)
 
-    await asyncio.gather(*(charge(request) for request in sales))
-
-
-async def run(options: argparse.Namespace) -> int:
-    """Charge them, and say whether every one is decided."""
-    profile = payclient.ServiceProfile(
-        name="crashes",
-        sale_window=WINDOW,
-        not_found_codes=frozenset({20}),
-        status=payclient.StatusProfile(
-            by_transaction_id="/api/Sale/{transaction_id}",
-            by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-            state_field="transactionStatus",
-        ),
-    )
-    sales, claims = requests(options.prefix, options.count), Claims(options.claims)
+    token, profile = os.environ["PAYCLIENT_TOKEN"], options["--profile"]
     try:
-        async with payclient.open_tracker(
-            options.url,
-            TOKEN,
-            ledger=options.ledger,
-            profile=profile,
-            schedule=Fixed(0.2),
-            timeouts=payclient.Timeouts(connect=TOTAL, total=TOTAL),
+        async with hasty(
+            None, options["--base-url"], token, ledger=options["--ledger"], profile=profile
         ) as tracker:
-            await (batch if options.mode == "batch" else single)(tracker, sales, claims)
+            decided = sum(await asyncio.gather(*(charge(tracker, row) for row in rows)))
     except payclient.LedgerInUseError:
         return 2
-    return 0 if len(claims.decided) == len(sales) else 1
+    return 0 if decided == len(rows) else 4
+
+
+def say_where(*_: object) -> None:
+    """Asked by whoever finds it asleep."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
 
 
 def main() -> int:
     """Read the options, set the place, charge."""
-    parser = argparse.ArgumentParser()
-    for name in ("--url", "--ledger", "--prefix", "--claims"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--mode", choices=("batch", "single"), required=True)
-    parser.add_argument("--count", type=int, required=True)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--at", choices=POINTS)
     parser.add_argument("--occurrence", type=int, default=1)
     parser.add_argument("--signal", choices=("SIGKILL", "SIGSTOP"), default="SIGKILL")
-    options = parser.parse_args()
+    parser.add_argument("--notify", type=int)
+    parser.add_argument("--single", action="store_true")
+    options, arguments = parser.parse_known_args()
+    signal.signal(signal.SIGUSR1, say_where)
     if options.at is not None:
         place = Place(options.at, options.occurrence, signal.Signals[options.signal])
         watch_sql(place)
         watch_steps(place)
-    return asyncio.run(run(options))
+    hurry(options.notify)
+    return asyncio.run(single(arguments)) if options.single else cli.main(arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The simulated service in a process of its own, behind a proxy that breaks one exchange in twenty.
+"""The simulated service in a process of its own, behind a proxy that is slow and breaks some exchanges.
 
-Prints the addresses of the proxy and of the simulator, runs until its input ends, and then prints its faults.
-The simulator itself loses, delays, repeats and forges notifications; while the command is killed, all are lost.
+Prints its address, answers each line of its input by what it did so far, and runs until its input ends. What a killed
+client has written is still under way in the proxy, and reaches the service late.
 """
 
 import asyncio
@@ -16,64 +16,61 @@ from aiohttp import web
 from payclient.simulator import Answers, Fault, Faults, Settings, Simulator
 
 #: Seconds: a sale's life, the client's total time-out, and how long a stalled exchange stands still.
-WINDOW, TOTAL, STALL = 1.5, 0.8, 1.1
+WINDOW, TOTAL, STALL = 1.5, 1.0, 1.3
+#: Seconds that an exchange is under way, each way.
+DELAY = (0.002, 0.06)
 
 #: Customers whom the service refuses.
 REFUSED = frozenset(f"0988{number:06}" for number in range(0, 1_000_000, 97))
 
 #: What goes wrong with a Sale: nothing arrives, or the answer is lost, broken, late or none of the service's.
 SALE_FAULTS = (
-    "request lost",
-    "answer lost",
-    "answer cut",
-    "500 instead",
-    "503 after it",
-    "stalled before",
-    "stalled after",
-    "429",
-    "429",
-)
+    "request lost", "answer lost", "answer cut", "500 instead", "503 after it", "stalled before", "stalled after",
+    "429", "busy",
+)  # fmt: skip
 #: A 429 keeps every query waiting for a second, so that it comes less often.
 QUERY_FAULTS = ("answer lost", "500 instead", "stalled after", "answer cut") * 10 + ("429",)
-
-#: What goes wrong with a notification.
 NOTIFICATION_FAULTS = (
     Fault("lost"), Fault("late", seconds=0.5), Fault("late", seconds=2 * WINDOW), Fault("duplicate"), Fault("forged"),
 )  # fmt: skip
 
-BUSY = b'{"message":"Demasiadas solicitudes","errorCode":29}'
+#: Answers of something in front of the service, which then sees nothing.
+INSTEAD = {
+    "500 instead": (500, "<h1>Internal Server Error</h1>"),
+    "429": (429, '{"message":"Demasiadas solicitudes","errorCode":29}'),
+    "busy": (400, '{"message":"m","errorCode":22,"errors":[{"message":"busy","errorCode":2061}]}'),
+}
 
 
 class Proxy:
     """Carries exchanges to the service, some of them in vain."""
 
-    def __init__(self, url: str, faults: float, seed: int) -> None:
+    def __init__(self, url: str, rate: float, seed: int) -> None:
         self._url = url
-        self._faults = faults
+        self._rate = rate
         self._chance = random.Random(seed)  # noqa: S311 - reproducible
-        self.counts: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self._behind: set[asyncio.Task[object]] = set()
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """One exchange of a client's. It reaches the service whether or not the client waits."""
         body = await request.read()
-        fault = None
-        if self._chance.random() < self._faults:
+        fault = ""
+        if self._chance.random() < self._rate:
             fault = self._chance.choice(SALE_FAULTS if request.method == "POST" else QUERY_FAULTS)
-            self.counts[f"{request.method} {fault}"] += 1
+            self.faults[f"{request.method} {fault}"] += 1
         if fault == "request lost":
             return self._cut(request)
-        if fault == "500 instead":
-            return web.Response(status=500, text="<h1>Internal Server Error</h1>", content_type="text/html")
-        if fault == "429":
-            headers = {"Retry-After": "0" if request.method == "POST" else "1"}
-            return web.Response(status=429, body=BUSY, content_type="application/json", headers=headers)
-        work = asyncio.create_task(self._forward(request, body, STALL if fault == "stalled before" else 0.0))
+        if fault in INSTEAD:
+            status, text = INSTEAD[fault]
+            headers = {"Retry-After": "0" if request.method == "POST" else "1"} if status == 429 else {}
+            return web.Response(status=status, text=text, content_type="application/json", headers=headers)
+        delay = self._chance.uniform(*DELAY) + (STALL if fault == "stalled before" else 0.0)
+        work = asyncio.create_task(self._forward(request, body, delay))
         self._behind.add(work)
         work.add_done_callback(self._behind.discard)
         status, answer = await asyncio.shield(work)
-        if fault == "stalled after":
-            await asyncio.sleep(STALL)
+        await asyncio.sleep(self._chance.uniform(*DELAY) + (STALL if fault == "stalled after" else 0.0))
         if fault == "answer lost":
             return self._cut(request)
         if fault == "503 after it":
@@ -103,20 +100,25 @@ class Proxy:
         ) as answer:
             return answer.status, await answer.read()
 
-    async def run(self) -> None:
-        """Listen, say where, and go on until the input ends."""
+    async def run(self, simulator: Simulator) -> None:
+        """Listen, say where, tell what was done as often as asked, and go on until the input ends."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
             runner = web.ServerRunner(web.Server(self.serve), access_log=None)
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1)
-            await site.start()
+            await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
             host, port = runner.addresses[0][:2]
-            print(f"http://{host}:{port} {self._url}", flush=True)
-            await asyncio.to_thread(sys.stdin.read)
+            print(f"http://{host}:{port}", flush=True)
+            while await asyncio.to_thread(sys.stdin.readline):
+                sales = [
+                    (sale.client_transaction_id, sale.transaction_id, sale.how)
+                    for sale in simulator.sales.values()
+                ]
+                notified = Counter(f"notification {kind}" for kind in simulator.faults.done.elements())
+                print(json.dumps({"sales": sales, "faults": self.faults + notified}), flush=True)
             await runner.cleanup()
 
 
-async def main() -> None:
+async def main(seed: int, rate: float) -> None:
     """Serve until the input ends."""
     settings = Settings(
         sale_window=WINDOW,
@@ -124,16 +126,11 @@ async def main() -> None:
         status_by_transaction_id="/api/Sale/{transaction_id}",
         status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
     )
-    seed = int(sys.argv[1])
-    answers = Answers(approve=0.7, reject=0.15, ignore=0.15, delay=(0.4, 0.6), seed=seed)
-    chance = float(sys.argv[2])
-    faults = Faults(dict.fromkeys(NOTIFICATION_FAULTS, min(chance, 0.2)) if chance else {}, seed=seed)
+    answers = Answers(approve=0.65, reject=0.15, ignore=0.2, delay=(0.3, 0.6), seed=seed)
+    faults = Faults(dict.fromkeys(NOTIFICATION_FAULTS, min(rate, 0.2)) if rate else {}, seed=seed)
     async with Simulator(settings=settings, answers=answers, faults=faults) as simulator:
-        proxy = Proxy(simulator.url, chance, seed)
-        await proxy.run()
-        notified = {f"notification {kind}": times for kind, times in simulator.faults.done.items()}
-        print(json.dumps(proxy.counts | Counter(notified)))
+        await Proxy(simulator.url, rate, seed).run(simulator)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))

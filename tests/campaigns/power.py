@@ -16,21 +16,19 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
-import pytest
 
-import required
+from campaigns.harness import ENVIRONMENT, ROOT, Report
 from payclient.errors import PayError
 from payclient.events import Created, FoundAccepted
 from payclient.ledger import open_ledger
 from payclient.ledger import sqlite_files as files
 from payclient.lifecycle import Record, State
 
-ROOT = Path(__file__).parents[1]
-IMAGES = 320
 ROUNDS = 170
 SECTOR = 512
 
@@ -298,14 +296,12 @@ def _enter(entries: dict[str, File], name: str, file: File | None) -> None:
         entries[name] = file
 
 
-def images(notes: list[Note]) -> Iterator[tuple[dict[str, bytes], dict[int, State]]]:
-    """Folders as a power failure may leave them, each with what had been acknowledged by then."""
-    chance = random.Random(2)  # noqa: S311 - the same failures each time
+def _images(notes: list[Note], count: int, seed: int) -> Iterator[tuple[dict[str, bytes], dict[int, State]]]:
+    """So many folders as a power failure may leave them, each with what had been acknowledged by then."""
+    chance = random.Random(2 + seed)  # noqa: S311 - the same failures each time
     # Half of them at the worst moment: something has just been acknowledged.
     acknowledged = [place for place, note in enumerate(notes, 1) if note.kind == "A"]
-    cuts = chance.choices(range(1, len(notes) + 1), k=IMAGES // 2) + chance.choices(
-        acknowledged, k=IMAGES // 2
-    )
+    cuts = chance.choices(range(1, len(notes) + 1), k=count // 2) + chance.choices(acknowledged, k=count // 2)
     disk, promised, done = Disk(), dict[int, State](), 0
     for cut in sorted(cuts):
         for note in notes[done:cut]:
@@ -351,65 +347,49 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
     return missing if said == "ok" else [*missing, f"the file is damaged: {said}"]
 
 
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The noting library, compiled here."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux, to note what SQLite writes and syncs")
-    compiler = required.program("cc", "gcc", "clang")
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(SHIM)
-    library = folder / "shim.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "shim.c", "-ldl"],
-        check=True,
-        timeout=60,
-    )
-    return library
-
-
-def check_power_failures(shim: Path, tmp_path: Path, synchronous: str) -> None:
-    """Run the child, fail the power at hundreds of moments, and find nothing lost."""
-    folder = tmp_path / "ledger"
-    folder.mkdir()
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": str(shim),
-        "POWER_NOTES": str(tmp_path / "notes"),
-        "POWER_FOLDER": str(folder.resolve()),
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, __file__, str(folder.resolve() / "charges.db"), synchronous]
-    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=120)
-    notes = read_notes(tmp_path / "notes")
-    kinds = {(note.kind, note.name.removeprefix("charges.db")) for note in notes}
-    # What the library must have seen, lest it prove nothing: the log and its folder synced, and checkpoints.
-    assert {("W", "-wal"), ("S", "-wal"), ("W", ""), ("S", ""), ("A", "")} <= kinds
-    assert ("S", "") in {(note.kind, note.name) for note in notes}
-    assert len([note for note in notes if (note.kind, note.name) == ("S", "charges.db")]) >= 3
-    found, count = [], 0
-    for content, promised in images(notes):
-        image = tmp_path / f"image-{count}"
-        image.mkdir()
-        for name, data in content.items():
-            (image / name).write_bytes(data)
-        if faults := asyncio.run(lost(image / "charges.db", promised)):
-            found.append((count, faults[:3]))
-        shutil.rmtree(image)
-        count += 1
-    assert count == IMAGES
-    assert not found, f"{len(found)} of {count} images have lost something: {found[:3]}"
-
-
-def test_no_acknowledged_permit_is_lost(shim: Path, tmp_path: Path) -> None:
-    """With the shipped settings every acknowledged permit and answer survives every power failure."""
-    check_power_failures(shim, tmp_path, "FULL")
-
-
-def test_a_weaker_setting_is_caught(shim: Path, tmp_path: Path) -> None:
-    """The same test fails with `synchronous=NORMAL`, so it would see a ledger that promises too early."""
-    with pytest.raises(AssertionError, match="images have lost something"):
-        check_power_failures(shim, tmp_path, "NORMAL")
+def fail(
+    *,
+    images: int,
+    weaker: bool,
+    seed: int = 0,
+    compiler: str = "cc",
+    say: Callable[[str], object] = lambda _: None,
+) -> Report:
+    """Run the child, fail the power at so many moments, and find what is lost; `weaker`: with synchronous=NORMAL."""
+    report = Report()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name).resolve()
+        (place / "shim.c").write_text(SHIM)
+        files_ = [str(place / "shim.so"), str(place / "shim.c")]
+        compile_it = [compiler, "-shared", "-fPIC", "-O1", "-ldl", "-o", *files_]
+        subprocess.run(compile_it, check=True, timeout=60)
+        (place / "ledger").mkdir()
+        environment = {
+            **ENVIRONMENT,
+            "LD_PRELOAD": str(place / "shim.so"),
+            "POWER_NOTES": str(place / "notes"),
+            "POWER_FOLDER": str(place / "ledger"),
+        }
+        synchronous = "NORMAL" if weaker else "FULL"
+        command = [sys.executable, "-m", "campaigns.power", str(place / "ledger" / "charges.db"), synchronous]
+        subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=120)
+        notes = read_notes(place / "notes")
+        kinds = {(note.kind, note.name.removeprefix("charges.db")) for note in notes}
+        # What the library must have seen, lest it prove nothing: the log and its folder synced, and checkpoints.
+        assert {("W", "-wal"), ("S", "-wal"), ("W", ""), ("S", ""), ("A", "")} <= kinds
+        assert ("S", "") in {(note.kind, note.name) for note in notes}
+        assert len([note for note in notes if (note.kind, note.name) == ("S", "charges.db")]) >= 3
+        for number, (content, promised) in enumerate(_images(notes, images, seed)):
+            image = place / f"image-{number}"
+            image.mkdir()
+            for file, data in content.items():
+                (image / file).write_bytes(data)
+            for fault in asyncio.run(lost(image / "charges.db", promised)):
+                report.violate(f"image {number}: {fault}")
+            shutil.rmtree(image)
+            report.count("images")
+            say(f"{report.counts['images']} images, {len(report.violations)} violations")
+    return report
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""An event loop without I/O: the world says what time it is, and steps it one callback at a time.
+"""An event loop without I/O and without real time; `run` is `asyncio.run` on it.
 
-Every await that suspends ends in a callback, so that to stop stepping is to stop a process at an await.
+By itself it is at once as late as its next timer says, where nothing is ready. A simulated world says what time it is,
+and steps it one callback at a time: every await that suspends ends in a callback, so that to stop stepping is to stop a
+process at an await.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import Any, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
-__all__ = ["VirtualLoop"]
+__all__ = ["VirtualClock", "VirtualLoop", "run"]
 
+_T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
+
+#: Tasks made before those that have ended are let go of.
+_MANY = 10_000
 
 
 class _Task(asyncio.Task[Any]):
@@ -51,12 +57,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """One process's event loop. `now` is its monotonic clock; `failed` is told of what nobody caught."""
 
     def __init__(
-        self, now: Callable[[], float], failed: Callable[[str], object], *, eager: bool = False
+        self,
+        now: Callable[[], float] | None = None,
+        failed: Callable[[str], object] | None = None,
+        *,
+        eager: bool = False,
     ) -> None:
-        self.time = now  # type: ignore[method-assign]  # a call less for each look at the clock
+        self._now = 0.0
+        self.time = now or (lambda: self._now)  # type: ignore[method-assign]  # a call less for each look at the clock
         self.ready: deque[asyncio.Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
-        self._failed = failed
+        self._many = _MANY
+        self._failures: list[str] = []
+        self._failed = failed or self._failures.append
         #: Tasks run to their first await where they are made, as `asyncio.eager_task_factory` has it.
         self._options = {"eager_start": True} if eager and sys.version_info >= (3, 12) else {}
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -109,10 +122,49 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         eager = self._options if events._get_running_loop() is self else {}
         task = _Task(coro, loop=self, name="", context=context, **eager)
         self.tasks.append(task)
+        if len(self.tasks) > self._many:
+            self.tasks = [each for each in self.tasks if not each.done()]
+            self._many = 2 * len(self.tasks) + _MANY
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self._failed(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # --- What a runner asks for
+
+    call_soon_threadsafe = call_soon
+
+    def set_debug(self, enabled: bool) -> None:
+        """There is nothing more to see."""
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Step until it is done, at whatever time that is."""
+        future = asyncio.ensure_future(future, loop=self)
+        ready = self.ready
+        events._set_running_loop(self)
+        try:
+            while not future.done():
+                if not ready:
+                    when = self.next_timer()
+                    assert when is not None, "nothing will ever happen again"
+                    self._now = max(self._now, when)
+                    self.wake()
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            events._set_running_loop(None)
+        assert not self._failures, self._failures
+        return future.result()
+
+    async def shutdown_asyncgens(self) -> None:
+        """None is kept."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        self.abandon()
 
     # --- What the world asks for
 
@@ -161,6 +213,25 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.tasks.clear()
         self.ready.clear()
         self._timers.clear()
+
+
+class VirtualClock:
+    """A `Clock` whose wall clock goes with the running loop's own time."""
+
+    def time(self) -> float:
+        return 1_700_000_000.0 + self.monotonic()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_at(when, callback, *args)
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Like `asyncio.run`, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
 
 
 def _nobody(what: str) -> None:

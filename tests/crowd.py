@@ -1,21 +1,32 @@
-"""A crowd through the function transport: the whole tracker, and no real second passes."""
+"""Many sales from the request to the outcome, beside the truth of the service that decided them.
+
+`PYTHONPATH=.:tests python -m crowd --sales 100000`, in virtual time; `--sockets 2000` over real ones.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
-import selectors
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import payclient
-from crowd.result import Result
-from payclient.ledger.memory import MemoryLedger
+import attrs
 
-__all__ = ["Service", "VirtualClock", "VirtualLoop", "run", "tracking"]
+import payclient
+from payclient.ledger.memory import MemoryLedger
+from payclient.simulator import Answers, Settings, Simulator
+from virtual_loop import VirtualClock, VirtualLoop
+from virtual_loop import run as run_in_virtual_time
+
+__all__ = ["PROFILE", "Service", "VirtualClock", "VirtualLoop", "request", "run", "tracking"]
 
 WINDOW = 300.0
+#: Of a crowd over real sockets.
+SHORT_WINDOW = 6.0
 
 PROFILE = payclient.ServiceProfile(
     name="crowd",
@@ -28,38 +39,21 @@ PROFILE = payclient.ServiceProfile(
 )
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is ready, it is at once as late as the next timer says."""
+@attrs.frozen(kw_only=True)
+class Result:
+    """Counts of one run."""
 
-    now = 0.0
+    sales: int
+    accepted: int
+    queries: int
+    #: Client transaction ids whose outcome is not what the service decided.
+    different: tuple[str, ...]
 
-    def __init__(self) -> None:
-        selector = selectors.SelectSelector()
-        select = selector.select
-        # No real second passes, also where the timer that was next has been cancelled.
-        selector.select = lambda timeout=None: select(None if timeout is None else 0)  # type: ignore[method-assign]
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]  # of BaseEventLoop
-            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]  # as above
-        super()._run_once()  # type: ignore[misc]  # as above
-
-
-class VirtualClock:
-    """The wall clock goes with the loop's own time."""
-
-    def time(self) -> float:
-        return 1_700_000_000.0 + self.monotonic()
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_at(when, callback, *args)
+    def __str__(self) -> str:
+        return (
+            f"{self.sales:,} sales, {self.accepted:,} accepted, {self.queries / self.sales:.1f} queries each, "
+            f"{len(self.different)} outcomes differ from the service's truth {self.different[:5] or ''}"
+        )
 
 
 class Service:
@@ -129,10 +123,10 @@ class Service:
         return payclient.HttpResponse(200, {}, json.dumps(value).encode())
 
 
-def request(identifier: str) -> payclient.SaleRequest:
+def request(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest:
     """A small Sale."""
     return payclient.SaleRequest(
-        phone_number="0984111222", country_code="593", amount_without_tax=500, currency="USD",
+        phone_number=phone, country_code="593", amount_without_tax=500, currency="USD",
         client_transaction_id=identifier, store_id="S1",
     )  # fmt: skip
 
@@ -189,5 +183,64 @@ async def _run(sales: int, seed: int) -> Result:
 
 def run(sales: int, seed: int) -> Result:
     """200 sales a second, half of the answers notified."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(_run(sales, seed))
+    return run_in_virtual_time(_run(sales, seed))
+
+
+async def run_over_sockets(sales: int, seed: int) -> Result:
+    """All at once, each with a customer of its own."""
+    settings = Settings(
+        sale_window=SHORT_WINDOW,
+        status_by_transaction_id="/api/Sale/{transaction_id}",
+        status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+    )
+    assert PROFILE.status is not None
+    status = attrs.evolve(PROFILE.status, state_field="transactionStatus")
+    profile = attrs.evolve(PROFILE, sale_window=SHORT_WINDOW, form_window=2 * SHORT_WINDOW, status=status)
+    answers = Answers.parse("approve=0.75,reject=0.15,ignore=0.1", delay=(1.0, 0.6), seed=seed)
+    exchanges: list[payclient.Exchange] = []
+    async with (
+        Simulator(token="secret", settings=settings, answers=answers) as service,
+        payclient.open_tracker(
+            service.url, "secret", ledger="memory:", profile=profile, on_exchange=exchanges.append
+        ) as tracker,
+    ):
+        gate = asyncio.Semaphore(100)
+
+        async def one(number: int) -> payclient.Outcome:
+            async with gate:
+                pending = await tracker.sale(request(f"order-{number}", f"09{number:08}"))
+            return await pending.wait()
+
+        outcomes = await asyncio.gather(*(one(number) for number in range(sales)))
+        counts = service.counts
+        said = sum(outcome.paid is True for outcome in outcomes)
+        different = [name for name, times in service.created_per_client_id.items() if times != 1]
+        different += [outcome.client_transaction_id for outcome in outcomes if outcome.paid is None]
+        if (said, len(outcomes) - said) != (counts.approved, counts.rejected + counts.expired):
+            different.append(f"{said} paid where {counts.approved} were approved")
+    return Result(
+        sales=sales,
+        accepted=counts.approved,
+        queries=sum(exchange.operation == "status" for exchange in exchanges),
+        different=tuple(different),
+    )
+
+
+def main() -> int:
+    """Run one crowd and say what differs from the truth; exit 1 if anything does."""
+    parser = argparse.ArgumentParser(prog="crowd")
+    parser.add_argument("--sales", type=int, default=100_000)
+    parser.add_argument("--sockets", type=int, default=0, help="so many over real sockets instead")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.sockets:
+        result = asyncio.run(run_over_sockets(options.sockets, options.seed))
+    else:
+        result = run(options.sales, options.seed)
+    print(f"{result} in {time.perf_counter() - began:.0f} s")
+    return 1 if result.different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

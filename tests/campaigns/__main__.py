@@ -1,0 +1,58 @@
+"""`python -m campaigns crashes|batches|hosts|power|forgets`: for as long as asked, and say what came of it."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from campaigns import power, scenarios
+from campaigns.harness import Report
+from postgres_server import PostgresServer, _binaries
+
+
+def _hosts(**options: Any) -> Report:
+    binaries = _binaries()
+    if binaries is None:
+        raise SystemExit("no PostgreSQL on this machine (the package is called postgresql)")
+    server = PostgresServer(binaries)
+    try:
+        server.start()
+        return scenarios.hosts(server, **options)
+    finally:
+        server.remove()
+
+
+#: Name -> what it runs, and its options with what they are unless given.
+CAMPAIGNS: dict[str, tuple[Callable[..., Report], dict[str, int | float]]] = {
+    "crashes": (scenarios.crashes, {"kills": 200, "stops": 100, "workers": 4}),
+    "batches": (scenarios.batch, {"rows": 5000, "kills": 10, "faults": 0.05}),
+    "hosts": (_hosts, {"kills": 200, "stops": 200, "rows": 300}),
+    "power": (partial(power.fail, weaker=False), {"images": 640}),
+    "forgets": (scenarios.forgets, {}),
+}
+
+
+def main() -> int:
+    """Exit code 1 where anything was charged twice, lost, said wrongly, or somebody was left asleep."""
+    parser = argparse.ArgumentParser(prog="campaigns", description=__doc__)
+    commands = parser.add_subparsers(dest="campaign", required=True)
+    for name, (_, defaults) in CAMPAIGNS.items():
+        command = commands.add_parser(name)
+        for option, value in {**defaults, "seed": 0}.items():
+            command.add_argument(f"--{option}", type=type(value), default=value)
+    options = vars(parser.parse_args())
+    carry_out, _ = CAMPAIGNS[options.pop("campaign")]
+    began = time.monotonic()
+    report = carry_out(**options, say=lambda line: print(f"\r{line}", end="", file=sys.stderr, flush=True))
+    print(file=sys.stderr)
+    print(", ".join(f"{times} {what}" for what, times in sorted(report.counts.items())))
+    print(f"{time.monotonic() - began:.0f} s: {len(report.violations)} violations")
+    for violation in report.violations[:20]:
+        print(violation)
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Runs the child, hits it, runs it again until all is decided, and holds what it said against what the service did."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from campaigns.child import LEASE
+from campaigns.service import TOTAL, WINDOW
+from ports import kept_port
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PAYCLIENT_TOKEN": "campaigns"}
+
+#: Seconds after which a run that has not ended hangs, and runs after the last hit in which a batch must end.
+LONGEST_RUN, MOST_RUNS = 90.0, 12
+
+PROFILE = f"""
+name = "campaigns"
+not_found_codes = [20]
+response_url_field = "responseUrl"
+sale_window = {WINDOW}
+absent_after = {2 * WINDOW}
+queries_per_minute = 60000
+[status]
+by_transaction_id = "/api/Sale/{{transaction_id}}"
+by_client_transaction_id = "/api/Sale/client/{{client_transaction_id}}"
+state_field = "transactionStatus"
+"""
+
+PAID = {"accepted": True, "cancelled": False, "refused": False}
+
+
+@attrs.frozen
+class Hit:
+    """One signal: at one of the child's points, or "random", so many seconds after its start."""
+
+    signal: signal.Signals
+    point: str = "random"
+    occurrence: int = 1
+    after: float = 0.0
+
+
+@attrs.define
+class Report:
+    """What came of all batches: counts by name, and the violations."""
+
+    counts: Counter[str] = attrs.field(factory=Counter)
+    violations: list[str] = attrs.field(factory=list)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+
+    def count(self, what: str, times: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += times
+
+    def hit(self, hit: Hit) -> None:
+        self.count("kills" if hit.signal is signal.SIGKILL else "stops")
+        self.count(f"{hit.signal.name} {hit.point}")
+
+    def violate(self, what: str) -> None:
+        with self._lock:
+            self.violations.append(what)
+
+
+class Service:
+    """The running service, and its own account of what it did."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lock = threading.Lock()
+        self.url = self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def told(self) -> dict[str, Any]:
+        """Its sales (client transaction id, transaction id, how it ended) and its faults."""
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            told: dict[str, Any] = json.loads(self._line())
+        return told
+
+
+@contextmanager
+def running_service(seed: int, faults: float) -> Iterator[Service]:
+    """Start it; at the end it is gone."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "campaigns.service", str(seed), str(faults)],
+        cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield Service(process)
+        finally:
+            process.kill()
+
+
+@attrs.define(kw_only=True)
+class Batch:
+    """One file of charges over one ledger, charged by one or more hosts until all of it is decided."""
+
+    service: Service
+    report: Report
+    folder: Path
+    name: str
+    rows: int
+    #: "memory:" is a broken one, to be caught: what it sent is forgotten with its process.
+    ledger: str = ""
+    hosts: int = 1
+    single: bool = False
+    notified: bool = False
+    #: What each host suffers, one hit a run.
+    hits: list[list[Hit]] = attrs.field(factory=list)
+    _port: int | None = None
+
+    def carry_out(self) -> None:
+        """Hit its runs one after another, then let the command end; compare."""
+        self.folder = self.folder / self.name
+        self.folder.mkdir()
+        self.ledger = self.ledger or f"sqlite:{self.folder / 'charges.db'}"
+        (self.folder / "profile.toml").write_text(PROFILE)
+        with (
+            kept_port() if self.notified else nullcontext() as self._port,
+            ThreadPoolExecutor(self.hosts) as pool,
+        ):
+            self._write()
+            list(pool.map(self._suffer, range(self.hosts)))
+            faults = ["never compared"]
+            for _ in range(MOST_RUNS):
+                codes = set(pool.map(self.run, range(self.hosts)))
+                # What one host said of a row, another may have charged since: then all are run again.
+                faults = self.faults(final=True) if codes <= {0, 3} else [f"{self.name}: ended with {codes}"]
+                if not faults or self.report.violations:
+                    break
+        self.report.violations += faults
+        self.report.count("batches")
+        self.report.count("rows", self.rows)
+
+    def _suffer(self, host: int) -> None:
+        for hit in self.hits[host] if self.hits else ():
+            code = self.run(host, hit)
+            if self.report.violations or (code in (0, 3) and hit.signal is signal.SIGKILL):
+                break  # what is over is not worth a hit
+            if self.hosts == 1:
+                self.report.violations += self.faults(final=False)
+
+    def _write(self) -> None:
+        """Most customers have two charges, so that hosts must agree on who charges whom; some are refused."""
+        prefix = random.Random(self.name).randrange(100)  # noqa: S311 - reproducible
+        with self._file.open("w") as file:
+            for number in range(self.rows):
+                row = {
+                    "client_transaction_id": f"{self.name}-{number}", "country_code": "593", "currency": "USD",
+                    "phone_number": f"0988{prefix:02}{(number if self.single else number // 2):04}",
+                    "amount_without_tax": 1000 + number, "store_id": self.name,
+                }  # fmt: skip
+                if self._port is not None:
+                    row["response_url"] = f"http://127.0.0.1:{self._port}/notified"
+                file.write(json.dumps(row) + "\n")
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "charges.jsonl"
+
+    # --- The processes
+
+    def _command(self, host: int, hit: Hit | None) -> list[str]:
+        command = [sys.executable, "-m", "campaigns.child"]
+        if hit is not None and hit.point != "random":
+            command += ["--at", hit.point, "--occurrence", str(hit.occurrence), "--signal", hit.signal.name]
+        if self._port is not None:
+            command += ["--notify", str(self._port)]
+        command += ["--single"] if self.single else []
+        command += ["charge", str(self._file)] + ([] if self.single else ["--yes", "--quiet"])
+        return [
+            *command, "--base-url", self.service.url, "--profile", str(self.folder / "profile.toml"),
+            "--ledger", self.ledger, "--report", str(self._report_of(host)),
+        ]  # fmt: skip
+
+    def run(self, host: int, hit: Hit | None = None) -> int:
+        """Run the command once, hit it, and give its exit code (negative: the signal)."""
+        errors = self.folder / f"stderr-{host}"
+        with (
+            errors.open("wb") as file,
+            subprocess.Popen(
+                self._command(host, hit), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=file
+            ) as process,
+        ):
+            try:
+                code = self._watch(process, hit)
+            finally:
+                process.kill()  # nothing where it has ended; a fault here must not wait for a stopped one
+        said = errors.read_text(errors="replace")
+        self.report.count("runs")
+        if code == -signal.SIGKILL and hit is not None:
+            self.report.hit(hit)
+        elif code not in (0, 2, 3, 4) or (code == 2 and self.hosts == 1) or "Traceback" in said:
+            self.report.violate(f"{self.name}: a run ended with {code} ({hit}): {said[-3000:]}")
+        return code
+
+    def _watch(self, process: subprocess.Popen[bytes], hit: Hit | None) -> int:
+        began, due = time.monotonic(), None
+        if hit is not None and hit.point == "random":
+            due = began + hit.after
+        while True:
+            found, status = os.waitpid(process.pid, os.WNOHANG | os.WUNTRACED)
+            now = time.monotonic()
+            if found and os.WIFSTOPPED(status):
+                assert hit is not None
+                self.report.hit(hit)
+                self._while_stopped(hit)
+                process.send_signal(signal.SIGCONT)
+            elif found:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode
+            elif hit is not None and due is not None and now >= due:
+                due = None
+                process.send_signal(hit.signal)
+            elif now - began > LONGEST_RUN:
+                self.report.violate(f"{self.name}: a run hangs ({hit})")
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(0.5)
+                process.kill()
+                began = now
+            else:
+                time.sleep(0.005)
+
+    def _while_stopped(self, hit: Hit) -> None:
+        """Longer than the total time-out, or a lease. Where a file is held, nobody else gets in meanwhile."""
+        until = time.monotonic() + (TOTAL if self.hosts == 1 else LEASE) * 1.4
+        # A random moment may come before the file is locked, or after it is let go.
+        if hit.point not in ("random", "closing") and self.ledger.startswith("sqlite:"):
+            second = subprocess.run(
+                self._command(99, None),
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                capture_output=True,
+                timeout=LONGEST_RUN,
+                check=False,
+            )
+            if second.returncode != 2:
+                self.report.violate(
+                    f"{self.name}: a second run beside a stopped one ended with {second.returncode}"
+                )
+        time.sleep(max(until - time.monotonic(), 0.0))
+
+    # --- The truth
+
+    def _report_of(self, host: int) -> Path:
+        return self.folder / f"report-{host}.jsonl"
+
+    def faults(self, *, final: bool) -> list[str]:
+        """What is false in the reports. Before the end some rows have no line, or an older one."""
+        truth: dict[str, tuple[int, str]] = {}
+        faults = []
+        for identifier, number, how in self.service.told()["sales"]:
+            if identifier.rpartition("-")[0] == self.name:
+                if identifier in truth:
+                    self.report.violate(f"{identifier}: charged twice")
+                truth[identifier] = (number, how)
+        for host in range(self.hosts):
+            lines = {line["client_transaction_id"]: line for line in self._lines(host)}
+            for identifier, line in lines.items():
+                if fault := _fault(line, truth.get(identifier), final=final):
+                    faults.append(f"{identifier}: host {host}: {fault}: {line}, {truth.get(identifier)}")
+            if final and len(lines) != self.rows:
+                faults.append(
+                    f"{self.name}: {len(lines)} of {self.rows} rows are in the report of host {host}"
+                )
+            if final and host == 0:
+                self.report.counts.update(line["state"] for line in lines.values())
+        return faults
+
+    def _lines(self, host: int) -> Iterable[dict[str, Any]]:
+        path = self._report_of(host)
+        # A line that a kill cut is none.
+        return (
+            [json.loads(line) for line in path.read_text().splitlines(True) if line[-1:] == "\n"]
+            if path.exists()
+            else []
+        )
+
+
+def _fault(line: dict[str, Any], sale: tuple[int, str] | None, *, final: bool) -> str | None:
+    """What is false in a line of a report."""
+    state, (number, how) = line["state"], sale or (None, None)
+    if line["paid"] is not PAID.get(state):
+        return "paid does not follow from the state"
+    if state == "accepted" and how != "approved":
+        return "said to be paid, and is not"
+    if state == "cancelled" and how not in ("rejected", "expired"):
+        return "said to be cancelled, and is not"
+    if line["transaction_id"] not in (None, number):
+        return "has another transaction id"
+    if not final:
+        return None
+    if state == "refused" and how is not None:
+        return "said to be refused, and was created"
+    return None if state in PAID else "not decided"

@@ -1,0 +1,182 @@
+"""The campaigns: how many processes charge what, and what they suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import asyncpg
+
+from campaigns.harness import Batch, Hit, Report, running_service
+from postgres_server import PostgresServer
+
+Say = Callable[[str], object]
+
+#: "random" is any moment; the others are the child's. Some need what the one before them left.
+KILLS = (
+    ("permit asked", "permit inserted", "permit committed"),
+    ("permit known", "recovery written", "recovery committed"),
+    ("first byte", "random", "answer read"),
+    ("answer written", "answer committed", "random"),
+    ("first byte", "recovery committed", "recovery written"),
+    ("decision written", "decision committed", "closing"),
+    ("random", "opened", "random"),
+)
+STOPS = (
+    ("permit known", "random"),
+    ("permit inserted", "first byte"),
+    ("permit committed", "answer read"),
+    ("random", "decision written"),
+    ("answer written", "random"),
+)
+#: Reached once in a run, whatever it has left to do.
+ONCE = {"opened", "recovery written", "recovery committed", "closing"}
+
+
+def _hits(kind: signal.Signals, points: Sequence[str], chance: random.Random) -> list[Hit]:
+    return [
+        Hit(
+            kind,
+            point,
+            1 if point in ONCE else chance.randint(1, 2 if place else 6),
+            chance.uniform(0.3, 2.0),
+        )
+        for place, point in enumerate(points)
+    ]
+
+
+def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4, say: Say = lambda _: None) -> Report:
+    """Many small batches over files of their own, each hit at places in the life of a sale."""
+    report, chance, numbers = Report(), random.Random(seed), itertools.count()  # noqa: S311 - reproducible
+    with tempfile.TemporaryDirectory() as folder, running_service(seed, 0.06) as service:
+
+        def carry_out(hits: list[Hit]) -> None:
+            number = next(numbers)
+            Batch(
+                service=service, report=report, folder=Path(folder), name=f"c{number}", rows=6 + number % 4 * 6,
+                single=number // 2 % 2 == 1, hits=[hits],
+            ).carry_out()  # fmt: skip
+            say(_sum(report))
+
+        for kind, plans, wanted, done in (
+            (signal.SIGKILL, itertools.cycle(KILLS), kills, "kills"),
+            (signal.SIGSTOP, itertools.cycle(STOPS), stops, "stops"),
+        ):
+            while not report.violations and report.counts[done] < wanted:
+                missing = min(-(-(wanted - report.counts[done]) // len(KILLS[0])), 4 * workers)
+                with ThreadPoolExecutor(workers) as pool:
+                    list(pool.map(carry_out, [_hits(kind, next(plans), chance) for _ in range(missing)]))
+        report.counts.update(service.told()["faults"])
+    return report
+
+
+def batch(*, rows: int, kills: int, faults: float = 0.05, seed: int = 0, say: Say = lambda _: None) -> Report:
+    """One large file through faults, with notifications, killed at random."""
+    report, chance = Report(), random.Random(seed)  # noqa: S311 - reproducible
+    longest = 1.0 + rows / 150 / max(kills, 1)
+    with tempfile.TemporaryDirectory() as folder, running_service(seed, faults) as service:
+        hits = [Hit(signal.SIGKILL, after=chance.uniform(0.8, longest)) for _ in range(kills)]
+        Batch(
+            service=service,
+            report=report,
+            folder=Path(folder),
+            name="b",
+            rows=rows,
+            notified=True,
+            hits=[hits],
+        ).carry_out()
+        report.counts.update(service.told()["faults"])
+    say(_sum(report))
+    return report
+
+
+def hosts(
+    server: PostgresServer, *, kills: int, stops: int, rows: int = 300, hosts: int = 4, seed: int = 0,
+    say: Say = lambda _: None,
+) -> Report:  # fmt: skip
+    """Several hosts charge one file over one PostgreSQL, whose connections are cut and which is restarted."""
+    report, chance = Report(), random.Random(seed)  # noqa: S311 - reproducible
+    with tempfile.TemporaryDirectory() as folder, running_service(seed, 0.08) as service:
+        for number in itertools.count():
+            if number and (
+                report.violations or (report.counts["kills"] >= kills and report.counts["stops"] >= stops)
+            ):
+                break
+            signals = [signal.SIGKILL] * min(40, max(kills - report.counts["kills"], 0))
+            signals += [signal.SIGSTOP] * min(40, max(stops - report.counts["stops"], 0))
+            chance.shuffle(signals)
+            hits = [Hit(each, after=chance.uniform(0.8, 2.5)) for each in signals]
+            database = asyncio.run(server.database())
+            with _cutting(server, database, report, chance):
+                Batch(
+                    service=service, report=report, folder=Path(folder), name=f"h{number}", rows=rows,
+                    ledger=server.url(database), hosts=hosts, hits=[hits[each::hosts] for each in range(hosts)],
+                ).carry_out()  # fmt: skip
+            say(_sum(report))
+        report.counts.update(service.told()["faults"])
+    return report
+
+
+@contextmanager
+def _cutting(server: PostgresServer, database: str, report: Report, chance: random.Random) -> Iterator[None]:
+    """End the listeners' connections, and the writers', now and then; and the server once, as a crash does."""
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.wait(chance.uniform(0.5, 1.5)):
+            listens = "query LIKE 'LISTEN%' OR query = 'SELECT 1'"
+            what = f"({listens})" if chance.random() < 0.7 else f"NOT ({listens})"
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                rows = asyncio.run(
+                    server.execute(
+                        database,
+                        "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE "  # noqa: S608 - ours
+                        f"application_name = 'payclient' AND {what} ORDER BY random() LIMIT 1) AS one",
+                    )
+                )
+                report.count("connections cut", len(rows))
+
+    def restart() -> None:
+        if not over.wait(chance.uniform(1.5, 3.0)):
+            server.stop()
+            over.wait(0.5)
+            server.start()
+            report.count("restarts")
+
+    threads = [threading.Thread(target=each) for each in (cut, restart)]
+    for each in threads:
+        each.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for each in threads:
+            each.join()
+
+
+def forgets(*, seed: int = 0) -> Report:
+    """A ledger that dies with its process: the harness must find customers who are charged twice."""
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder, running_service(seed, 0.0) as service:
+        Batch(
+            service=service, report=report, folder=Path(folder), name="f", rows=6, ledger="memory:",
+            hits=[[Hit(signal.SIGKILL, "answer read", 3)]],
+        ).carry_out()  # fmt: skip
+    return report
+
+
+def _sum(report: Report) -> str:
+    counts = report.counts
+    return (
+        f"{counts['rows']} rows in {counts['batches']} batches and {counts['runs']} runs, {counts['kills']} kills, "
+        f"{counts['stops']} stops, {counts['connections cut']} connections cut, {counts['restarts']} restarts: "
+        f"{len(report.violations)} violations"
+    )

@@ -1,1 +1,0 @@
-"""Many sales from the request to the outcome, beside the truth of the service that decided them."""

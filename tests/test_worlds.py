@@ -32,7 +32,7 @@ def test_worlds_keep_the_promises() -> None:
     """No second charge, no wrong word, nothing lost, every wait ended; in worlds of all kinds."""
     assert not _failures([world(seed) for seed in range(100)])
     for kind in sorted(MENDED):
-        assert not _failures([run(seed, {kind}) for seed in range(2)]), kind
+        assert not _failures([run(seed, {kind}) for seed in range(1)]), kind
 
 
 def test_the_worlds_hold_what_they_should() -> None:

@@ -203,7 +203,9 @@ def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
 
 
 #: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
-MENDED = frozenset[str]({"lag", "sheds", "hangs", "another account", "rotated token"})
+MENDED = frozenset[str](
+    {"repeats", "twins", "names", "lag", "sheds", "storms", "hangs", "another account", "rotated token"}
+)
 
 #: Name -> what a world of this kind has beside what its seed says.
 KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {

@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
+import crowd as virtual
 import payclient
-from crowd import virtual
 from fake_ledgers import FailingLedger
 from test_storms import Service, in_virtual_time, now, tracking
 

@@ -48,7 +48,7 @@ class Receipt(enum.StrEnum):
 
     #: An open sale of ours: it is asked for at once.
     MATCHED = "matched"
-    #: Heard before; nothing is done.
+    #: Heard before; nothing is written. While the sale is undecided it is asked for, once a second at most.
     DUPLICATE = "duplicate"
     #: Our POST has no answer yet; routine in practice.
     EARLY = "early"

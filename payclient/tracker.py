@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
-from payclient.outcomes import Outcome
+from payclient.outcomes import Outcome, feed
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
@@ -370,21 +370,15 @@ class Tracker:
         return [PendingSale(self._following, record) for record in self._following.open_records()]
 
     async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
-        """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, without end.
+        """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.
 
-        Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once.
+        Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once. A ledger
+        that cannot be read for a while delays the feed.
         """
-        while True:
-            changed = self._following.changed
-            changes = await self._ledger.changes(since)
-            records = await self._ledger.get_many([change.client_transaction_id for change in changes])
-            for change in changes:
-                since = change.cursor
-                yield Outcome.at(change, records[change.client_transaction_id])
-            if not changes:
-                if not self._open:
-                    return
-                await changed.wait()
+        told = feed(self._ledger, self._clock, since, lambda: self._following.changed, lambda: self._open)
+        async with aclosing(told):
+            async for outcome in told:
+                yield outcome
 
     async def _check_environment(self) -> None:
         """Another service knows nothing of what is in the ledger: its "not found" would prove what is not so."""

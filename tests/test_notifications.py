@@ -160,7 +160,7 @@ async def test_a_candidate_binds_an_unknown_sale_where_only_the_transaction_id_c
 
 
 async def test_a_late_notification_may_correct(service: FakeService) -> None:
-    """LATE on a cancelled sale: one query, and the service's word corrects it; REFUSED is a CONFLICT."""
+    """LATE on a cancelled sale: one query, and the service's word corrects it."""
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Cancelado")

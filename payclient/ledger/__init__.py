@@ -89,6 +89,9 @@ class Ledger(Protocol):
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         """The newest attempts of those ids that have one."""
 
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
+        """Every attempt of those ids that have one: number n stands at n - 1."""
+
     def unfinished(self) -> AsyncIterator[Record]:
         """Every attempt that is SENDING, UNKNOWN, PENDING or EXPIRED at the call, oldest first."""
 

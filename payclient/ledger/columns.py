@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from payclient.events import Evidence
@@ -15,6 +16,7 @@ __all__ = [
     "NEWS",
     "RECORD",
     "change_of",
+    "grouped",
     "legal_moves",
     "permit_row",
     "quoted",
@@ -93,6 +95,14 @@ def record_of(row: tuple[Any, ...]) -> Record:
         error_type=row[18],
         messages=tuple(json.loads(row[19])) if row[19] else (),
     )
+
+
+def grouped(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[Record]]:
+    """The attempts of each client transaction id, from rows in their order."""
+    found: dict[str, list[Record]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(record_of(row))
+    return found
 
 
 def change_of(row: tuple[Any, ...]) -> Change:

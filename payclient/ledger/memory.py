@@ -89,6 +89,10 @@ class MemoryLedger:
         self._check_open()
         return {each: self._attempts[each][-1] for each in client_transaction_ids if each in self._attempts}
 
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
+        self._check_open()
+        return {each: list(self._attempts[each]) for each in client_transaction_ids if each in self._attempts}
+
     def unfinished(self) -> AsyncIterator[Record]:
         self._check_open()
         permitted = (self._attempts[identifier][attempt - 1] for identifier, attempt in self._permits)

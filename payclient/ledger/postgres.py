@@ -12,7 +12,7 @@ from typing import Any
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
-from payclient.ledger.columns import change_of, permit_row, record_of
+from payclient.ledger.columns import change_of, grouped, permit_row, record_of
 from payclient.ledger.details import tame
 from payclient.ledger.operations import Apply, Get, Permit, Read
 from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
@@ -28,6 +28,7 @@ from payclient.ledger.postgres_statements import (
     RELEASE,
     RENEW,
     RESERVE,
+    SELECT_ATTEMPTS,
     SELECT_CHANGES,
     SELECT_ENVIRONMENT,
     SELECT_HISTORY,
@@ -132,6 +133,9 @@ class PostgresLedger:
         self._writer.submit(Get(future, client_transaction_ids))
         found: dict[str, Record] = await future
         return found
+
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
+        return grouped(await self._read(SELECT_ATTEMPTS, list(set(client_transaction_ids))))
 
     def unfinished(self) -> AsyncIterator[Record]:
         return self._records(self._read(SELECT_UNFINISHED))

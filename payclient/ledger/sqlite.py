@@ -12,7 +12,7 @@ from typing import Any
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
-from payclient.ledger.columns import change_of, permit_row, record_of
+from payclient.ledger.columns import change_of, grouped, permit_row, record_of
 from payclient.ledger.details import tame
 from payclient.ledger.operations import Apply, Get, Permit, Read
 from payclient.ledger.sqlite_files import Connect, connect
@@ -24,6 +24,7 @@ from payclient.ledger.sqlite_schema import (
     SELECT_UNFINISHED,
     SET_ENVIRONMENT,
     change_row,
+    select_newest,
 )
 from payclient.ledger.sqlite_writer import Writer
 from payclient.lifecycle import Record, State, advance
@@ -127,6 +128,10 @@ class SqliteLedger:
         self._writer.submit(Get(future, client_transaction_ids))
         found: dict[str, Record] = await future
         return found
+
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
+        ids = tuple(set(client_transaction_ids))
+        return grouped(await self._read(select_newest(len(ids)), *ids))
 
     def unfinished(self) -> AsyncIterator[Record]:
         return self._records(self._read(SELECT_UNFINISHED))

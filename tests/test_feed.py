@@ -1,0 +1,214 @@
+"""The feed: each outcome as its own attempt's, in order, until the tracker closes, whatever the ledger goes through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import payclient
+from fake_service import FakeService, refuses, sale, tracking
+from payclient.ledger import postgres_writer
+from payclient.ledger.memory import MemoryLedger
+from postgres_server import PostgresServer
+
+State = payclient.State
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def ledger(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer, new_database: str
+) -> AsyncIterator[payclient.Ledger]:
+    url = {
+        "memory": "memory:",
+        "sqlite": f"sqlite:{tmp_path / 'charges.db'}",
+        "postgres": postgres.url(new_database),
+    }[request.param]
+    opened = await payclient.open_ledger(url)
+    yield opened
+    await opened.aclose()
+
+
+async def taken(feed: AsyncIterator[payclient.Outcome], count: int) -> list[payclient.Outcome]:
+    async with asyncio.timeout(30):
+        return [await anext(feed) for _ in range(count)]
+
+
+async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
+    service: FakeService, ledger: payclient.Ledger
+) -> None:
+    """Each outcome is its own attempt's: its error, its ids, its times."""
+    service.scripts = [refuses(22)]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        await service.clock.advance(10)
+        pending = await tracker.sale(sale())
+        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        service.decide("Aceptado")
+        await service.clock.advance(2)
+        assert (await pending.check()).paid is True
+        first, second = await taken(tracker.outcomes(), 2)
+    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
+    assert isinstance(first.error, payclient.RefusedError)
+    assert first.error.error_code == 22
+    assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
+    assert second.created_at is not None
+    assert first.created_at is not None
+    assert second.created_at >= first.created_at + 10
+    assert second.notified_at == second.created_at
+
+
+async def test_what_was_corrected_is_told_as_it_was(service: FakeService) -> None:
+    """A refusal that a notification corrects: first refused with its error and no id, then accepted."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        service.sales[1000] = {
+            "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
+            "state": "Aceptado",
+        }  # fmt: skip
+        note = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+        await service.clock.advance(5)
+        assert await tracker.notify(note) is payclient.Receipt.LATE
+        await service.clock.advance(1)
+        first, second = await taken(tracker.outcomes(), 2)
+    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
+    assert isinstance(first.error, payclient.RefusedError)
+    assert first.error.error_code == 22
+    assert (second.state, second.transaction_id, second.paid, second.error) == (
+        State.ACCEPTED,
+        1000,
+        True,
+        None,
+    )
+
+
+async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: FakeService) -> None:
+    """By the id that was named, once for each id; what is not accepted changes nothing."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        for number in (2000, 2001):
+            note = payclient.Notification(transaction_id=number, client_transaction_id="order-17")
+            assert await tracker.notify(note) is payclient.Receipt.LATE
+            assert await tracker.notify(note) is payclient.Receipt.DUPLICATE
+            await service.clock.advance(5)
+        assert service.queries == ["/api/Sale/2000", "/api/Sale/2001"]
+        pending = await tracker.find("order-17")
+        assert pending is not None
+        assert (pending.state, pending.transaction_id) == (State.REFUSED, None)
+
+
+@pytest.mark.parametrize("closes_ledger", [True, False])
+async def test_the_feed_ends_when_the_tracker_closes(
+    service: FakeService, ledger: payclient.Ledger, closes_ledger: bool
+) -> None:
+    """`async for` just ends, waiting or not, whether or not the ledger is closed too."""
+    told, some = [], asyncio.Event()
+
+    async def read(tracker: payclient.Tracker) -> None:
+        async for outcome in tracker.outcomes():
+            told.append(outcome.state)
+            some.set()
+
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        await pending.check()
+        reading = asyncio.create_task(read(tracker))
+        async with asyncio.timeout(10):
+            await some.wait()
+    if closes_ledger:
+        await ledger.aclose()
+    async with asyncio.timeout(10):
+        await reading
+    assert told == [State.ACCEPTED]
+    assert closes_ledger or [each.state async for each in tracker.outcomes()] == [State.ACCEPTED]
+    if closes_ledger:
+        assert [each.state async for each in tracker.outcomes()] == []
+
+
+class Failing(MemoryLedger):
+    """A ledger that cannot be read for a while."""
+
+    fails = False
+
+    async def changes(self, since: int = 0, limit: int = 500) -> list[payclient.Change]:
+        if self.fails:
+            raise payclient.LedgerUnavailableError("gone")
+        return await super().changes(since, limit)
+
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[payclient.Record]]:
+        if self.fails:
+            raise payclient.LedgerUnavailableError("gone")
+        return await super().attempts(client_transaction_ids)
+
+
+async def test_a_ledger_that_cannot_be_read_delays_the_feed(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on from its cursor, without loss or repeat, and says it once; a close ends it in the midst."""
+    ledger = Failing()
+    told: list[str] = []
+
+    async def read(tracker: payclient.Tracker) -> None:
+        async for outcome in tracker.outcomes():
+            told.append(outcome.client_transaction_id)
+
+    async with tracking(service, ledger) as tracker:
+        reading = asyncio.create_task(read(tracker))
+        for number in range(4):
+            ledger.fails = number in (1, 2)
+            pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
+            service.decide("Aceptado", 1000 + number)
+            assert (await pending.check()).paid is True
+            await service.clock.advance(3)
+        assert told == [f"order-{number}" for number in range(4)]
+        assert caplog.text.count("outcomes cannot be read now") == 1
+        pending = await tracker.sale(sale("order-9", "0984111229"))
+        ledger.fails = True
+        service.decide("Aceptado", 1004)
+        assert (await pending.check()).paid is True
+        await service.clock.advance(3)
+    async with asyncio.timeout(10):
+        await reading
+    assert caplog.text.count("outcomes cannot be read now") == 2
+
+
+async def test_the_feed_survives_a_restart_of_postgres(
+    service: FakeService, postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was told before is not told again, and what comes afterwards is."""
+    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.2)
+    ledger = await payclient.open_ledger(postgres.url(new_database))
+    async with tracking(service, ledger) as tracker:
+        since = 0
+        for number in range(2):
+            await asyncio.to_thread(postgres.stop)
+            feed = tracker.outcomes(since)
+            coming = asyncio.ensure_future(anext(feed))
+            done, _ = await asyncio.wait([coming], timeout=1.0)
+            assert not done
+            await asyncio.to_thread(postgres.start)
+            pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
+            service.decide("Aceptado", 1000 + number)
+            assert (await pending.check()).paid is True
+            async with asyncio.timeout(30):
+                while not coming.done():
+                    await service.clock.advance(1)
+                    await asyncio.sleep(0.02)
+            outcome = await coming
+            assert (outcome.client_transaction_id, outcome.paid) == (f"order-{number}", True)
+            assert outcome.cursor is not None
+            since = outcome.cursor
+    await ledger.aclose()

@@ -348,6 +348,10 @@ class Tracker:
         records = await self._ledger.get_many(client_transaction_ids)
         return {identifier: PendingSale(self._following, record) for identifier, record in records.items()}
 
+    def is_same(self, request: SaleRequest, pending: PendingSale) -> bool:
+        """Return whether a sale was made with this request's content, by the digest that the ledger keeps."""
+        return pending.digest == self._sender.encode(request)[1]
+
     def lane(self, request: SaleRequest) -> bytes:
         """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
         return self._sender.lane(request)

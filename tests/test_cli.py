@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from payclient.cli import main
+from payclient.cli.lines import Line, defuse
 from payclient.cli.report import Report
-from payclient.cli.report_lines import Line
-from payclient.cli.spreadsheet import defuse
 from payclient.errors import ConfigurationError
 
 TOKEN = "token-never-shown"
@@ -106,7 +105,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Everybody approves at once."""
     with simulated(
-        tmp_path_factory.mktemp("willing"), "--answers", "approve=1", "--delay", "0.01", window=2
+        tmp_path_factory.mktemp("willing"), "--answers", "approve=1", "--delay", "0.01", window=60
     ) as running:
         yield running
 
@@ -156,7 +155,7 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 def charge_arguments(service: Service, file: Path, *more: str) -> list[str]:
     return [
         "charge", str(file), "--base-url", service.url, "--profile", str(service.profile),
-        "--ledger", f"sqlite:{file.parent / 'ledger.db'}", "--yes", *more,
+        "--ledger", f"sqlite:{file.parent / 'ledger.db'}", "--new-ledger", "--yes", *more,
     ]  # fmt: skip
 
 
@@ -197,15 +196,15 @@ def wait_until(true: Callable[[], bool], seconds: float = 15) -> None:
 # --- Whole files
 
 
-def test_a_csv_of_1000_rows_finishes_and_a_second_run_sends_nothing(
+def test_a_csv_finishes_and_a_second_run_sends_nothing(
     service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every outcome is the service's, the report has them all, and the same command again asks for nothing."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("csv", 1000)), tmp_path / "report.csv"
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("csv", 300)), tmp_path / "report.csv"
     arguments = charge_arguments(service, file, "--report", str(report), "--max-in-flight", "100")
     assert main(arguments) == 3
     truth, lines = service.truth("csv-"), read_report(report)
-    assert len(truth) == len(lines) == 1000
+    assert len(truth) == len(lines) == 300
     check_truth(lines, truth)
     assert {line["currency"] for line in lines.values()} == {"USD", "EUR"}
     assert lines["csv-7"]["amount"] == "1157"
@@ -215,7 +214,7 @@ def test_a_csv_of_1000_rows_finishes_and_a_second_run_sends_nothing(
     assert before["duplicates"] == {}
     assert read_report(report) == lines
     said = capfd.readouterr()
-    assert "EUR 4,124.00" not in said.err
+    assert "EUR 1,150.00" not in said.err
     for text in said:
         assert TOKEN not in text
         assert "0977" not in text
@@ -224,29 +223,29 @@ def test_a_csv_of_1000_rows_finishes_and_a_second_run_sends_nothing(
     assert re.search(rf"accepted +yes +{accepted} ", said.out)
 
 
-def test_a_jsonl_of_1000_rows_with_orders_finishes(service: Service, tmp_path: Path) -> None:
-    """Orders go along, and the report may be JSONL as well."""
-    rows = rows_of("jsonl", 1000)
+def test_a_jsonl_with_orders_finishes(willing: Service, tmp_path: Path) -> None:
+    """Orders go along, and the report may be JSONL as well. Everybody pays, however slow the machine."""
+    rows = rows_of("jsonl", 300)
     for row in rows:
         row["order"] = {
             "billTo": {"firstName": "Ana", "country": "EC", "phoneNumber": "+593991112223"},
             "lineItems": [{"productSKU": "sku-1", "unitPrice": 1000, "quantity": 1}],
         }
     file, report = write_jsonl(tmp_path / "charges.jsonl", rows), tmp_path / "report.jsonl"
-    assert main(charge_arguments(service, file, "--report", str(report))) == 3
+    assert main(charge_arguments(willing, file, "--report", str(report))) == 0
     lines = {line["client_transaction_id"]: line for line in map(json.loads, report.read_text().splitlines())}
-    truth = service.truth("jsonl-")
-    assert len(lines) == len(truth) == 1000
+    truth = willing.truth("jsonl-")
+    assert len(lines) == len(truth) == 300
     check_truth(lines, truth)
 
 
 def test_a_killed_run_goes_on_and_charges_nobody_twice(service: Service, tmp_path: Path) -> None:
     """SIGKILL in the middle, and the same command again: every outcome is the service's, none is there twice."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("kill", 600)), tmp_path / "report.csv"
-    arguments = charge_arguments(service, file, "--report", str(report), "--rate", "400")
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("kill", 240)), tmp_path / "report.csv"
+    arguments = charge_arguments(service, file, "--report", str(report), "--rate", "200")
     before = service.counts()["created"]
     with start(arguments) as process:
-        wait_until(lambda: service.counts()["created"] > before + 200)
+        wait_until(lambda: service.counts()["created"] > before + 80)
         process.kill()
         process.communicate()
     with report.open(newline="") as text:
@@ -255,7 +254,7 @@ def test_a_killed_run_goes_on_and_charges_nobody_twice(service: Service, tmp_pat
     check_truth(written, service.truth("kill-"))
     assert main(arguments) == 3
     lines = read_report(report)
-    assert len(lines) == 600
+    assert len(lines) == 240
     assert written.keys() <= lines.keys()
     check_truth(lines, service.truth("kill-"))
     assert service.counts()["duplicates"] == {}
@@ -391,7 +390,7 @@ def test_faults_are_all_shown_before_anything_is_sent(
     file = write_csv(tmp_path / "charges.csv", rows)
     assert main(charge_arguments(willing, file)) == 2
     err = capfd.readouterr().err
-    assert "line 5, amount_with_tax: is no whole number of cents" in err
+    assert "line 5, amount_with_tax: must be whole cents" in err
     assert "57 faults, of which the first 50 are above; nothing was sent" in err
     assert "10.51" not in err
     assert "0977" not in err
@@ -470,7 +469,7 @@ def test_the_environment_stands_for_the_options(
     monkeypatch.setenv("PAYCLIENT_BASE_URL", willing.url)
     monkeypatch.setenv("PAYCLIENT_PROFILE", str(willing.profile))
     monkeypatch.setenv("PAYCLIENT_LEDGER", f"sqlite:{tmp_path / 'l.db'}")
-    assert main(["charge", str(file), "--yes"]) == 0
+    assert main(["charge", str(file), "--yes", "--new-ledger"]) == 0
 
 
 def test_another_column_may_be_the_key(willing: Service, tmp_path: Path) -> None:
@@ -545,7 +544,7 @@ def test_sigterm_is_ctrl_c_once_and_later_twice(silent: Service, tmp_path: Path)
     file, report = write_csv(tmp_path / "charges.csv", rows_of("term", 12)), tmp_path / "report.csv"
     arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "5")
     code = (
-        "import sys; from payclient.cli import main, running; running.TERM_GRACE = 0.8; "
+        "import sys; from payclient.cli import main, run; run.TERM_GRACE = 0.8; "
         f"sys.exit(main({arguments!r}))"
     )
     with subprocess.Popen(
@@ -612,7 +611,7 @@ def test_an_earlier_report_stays_until_the_run_ends(tmp_path: Path) -> None:
             report.write(LINE)
             assert len(path.read_text().splitlines()) == (3 if finished else 2)
             if finished:
-                report.finish()
+                report.finish([LINE])
     assert len(path.read_text().splitlines()) == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
 
@@ -630,7 +629,7 @@ def test_a_row_that_a_crash_cut_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["r.csv", "r.jsonl"])
 def test_a_file_that_is_no_report_is_never_written_to(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("name,phone\nAna,0991\n")
-    with pytest.raises(ConfigurationError, match="is no report"):
+    with pytest.raises(ConfigurationError, match="is not a report"):
         Report(tmp_path / name)
     assert "Ana" in (tmp_path / name).read_text()
 
@@ -652,7 +651,7 @@ def sale_arguments(service: Service, tmp_path: Path, key: str, *more: str) -> li
     return [
         "sale", "--phone-number", "0977123456", "--country-code", "593", "--currency", "USD",
         "--client-transaction-id", key, "--base-url", service.url, "--profile", str(service.profile),
-        "--ledger", f"sqlite:{tmp_path / 'l.db'}", *more,
+        "--ledger", f"sqlite:{tmp_path / 'l.db'}", "--new-ledger", *more,
     ]  # fmt: skip
 
 
@@ -711,6 +710,7 @@ def test_prepare_prints_both_links_and_their_time_left(
         "prepare", "--currency", "USD", "--client-transaction-id", "form-1", "--store-id", "S1",
         "--response-url", "https://shop.example/back", "--amount-without-tax", "500",
         "--base-url", willing.url, "--profile", str(willing.profile), "--ledger", f"sqlite:{tmp_path / 'l.db'}",
+        "--new-ledger",
     ]  # fmt: skip
     assert main(arguments) == 0
     printed = capfd.readouterr()

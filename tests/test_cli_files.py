@@ -83,7 +83,7 @@ def test_a_dry_run_shows_all_that_is_known(
     arguments = charge_arguments(willing, file)
     assert main([*arguments, "--dry-run"]) == 0
     assert not (tmp_path / "ledger.db").exists()
-    assert "knows none of the rows" in capfd.readouterr().out
+    assert "is new: it knows no earlier charge" in capfd.readouterr().out
     assert main(charge_arguments(willing, write_csv(tmp_path / "some.csv", rows[:4]))) == 0
     before = willing.counts()
     capfd.readouterr()
@@ -149,16 +149,16 @@ def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--map", "phone_number"], "--map: is FIELD=COLUMN"),
+        (["--map", "phone_number"], "--map: must be FIELD=COLUMN"),
         (["--map", "phone=x"], "there is no field 'phone' of a row"),
         (["--map", "tax=a", "--map", "tax=b"], "--map tax: is given twice"),
         (["--set", "currency=USD"], "currency is a column, and --set gives it as well"),
-        (["--delimiter", "ab"], "delimiter is one character"),
+        (["--delimiter", "ab"], "delimiter must be one character"),
         (["--delimiter", "tab"], "told by --map, such as --map phone_number=telefono"),
-        (["--encoding", "klingon"], "encoding is one such as"),
+        (["--encoding", "klingon"], "encoding must be one such as"),
         (["--amounts", "units"], "--amounts"),
         (["--decimal-mark", ","], "a decimal mark is for decimal amounts"),
-        (["--skip-bad", "charges.csv"], "is the file of the charges itself"),
+        (["--skip-bad", "charges.csv"], "is the same file as FILE"),
     ],
 )
 def test_what_cannot_be_told_is_one_line(

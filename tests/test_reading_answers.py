@@ -337,7 +337,7 @@ def test_a_file_with_such_a_key_is_refused(
     status = main(
         [
             "charge", str(rows), "--base-url", "http://127.0.0.1:9", "--token-file", str(token),
-            "--ledger", f"sqlite:{ledger}", "--report", str(tmp_path / "report.csv"), "--yes",
+            "--ledger", f"sqlite:{ledger}", "--new-ledger", "--report", str(tmp_path / "report.csv"), "--yes",
         ]
     )  # fmt: skip
     said = "".join(capsys.readouterr())

@@ -1,24 +1,23 @@
 """Files as spreadsheets write them: what is found, what is told, and what is never guessed."""
 
 import contextlib
+import datetime
 import json
-import sqlite3
-import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.rows.check import check_file
+from payclient.rows import read_file
 from payclient.rows.decimals import AMBIGUOUS, cents_of, mark_of
-from payclient.rows.faults import kind_of
 from payclient.rows.formats import Format
-from payclient.rows.index import Index
-from payclient.rows.left_out import write_left_out
+from payclient.rows.skip_bad import bad_rows
 from reading_rows import read_rows
 
 SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
@@ -68,42 +67,26 @@ def amounts_of(path: Path, **options: Any) -> list[int | None]:
 
 def test_each_row_of_the_sample_gets_its_verdict() -> None:
     """Two can be sent; the others are refused, each for what a spreadsheet or a person did to it."""
-    with check_file(SAMPLE, SAMPLE_FORM) as checked:
-        faults = {}
-        for fault in checked.index.faults():
-            assert fault.line not in faults
-            faults[fault.line] = (fault.column, fault.reason.split(":")[0].split(",")[0], fault.kind)
-        with checked.requests() as again:
-            good = {request.client_transaction_id: request for request in again}
-        places = [(place.line, False) for place in checked.index.places()]
-        places += [(place.line, True) for place in checked.index.places(bad=True)]
-    assert dict(sorted(places)) == {
-        2: False,  # 2026-0001: good
-        3: True,  # 2026-0002: the phone became 5,93985E+11
-        4: True,  # 2026-0003: the phone lost its zero
-        5: False,  # 2026-0004: 1.250,50 is read exactly
-        6: True,  # 2026-0005: a cent too little
-        7: True,  # 2026-0006: which of the two is meant?
-        8: True,  # 2026-0006 again
-        9: True,  # 2026-0008: a formula
-        10: True,  # 2026-0009: no phone
-        11: True,  # 2026-0010: usd
-    }
-    assert faults == {
-        3: ("telefono", "is a number as a spreadsheet shortens it", "a number with an exponent"),
-        4: ("telefono", "has 9 digits", "9 digits"),
-        6: ("total", "is 1 cent less than the sum of its parts", "a number with a comma"),
-        7: ("clave", "is the same as in line 8", None),
-        8: ("clave", "is the same as in line 7", None),
-        9: ("referencia", "is a formula", "a formula"),
-        10: ("telefono", "is required", "empty"),
-        11: ("moneda", "is three capital letters (ISO 4217)", "a text of 3 characters"),
+    file = read_file(SAMPLE, SAMPLE_FORM)
+    errors = {error.line: (error.column, error.reason.split(":")[0].split(",")[0]) for error in file.errors}
+    assert len(errors) == len(file.errors)
+    good = {request.client_transaction_id: request for request in file.requests}
+    assert file.lines == [2, 5]
+    assert errors == {
+        3: ("telefono", "is a number as a spreadsheet shortens it"),
+        4: ("telefono", "has 9 digits"),
+        6: ("total", "is 1 cent less than the sum of its parts"),
+        7: ("clave", "is the same as in line 8"),
+        8: ("clave", "is the same as in line 7"),
+        9: ("referencia", "is a formula"),
+        10: ("telefono", "is required"),
+        11: ("moneda", "is three capital letters (ISO 4217)"),
     }
     assert good.keys() == {"2026-0001", "2026-0004"}
     assert (good["2026-0001"].amount, good["2026-0001"].reference) == (315, "Matrícula Ñandú")
     assert good["2026-0004"].amount_without_tax == 125050
-    assert checked.description == "CSV with semicolons, Windows-1252, decimal comma"
-    assert (checked.rows, checked.bad_rows, checked.totals) == (10, 8, {"USD": 125365})
+    assert file.description == "CSV with semicolons, Windows-1252, decimal comma"
+    assert (file.rows, len(file.bad), file.totals) == (10, 8, {"USD": (2, 125365)})
 
 
 # --- Amounts
@@ -178,13 +161,12 @@ def test_a_file_that_proves_no_mark_asks_for_it(write: Write) -> None:
 def test_a_file_with_two_marks_is_not_sent(write: Write) -> None:
     """Also not without the rows that contradict: those that prove nothing may be read either way."""
     path = write(rows("1.000", "10,50", "10.50"))
-    with check_file(path, Format(amounts="decimal")) as checked:
-        assert not checked.good
-        assert checked.fatal is not None
-        assert "some amounts have a decimal comma and others a decimal point" in checked.fatal
-    with check_file(path, Format(amounts="decimal", decimal_mark=",")) as checked:
-        assert checked.fatal is None
-        assert (checked.bad_rows, checked.totals) == (1, {"USD": 101050})
+    file = read_file(path, Format(amounts="decimal"))
+    assert file.fatal is not None
+    assert "some amounts have a decimal comma and others a decimal point" in file.fatal
+    file = read_file(path, Format(amounts="decimal", decimal_mark=","))
+    assert file.fatal is None
+    assert (len(file.bad), file.totals) == (1, {"USD": (2, 101050)})
 
 
 def test_decimal_amounts_of_json(write: Write) -> None:
@@ -220,15 +202,13 @@ def test_constants_fill_every_row(write: Write) -> None:
     assert (row.request.currency, row.request.amount) == ("USD", 1005)
     with pytest.raises(InvalidRequestError, match="tip is a column, and --set gives it as well"):
         list(read_rows(path, Format(constants={"currency": "USD", "country_code": "593", "tip": "1"})))
-    with pytest.raises(ConfigurationError, match="--set tax: is no whole number of cents"):
+    with pytest.raises(ConfigurationError, match="--set tax: must be whole cents"):
         list(read_rows(path, Format(constants={"currency": "USD", "country_code": "593", "tax": "1.5"})))
     path = write(
         '{"phone_number": "1", "tip": 5, "client_transaction_id": "a", "currency": "EUR"}', "r.jsonl"
     )
     (row,) = read_rows(path, Format(constants={"currency": "USD", "country_code": "593"}))
-    assert list(map(str, row.faults)) == [
-        "line 1, currency: is there, and --set gives it as well (it is a text of 3 characters)"
-    ]
+    assert list(map(str, row.errors)) == ["line 1, currency: is there, and --set gives it as well"]
 
 
 def test_mapped_and_ignored_columns(write: Write) -> None:
@@ -290,7 +270,7 @@ def test_encoding_and_delimiter_are_found(write: Write, encoding: str, delimiter
     told = encoding if encoding[-3:] in ("-be", "-le") else None
     found = list(read_rows(write(text.encode(encoding)), Format(encoding=told)))
     assert [row.line for row in found] == [2, 4]
-    assert [str(fault) for row in found for fault in row.faults if "control" not in fault.reason] == []
+    assert [str(fault) for row in found for fault in row.errors if "control" not in fault.reason] == []
     assert found[1].request is not None
 
 
@@ -303,7 +283,7 @@ def test_what_is_neither_is_asked_for(write: Write) -> None:
     assert row.request is not None
     assert row.request.reference == "García Muñoz"
     (row,) = read_rows(path, Format(encoding="utf-8"))
-    assert "is not of the file's encoding" in str(row.faults[0])
+    assert "is not of the file's encoding" in str(row.errors[0])
 
 
 def test_excels_own_line_of_the_delimiter(write: Write) -> None:
@@ -313,9 +293,10 @@ def test_excels_own_line_of_the_delimiter(write: Write) -> None:
     assert row.request is not None
 
 
-def test_a_line_without_an_end_is_no_row(write: Write) -> None:
-    with pytest.raises(InvalidRequestError, match="line 2 is longer than"):
-        list(read_rows(write(rows("5").split("\n")[0] + "\n" + "x" * 2**20)))
+def test_a_line_without_an_end_is_a_bad_row(write: Write) -> None:
+    """A cell of a megabyte is not read."""
+    (row,) = read_rows(write(rows("5").split("\n")[0] + "\n" + "x" * 2**20))
+    assert row.request is None
 
 
 # --- What spreadsheets do to cells
@@ -350,7 +331,7 @@ def test_what_a_spreadsheet_made_of_a_cell(write: Write, field: str, cell: str, 
     for path in (write(text), write(json.dumps(values | {"tip": 5}), "rows.jsonl")):
         (row,) = read_rows(path)
         assert (row.request is None) == (said is not None)
-        assert said is None or said in str(row.faults[0])
+        assert said is None or said in str(row.errors[0])
 
 
 def test_a_lost_zero_is_seen_by_its_neighbours(write: Write) -> None:
@@ -361,28 +342,19 @@ def test_a_lost_zero_is_seen_by_its_neighbours(write: Write) -> None:
         "991112225,51,USD,5,c",
         "99111222,593,USD,5,d",
     ]
-    with check_file(write("\n".join([HEADER, *lines]))) as checked:
-        assert [fault.line for fault in checked.index.faults()] == [3]
-        assert (checked.charges, checked.customers) == ({"USD": 3}, 3)
+    file = read_file(write("\n".join([HEADER, *lines])))
+    assert [error.line for error in file.errors] == [3]
+    assert (file.totals, len(file.lanes)) == ({"USD": (3, 15)}, 3)
 
 
 def test_a_column_without_a_name_holds_nothing(write: Write) -> None:
     """A trailing delimiter is a spreadsheet's habit; a value behind it is a shifted row."""
     assert [
-        bool(row.faults) for row in read_rows(write(f"{HEADER},\n1,593,USD,5,a,\n2,593,USD,5,b,x\n"))
+        bool(row.errors) for row in read_rows(write(f"{HEADER},\n1,593,USD,5,a,\n2,593,USD,5,b,x\n"))
     ] == [
         False,
         True,
     ]
-
-
-@given(value=st.one_of(st.text(), st.integers(), st.booleans(), st.floats(), st.lists(st.text())))
-def test_the_class_of_a_value_never_tells_it(value: Any) -> None:
-    """It is one of few words and a length."""
-    words = kind_of(value)
-    assert len(words) < 60
-    if isinstance(value, str) and len(value) > 3 and not value.isspace():
-        assert value not in words
 
 
 # --- Broken ends
@@ -391,80 +363,21 @@ def test_the_class_of_a_value_never_tells_it(value: Any) -> None:
 def test_an_open_quote_hides_what_follows(write: Write) -> None:
     """Rows behind it cannot be told apart, so nothing is sent; in the last line it is a cut row."""
     swallowed = f'{HEADER}\n1,593,USD,5,a\n2,593,USD,5,"b\n3,593,USD,5,c\n'
-    with check_file(write(swallowed)) as checked:
-        assert checked.fatal is not None
-        assert "line 3" in checked.fatal
-    with check_file(write(f'{HEADER}\n1,593,USD,5,a\n2,593,USD,5,"b')) as checked:
-        assert checked.fatal is None
-        assert (checked.bad_rows, checked.good_rows) == (1, 1)
+    file = read_file(write(swallowed))
+    assert file.fatal is not None
+    assert "line 3" in file.fatal
+    file = read_file(write(f'{HEADER}\n1,593,USD,5,a\n2,593,USD,5,"b'))
+    assert file.fatal is None
+    assert (len(file.bad), len(file.requests)) == (1, 1)
 
 
-@pytest.mark.parametrize("change", ["05,a", "6,a", "5,a\n3,593,USD,5,z", "5,A"])
-def test_a_file_that_changed_between_the_passes_is_refused(write: Write, change: str) -> None:
-    """Nothing of it is given."""
-    path = write(f"{HEADER}\n1,593,USD,5,a\n2,593,USD,5,b\n")
-    with check_file(path) as checked:
-        write(f"{HEADER}\n1,593,USD,{change}\n2,593,USD,5,b\n")
-        with pytest.raises(InvalidRequestError, match="changed since it was checked"):
-            checked.requests().__enter__()
-
-
-def test_a_row_that_changes_under_our_hands_is_not_given(write: Write) -> None:
-    """Each is compared with what was checked, also after the first was given."""
-    text = f"{HEADER}\n" + "".join(f"{number},593,USD,5,row-{number}\n" for number in range(10_000, 19_000))
-    path = write(text)
-    with check_file(path) as checked, checked.requests() as again:
-        assert next(iter(again)).client_transaction_id == "row-10000"
-        path.write_text(text.replace("18999,593,USD,5", "18999,593,USD,6"))
-        with pytest.raises(InvalidRequestError, match="line 9001 changed"):
-            list(again)
-
-
-def test_no_room_for_the_index_is_one_clear_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The temporary directory is full: nothing can be checked, so nothing is sent."""
-
-    def full(self: Index) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(Index, "settle", full)
-    with pytest.raises(ConfigurationError, match="temporary directory"):
-        check_file(write(rows("5", delimiter=",")))
-
-
-# --- Lanes, and what is left out
-
-
-def test_the_longest_lane_comes_first_and_every_row_once(write: Write) -> None:
-    """Equal lanes in the order of the file; what was not given by lane is given after."""
-    customers = "abcbbcd"
-    lines = [f"09911122{ord(name)},593,USD,5,{name}{number}" for number, name in enumerate(customers)]
-    with check_file(write("\n".join([HEADER, *lines]))) as checked, checked.requests() as again:
-        assert (checked.customers, checked.longest_lane) == (4, 3)
-        given = []
-        sizes = []
-        for lane, size in again.lanes():
-            sizes.append(size)
-            first = again.next_of(lane)
-            assert first is not None
-            given.append(first.client_transaction_id)
-            if len(sizes) == 3:
-                break
-        assert (given, sizes) == (["b1", "c2", "a0"], [3, 2, 1])
-        rest = [request.client_transaction_id for request in again]
-        assert rest == ["b3", "b4", "c5", "d6"]
+# --- What is left out
 
 
 def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
     """As it stands, with why, as text that no spreadsheet calculates; corrected, it is charged by the same options."""
     left_out = tmp_path / "bad.csv"
-    with check_file(SAMPLE, SAMPLE_FORM) as checked:
-        write_left_out(checked, left_out)
-        first = left_out.read_bytes()
-        write_left_out(checked, left_out)
-    assert left_out.read_bytes() == first
-    assert stat.S_IMODE(left_out.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [left_out]
-    text = first.decode("utf-8-sig")
+    text = bad_rows(read_file(SAMPLE, SAMPLE_FORM), left_out).decode("utf-8-sig")
     assert text.count("\n") == 9
     assert text.splitlines()[0].endswith(";referencia;fault")
     assert "2026-0003;984111223;593;;20,00;3,00;23,00;USD;Sin cero inicial;telefono: has 9 digits" in text
@@ -472,37 +385,136 @@ def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
     corrected = text.replace("5,93985E+11", "0984111990").replace(";984111223;", ";0984111223;")
     corrected = corrected.replace("usd", "USD").replace("2026-0006;0984111226", "2026-0007;0984111226")
     left_out.write_bytes(corrected.encode())
-    with check_file(left_out, SAMPLE_FORM) as checked:
-        assert {fault.line for fault in checked.index.faults()} == {4, 8}
-        assert checked.good_rows == 6
-    with (
-        check_file(SAMPLE, SAMPLE_FORM) as checked,
-        pytest.raises(ConfigurationError, match="with other rows"),
-    ):
-        write_left_out(checked, left_out)
-    assert left_out.read_bytes() == corrected.encode()
-
-
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
-    """And not the file of the charges, which can be read."""
-    nothing = pytest.raises(ConfigurationError, match=r"^bad\.csv: cannot be written: No such file")
-    with check_file(SAMPLE, SAMPLE_FORM) as checked, nothing:
-        write_left_out(checked, tmp_path / "nowhere" / "bad.csv")
+    file = read_file(left_out, SAMPLE_FORM)
+    assert {error.line for error in file.errors} == {4, 8}
+    assert len(file.requests) == 6
 
 
 def test_what_is_left_out_of_json(write: Write, tmp_path: Path) -> None:
     """Each line as it stands, with one name more where it is an object."""
     row = '{"phone_number": "1", "country_code": "593", "currency": "usd", "tip": 5.0, "client_transaction_id": "a"}'
     good = row.replace("5.0", "5").replace("usd", "USD").replace('"a"', '"b"')
-    path = write(f"{row}\n{row[:50]}\n{{}}\n{good}\n", "rows.jsonl")
-    with check_file(path) as checked:
-        write_left_out(checked, tmp_path / "bad.jsonl")
-        with pytest.raises(ConfigurationError, match=r"ends in \.jsonl"):
-            write_left_out(checked, tmp_path / "bad.csv")
-    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
+    file = read_file(write(f"{row}\n{row[:50]}\n{{}}\n{good}\n", "rows.jsonl"))
+    with pytest.raises(ConfigurationError, match=r"must end in \.jsonl"):
+        bad_rows(file, tmp_path / "bad.csv")
+    left = bad_rows(file, tmp_path / "bad.jsonl")
+    lines = left.decode().splitlines()
     assert lines[1] == row[:50]
     assert json.loads(lines[0])["fault"] == "tip: must be a whole number"
     assert json.loads(lines[0])["tip"] == 5.0
     assert list(json.loads(lines[2])) == ["fault"]
-    with check_file(tmp_path / "bad.jsonl") as checked:
-        assert not [fault for fault in checked.faults if "fault" in fault]
+    again = read_file(write(left, "again.jsonl"))
+    assert not [error for error in again.errors if "fault" in str(error)]
+
+
+# --- Spreadsheets' own files
+
+
+def sheet(path: Path, *rows: list[Any], **sheets: list[list[Any]]) -> Path:
+    """Write an .xlsx file, its first sheet and others."""
+    book = openpyxl.Workbook()
+    for row in rows:
+        book.active.append(row)
+    for name, others in sheets.items():
+        other = book.create_sheet(name)
+        for row in others:
+            other.append(row)
+    book.save(path)
+    return path
+
+
+SHEET = ["clave", "telefono", "amount_without_tax", "tip", "nota"]
+TYPED = Format(
+    key="clave", columns={"phone_number": "telefono"}, constants={"currency": "USD", "country_code": "593"},
+    ignored=frozenset({"nota"}), amounts="decimal",
+)  # fmt: skip
+
+
+def test_typed_cells_need_neither_encoding_nor_decimal_mark(tmp_path: Path) -> None:
+    """An amount is the number that the spreadsheet shows, blank rows are passed over, and a key may be a number."""
+    path = sheet(
+        tmp_path / "cobros.xlsx", SHEET, ["Ñ-1", "0984111222", 1250.5, None, datetime.date(2026, 1, 2)],
+        [None, None, None, None, None], [1002, "0984111223", 0.1 + 0.2, 1], ["k-3", "0984111224", "1.250,50", 10.505],
+    )  # fmt: skip
+    found = read_rows(path, TYPED)
+    assert [(row.line, row.key, row.request and row.request.amount) for row in found] == [
+        (2, "Ñ-1", 125050), (4, "1002", 130), (5, None, None)
+    ]  # fmt: skip
+    assert str(found[2].errors[0]).startswith("line 5, tip: has 3 digits after the decimal point")
+    assert read_file(path, TYPED).description == "spreadsheet, decimal comma"
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["k", 984111222, 5], "telefono: must be a text, since a number keeps no zero in front"),
+        (["k", "984111222.0", 5], "telefono: is a number that ends in .0"),
+        ([datetime.date(2026, 1, 2), "0984111222", 5], "clave: must not be a date or a time"),
+        (["k", "0984111222", "#REF!"], "amount_without_tax: is an error of the spreadsheet"),
+        (["k", "0984111222", 5, "=B2*2"], "tip: is a formula without its value"),
+        (["k", "0984111222", True], "amount_without_tax: must not be true or false"),
+        ([1.5, "0984111222", 5], "clave: must be a text, not a number"),
+        (["k", "0984111222", 1e300], "amount_without_tax: is not an amount"),
+        (["k", "0984111222", 5, None, None, "beyond"], "line 2: has 6 cells and the header 5"),
+    ],
+)
+def test_a_typed_cell_that_cannot_be_meant_is_named(tmp_path: Path, cells: list[Any], said: str) -> None:
+    """By line, column and reason."""
+    path = sheet(tmp_path / "cobros.xlsx", SHEET, cells)
+    (row,) = read_rows(path, TYPED)
+    assert row.request is None
+    assert any(str(error).removeprefix("line 2, ").startswith(said) for error in row.errors), row.errors
+
+
+def test_which_sheet_is_meant_is_not_guessed(tmp_path: Path) -> None:
+    """Empty sheets are passed over; two with content, none, or a file that is no spreadsheet are refused."""
+    row = ["k", "0984111222", 5]
+    assert len(read_rows(sheet(tmp_path / "a.xlsx", SHEET, row, Hoja2=[]), TYPED)) == 1
+    with pytest.raises(InvalidRequestError, match="has 2 sheets with content"):
+        read_rows(sheet(tmp_path / "b.xlsx", SHEET, row, Hoja2=[["x"]]), TYPED)
+    with pytest.raises(InvalidRequestError, match="is empty"):
+        read_rows(sheet(tmp_path / "c.xlsx"), TYPED)
+    for name in ("d.xlsx", "d.ods"):
+        (tmp_path / name).write_bytes(b"clave;telefono\n")
+        with pytest.raises(InvalidRequestError, match="cannot be read as a spreadsheet"):
+            read_rows(tmp_path / name, TYPED)
+
+
+def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
+    """Typed cells of LibreOffice; a cell that shows an error refuses the file."""
+    cell = '<table:table-cell office:value-type="{}" {}><text:p>{}</text:p></table:table-cell>'
+    header = "".join(cell.format("string", "", name) for name in SHEET[:3])
+    row = cell.format("string", "", "k") + cell.format("string", "", "0984111222")
+    amounts = (
+        cell.format("float", 'office:value="12.5"', "12,50"),
+        cell.format("string", 'calcext:value-type="error"', "#REF!"),
+    )
+    for number, amount in enumerate(amounts):
+        path = tmp_path / f"{number}.ods"
+        spaces = " ".join(
+            f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+            for name in ("office", "table", "text")
+        )
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("META-INF/manifest.xml", "<manifest/>")
+            archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+            archive.writestr(
+                "content.xml",
+                f'<office:document-content {spaces} xmlns:calcext="x"><office:body><office:spreadsheet>'
+                f'<table:table table:name="Hoja1"><table:table-row>{header}</table:table-row>'
+                f"<table:table-row>{row}{amount}</table:table-row></table:table>"
+                "</office:spreadsheet></office:body></office:document-content>",
+            )
+    (found,) = read_rows(tmp_path / "0.ods", TYPED)
+    assert found.request is not None
+    assert found.request.amount == 1250
+    with pytest.raises(InvalidRequestError, match="show an error of the spreadsheet"):
+        read_rows(tmp_path / "1.ods", TYPED)
+
+
+def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:
+    """Its typed cells as text, the errors empty."""
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", 984111222, 12.5, "#N/A"])
+    left = bad_rows(read_file(path, TYPED), tmp_path / "bad.csv").decode("utf-8-sig").splitlines()
+    assert left[0] == "clave,telefono,amount_without_tax,tip,nota,fault"
+    assert left[1].startswith('k,984111222,12.5,,,"telefono: must be a text')

@@ -1243,6 +1243,7 @@ async def charge(
         str(folder / "profile.toml"),
         "--ledger",
         f"sqlite:{ledger}",
+        "--new-ledger",
         "--yes",
     ]
     process = await asyncio.create_subprocess_exec(

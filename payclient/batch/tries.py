@@ -7,7 +7,7 @@ from collections.abc import Callable
 from payclient.batch.lanes import Row
 from payclient.batch.pace import Pace
 from payclient.clock import Clock
-from payclient.errors import CustomerBusyError, RateLimitedError, UnauthorizedError
+from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
 
@@ -24,6 +24,10 @@ BUSY_FOR = 360.0
 UNKNOWN_IN_A_ROW = 5
 
 
+#: Sends in a row that did not reach the service and stop the sending: nothing gets there.
+NOT_SENT_IN_A_ROW = 5
+
+
 class Tries:
     """`stop(why)` ends the sending; `scale` is the sale window by the normal one."""
 
@@ -36,6 +40,7 @@ class Tries:
         self._renews_token = renews_token
         self._stop = stop
         self._unknown_in_a_row = 0
+        self._not_sent_in_a_row = 0
         #: How often a fresh token was asked for: a row is sent with the token of the number that stood here then.
         self.token = 0
         #: Whether the service has taken anything with it.
@@ -44,6 +49,7 @@ class Tries:
     def sent(self, pending: PendingSale, token: int) -> None:
         """A row was sent, and may exist."""
         self._proven = self._proven or token == self.token
+        self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
             self._unknown_in_a_row = 0
             self._pace.taken()
@@ -55,6 +61,12 @@ class Tries:
     def again(self, row: Row, error: Exception, token: int) -> float | None:
         """In how many seconds a row is tried again that created nothing; None: it is over."""
         row.tries += 1
+        if isinstance(error, NotSentError):
+            self._not_sent_in_a_row += 1
+            if self._not_sent_in_a_row >= NOT_SENT_IN_A_ROW:
+                self._stop(f"{NOT_SENT_IN_A_ROW} charges in a row did not reach the service ({error})")
+            return None
+        self._not_sent_in_a_row = 0
         if isinstance(error, CustomerBusyError):
             # Their sale of another making will end.
             now = self._clock.monotonic()

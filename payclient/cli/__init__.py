@@ -1,7 +1,7 @@
 """The command `payclient`: `app` names the module of each command, which mostly is that of its own name.
 
-Of a run over rows read `charge`, `plan`, `running`, `report_lines`, `report`, `progress`, `unfinished`, `tables`, then
-the page for people: `html_report`, `html_times`.
+Of a run over rows read `charge`, `plan`, `run`, `lines`, `report`, `progress`, `summary`, then the page for people:
+`page`, with its template `report.html.j2`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     try:
         import cyclopts  # noqa: F401 - only whether they are there
+        import jinja2  # noqa: F401 - likewise
+        import python_calamine  # noqa: F401 - likewise
         import rich  # noqa: F401 - likewise
     except ModuleNotFoundError:
         print(

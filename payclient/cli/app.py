@@ -48,8 +48,11 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         terminal.complain("interrupted")
         return 130
-    except BrokenPipeError:
-        return 1
+    except OSError as error:
+        terminal.complain(f"{type(error).__name__}: {error.strerror}")
+        return 2
+    finally:
+        terminal.settle()
     return code if isinstance(code, int) else 0
 
 

@@ -16,17 +16,17 @@ from cyclopts import Parameter
 from payclient.amounts import split_tax
 from payclient.cli import terminal
 from payclient.cli.charge import charge_file
-from payclient.cli.html_report import Page
+from payclient.cli.lines import Tally
+from payclient.cli.page import Page
+from payclient.cli.progress import Limits
 from payclient.cli.report import Report
-from payclient.cli.report_lines import Tally
 from payclient.cli.settings import Service
 from payclient.cli.simulate import settings_of
-from payclient.cli.tables import comparison_table
-from payclient.cli.unfinished import Limits
+from payclient.cli.summary import comparison_table
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
-from payclient.rows.check import check_file
+from payclient.rows import read_file
 from payclient.simulator import Answers, Simulator
 
 __all__: list[str] = []
@@ -78,11 +78,15 @@ async def _run(files: Files, refused: frozenset[str]) -> int:
             f"{ROWS} charges in {files.charges}, sent to a simulator of the service: no real money moves"
         )
         service = Service(
-            base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{files.ledger}"
+            base_url=simulator.url,
+            token=TOKEN,
+            profile=profile,
+            ledger=f"sqlite:{files.ledger}",
+            new_ledger=True,
         )
         page = Page(files.page, title=files.charges.name, window=profile.sale_window)
-        with check_file(files.charges, profile=profile) as checked:
-            code, run = await charge_file(checked, service, Limits(), Report(files.report), page=page)
+        rows = read_file(files.charges, profile=profile)
+        code, run = await charge_file(rows, service, Limits(), Report(files.report), page=page)
     if code == 130:
         return code
     equal = _compare(run.tally, simulator)
@@ -150,7 +154,7 @@ class Files:
         charge = [
             "payclient", "charge", str(self.charges), "--base-url", "http://127.0.0.1:8700",
             "--profile", str(self.profile), "--ledger", f"sqlite:{self.directory / 'charges.db'}",
-            "--report", str(self.directory / "again.csv"),
+            "--new-ledger", "--report", str(self.directory / "again.csv"),
         ]  # fmt: skip
         terminal.out().print(
             "\nTry next, in two terminals:\n"

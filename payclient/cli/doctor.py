@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http.client
 import os
-import secrets
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import attrs
 from cyclopts import Parameter
@@ -25,20 +21,23 @@ from rich.markup import escape
 from payclient.access import check_base_url
 from payclient.cli import terminal
 from payclient.cli.settings import BaseUrl, LedgerUrl, Profile, RotatingToken, profile_of, token_of
-from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError
+from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
+from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
 from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
+from payclient.transport import AiohttpTransport
 from payclient.web.referrer import check_page
+from payclient.wire import HttpRequest, HttpResponse
 
 __all__: list[str] = []
 
 #: Seconds, for a connection and for an answer.
 TIMEOUT = 10.0
 
-#: Bytes of a page that are read: what says something about referrers stands at its head and on its links.
-MAX_PAGE = 1 << 20
+#: Addresses that a page may lead to, one after another.
+MAX_REDIRECTS = 6
 
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
 
@@ -121,33 +120,38 @@ def check_token() -> Line:
     return Line("ok", f"token: {len(token)} characters, {shape}")
 
 
-def check_reach(base_url: str) -> Iterator[Line]:
-    """TCP, TLS and one GET without a token. `base_url` has passed `check_base_url`."""
-    parts = urlsplit(base_url)
-    host = parts.hostname or ""
-    connection = (
-        http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT, context=ssl.create_default_context())
-        if parts.scheme == "https"
-        else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT)
-    )
+async def fetch(url: str) -> HttpResponse:
+    """GET one address without a token, as charges would reach it; redirects are not followed."""
+    parts = urlsplit(url)
+    transport = AiohttpTransport(f"{parts.scheme}://{parts.netloc}", connect_timeout=TIMEOUT)
     try:
-        connection.connect()
-        if isinstance(connection.sock, ssl.SSLSocket):
-            yield Line("ok", f"TLS: {connection.sock.version()}, the certificate is trusted and names {host}")
-        else:
-            yield Line("note", "TLS: none, as is right for this machine only")
-        connection.request("GET", parts.path or "/", headers={"User-Agent": "payclient doctor"})
-        status = connection.getresponse().status
-        yield Line(
-            "ok", f"reachable: HTTP {status} to a GET without a token (its status says nothing about charges)"
-        )
-    except ssl.SSLCertVerificationError as error:
-        yield Line("wrong", f"TLS: the certificate is not trusted: {error.verify_message}")
-    except (OSError, http.client.HTTPException) as error:
-        name = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
-        yield Line("wrong", f"not reachable: {type(error).__name__}{f' ({name})' if name else ''}")
+        async with asyncio.timeout(TIMEOUT):
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return await transport(HttpRequest("GET", path, headers={"Accept": "text/html"}), None)
     finally:
-        connection.close()
+        await transport.aclose()
+
+
+def check_reach(base_url: str) -> Iterator[Line]:
+    """Check TCP, TLS and one GET without a token. `base_url` has passed `check_base_url`."""
+    parts = urlsplit(base_url)
+    try:
+        answer = asyncio.run(fetch(base_url))
+    except Exception as error:
+        fault = getattr(error, "certificate_error", None)
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            yield Line("wrong", f"TLS: the certificate is not trusted: {fault.verify_message}")
+            return
+        cause = getattr(error, "os_error", error)
+        name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
+        yield Line("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
+        return
+    if parts.scheme == "https":
+        yield Line("ok", f"TLS: the certificate is trusted and names {parts.hostname}")
+    else:
+        yield Line("note", "TLS: none, as is right for this machine only")
+    words = f"HTTP {answer.status} to a GET without a token (its status says nothing about charges)"
+    yield Line("ok", f"reachable: {words}")
 
 
 async def check_ledger(url: str | None, base_url: str | None) -> list[Line]:
@@ -163,26 +167,30 @@ async def check_ledger(url: str | None, base_url: str | None) -> list[Line]:
         here = is_loopback(urlsplit(base_url or "").hostname or "")
         text = "memory: forgets what was charged, and the next run would charge it again: use sqlite:PATH"
         return [Line("note" if here else "wrong", text)]
-    trial = None
-    if kind == "sqlite" and path and not os.path.lexists(path):  # noqa: ASYNC240 - nothing else runs meanwhile
-        trial = f"{path}.doctor-{secrets.token_hex(4)}"
     try:
-        book = await open_ledger(url if trial is None else f"sqlite:{trial}")
-        try:
-            states = [record.state async for record in book.unfinished()]
-        finally:
-            await book.aclose()
+        book, found = await open_ledger(url, create=False), True
+    except LedgerMissingError:
+        found = False
     except LedgerInUseError:
         return [Line("note", "the ledger is open in another process, which has checked it; not looked at")]
     except (ConfigurationError, LedgerError) as error:
         return [Line("wrong", str(error))]
-    finally:
-        for end in ("", "-wal", "-shm"):
-            if trial is not None:
-                with suppress(FileNotFoundError):
-                    os.unlink(trial + end)
-    if trial is not None:
-        return [Line("ok", "the ledger's file does not exist yet; its place is safe")]
+    if not found and kind != "sqlite":
+        return [Line("note", "the ledger does not exist yet: payclient ledger init makes it")]
+    directory = os.path.dirname(os.path.abspath(path))  # noqa: ASYNC240 - asks no disk
+    try:
+        if not found:
+            with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
+                await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
+            return [Line("ok", "the ledger's file does not exist yet; its place is safe")]
+        states = [record.state async for record in book.unfinished()]
+        await book.aclose()
+    except (ConfigurationError, LedgerError) as error:
+        return [Line("wrong", str(error))]
+    except OSError as error:
+        return [
+            Line("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
+        ]
     lines = [Line("ok", f"the ledger ({kind}) opens, and every setting that safety needs was read back")]
     if states:
         unknown = sum(state is not State.PENDING for state in states)
@@ -240,29 +248,26 @@ def check_profile(profile: ServiceProfile) -> Iterator[Line]:
 
 
 def check_site(url: str) -> Iterator[Line]:
-    """Whether a page of the merchant's would send its referrer to a payment form (§4)."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        yield Line("wrong", "--site: is an address such as https://shop.example/checkout")
-        return
-    request = urllib.request.Request(url, headers={"User-Agent": "payclient doctor", "Accept": "text/html"})  # noqa: S310 - http or https, see above
-    try:
+    """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
+    first = urlsplit(url).netloc
+    for _ in range(MAX_REDIRECTS):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            yield Line("wrong", "--site: must be an address such as https://shop.example/checkout")
+            return
         try:
-            answer = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310 - likewise; it redirects to no other
-        except urllib.error.HTTPError as error:
-            yield Line(
-                "note", f"the page answers HTTP {error.code}: is it the one that customers leave from?"
-            )
-            answer = error
-        with answer:
-            html = answer.read(MAX_PAGE).decode(answer.headers.get_content_charset() or "utf-8", "replace")
-            final, headers = answer.geturl(), answer.headers.items()
-    except (OSError, http.client.HTTPException, LookupError) as error:
-        yield Line("wrong", f"the page cannot be read: {type(error).__name__}")
-        return
-    if urlsplit(final).netloc != parts.netloc:
-        yield Line("note", f"it redirects to {urlsplit(final).hostname}, whose page was looked at")
-    for finding in check_page(final, headers, html):
+            answer = asyncio.run(fetch(url))
+        except Exception as error:
+            yield Line("wrong", f"the page cannot be read: {type(error).__name__}")
+            return
+        if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
+            break
+        url = urljoin(url, target)
+    if answer.status != 200:
+        yield Line("note", f"the page answers HTTP {answer.status}: is it the one that customers leave from?")
+    if urlsplit(url).netloc != first:
+        yield Line("note", f"it redirects to {urlsplit(url).hostname}, whose page was looked at")
+    for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
         yield Line("ok" if finding.good else "wrong", finding.text)
     yield Line("note", "payclient.web's redirect page has a policy of its own, whatever the rest of the site has; "
                        "a typed address answered by a redirect brings no referrer at all")  # fmt: skip

@@ -3,36 +3,115 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.markup import escape
 
 from payclient.access import check_base_url, environment_digest
 from payclient.cli import terminal
-from payclient.cli.ledger_export import new_file, write_attempts
-from payclient.cli.ledger_opening import Identifier, newest, with_ledger
-from payclient.cli.ledger_resolve import resolve
 from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local, move, refusal, utc, what, why
-from payclient.cli.report_lines import PAID_WORDS
+from payclient.cli.lines import PAID_WORDS, csv_line, json_line
 from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
-from payclient.cli.tables import facts, simple_table
+from payclient.cli.summary import facts, simple_table
+from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision, Evidence
 from payclient.ledger import Change, Ledger, backup_ledger, open_ledger
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 
 __all__: list[str] = []
 
+T = TypeVar("T")
+
+Identifier = Annotated[str, Parameter(help="The client transaction id.")]
+
+#: Records looked up at once.
+CHUNK = 500
+
+_DECISIONS: dict[str, type[Decision]] = {
+    "accepted": DecidedAccepted,
+    "cancelled": DecidedCancelled,
+    "refused": DecidedRefused,
+}
+
+#: What an operator's word means for whoever runs the shop.
+_MEANINGS = {
+    "accepted": "It counts as paid from now on, whatever the service says. This is final.",
+    "cancelled": "It counts as not paid from now on. Only the service's word that it was accepted can change that.",
+    "refused": "This RE-OPENS CHARGING: the next charge of this client transaction id is sent to the service again. "
+    "If this attempt does exist there, the customer pays twice.",
+}
+
+_RECORD_COLUMNS = (
+    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_ids",
+    "amount", "currency", "created_at", "expires_at", "notified_at", "decided_at", "error_code", "error_type",
+)  # fmt: skip
+
+#: Of an export.
+COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason")
+
 ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
-ledger.command(resolve)
 
 
-# --- list
+def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]]) -> T:
+    """Do one thing with the ledger of a URL, which must be there already."""
+    if not url:
+        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
+    if url.startswith("memory:"):
+        raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
+
+    async def run() -> T:
+        # To make one here would let a slip of the pen look like a clean sheet.
+        book = await open_ledger(url, create=False)
+        try:
+            return await work(book)
+        finally:
+            await book.aclose()
+
+    return asyncio.run(run())
+
+
+async def newest(book: Ledger, identifier: str) -> Record:
+    """Return the newest attempt of a sale. Raises `ConfigurationError` where there is none."""
+    record = await book.get(identifier)
+    if record is None:
+        raise ConfigurationError(f"the ledger has no sale {identifier!r}")
+    return record
+
+
+# --- list, show
+
+
+async def records_in(book: Ledger, state: State | None) -> AsyncIterator[Record]:
+    """Return the newest attempts in a state, or what is open, one after another: a ledger may be long."""
+    held: list[Record] = []
+    async for record in book.unfinished() if state is None or not state.decided else book.records():
+        if state is not None and record.state is not state:
+            continue
+        # Only after a refused attempt may there be a newer one.
+        if record.state is not State.REFUSED:
+            yield record
+            continue
+        held.append(record)
+        if len(held) == CHUNK:
+            for each in await _newest_of(book, held):
+                yield each
+            held = []
+    for each in await _newest_of(book, held):
+        yield each
+
+
+async def _newest_of(book: Ledger, records: list[Record]) -> list[Record]:
+    known = await book.get_many([record.client_transaction_id for record in records]) if records else {}
+    return [record for record in records if known[record.client_transaction_id].attempt == record.attempt]
 
 
 @ledger.command(name="list")
@@ -48,47 +127,74 @@ def list_(
     ] = None,
     profile: Profile = None,
 ) -> int:
-    """Show which sales are open, and why. The profile's sale window says when an expired one was last asked for."""
-    window = profile_of(profile).sale_window
-    now = time.time()
+    """Show which sales are open, and why. The profile's sale window says when an expired one was last queried."""
+    window, now = profile_of(profile).sale_window, time.time()
 
-    async def read(book: Ledger) -> list[Record]:
-        latest = {}
-        async for record in book.unfinished() if state is None else book.records():
-            latest[record.client_transaction_id] = record
-        return [
-            record
-            for record in latest.values()
-            if (state is None or record.state is state)
-            and (not unresolved or is_unresolved(record, now, window))
-        ]
+    async def show(book: Ledger) -> tuple[int, int]:
+        shown = waiting = 0
+        async for record in records_in(book, state):
+            stuck = is_unresolved(record, now, window)
+            if unresolved and not stuck:
+                continue
+            if not shown:
+                terminal.plain(
+                    _columns("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
+                )
+            shown, waiting = shown + 1, waiting + stuck
+            amount = terminal.money(record.amount, record.currency)
+            paid, since = PAID_WORDS[record.state.paid], utc(record.created_at)
+            terminal.plain(
+                _columns(
+                    record.client_transaction_id, record.state, paid, amount, since, why(record, now, window)
+                )
+            )
+        return shown, waiting
 
-    found = with_ledger(ledger, read)
-    if not found:
+    shown, waiting = with_ledger(ledger, show)
+    if not shown:
         terminal.say("no such sale" if state or unresolved else "nothing is open")
-        return 0
-    table = simple_table()
-    for name in ("client transaction id", "state", "paid", "amount", "since (UTC)", "why"):
-        table.add_column(name, no_wrap=name != "why", justify="right" if name == "amount" else "left")
-    for record in found:
-        table.add_row(
-            escape(record.client_transaction_id),
-            record.state,
-            PAID_WORDS[record.state.paid],
-            escape(terminal.money(record.amount, record.currency)),
-            utc(record.created_at),
-            escape(why(record, now, window)),
-        )
-    _console().print(table)
-    waiting = sum(is_unresolved(record, now, window) for record in found)
-    terminal.say(
-        f"{len(found):,} shown"
-        + (f", {waiting:,} of them unresolved: `payclient ledger resolve`" * bool(waiting))
-    )
+    else:
+        stuck = f", {waiting:,} of them unresolved: `payclient ledger resolve`" * bool(waiting)
+        terminal.say(f"{shown:,} shown{stuck}")
     return 0
 
 
-# --- init
+def _columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> str:
+    return f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}"
+
+
+@ledger.command
+def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
+    """Show one sale's whole history: every attempt and every change, what each rests on, in UTC and local time."""
+
+    async def read(book: Ledger) -> tuple[Record, list[Change]]:
+        return await newest(book, identifier), await book.history(identifier)
+
+    record, changes = with_ledger(ledger, read)
+    out, until = terminal.out(), record.expires_at
+    rows = {
+        "client transaction id": record.client_transaction_id,
+        "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
+        "paid": PAID_WORDS[record.state.paid],
+        "amount": terminal.money(record.amount, record.currency),
+        "transaction id": record.transaction_id,
+        "heard of, unproven": heard_of(record) or None,
+        "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
+        "message": (refusal(record) or None) if record.state is State.REFUSED else None,
+    }
+    out.print(facts(rows))
+    for attempt in sorted({change.attempt for change in changes}):
+        out.print(f"\n[bold]attempt {attempt}[/]")
+        table = simple_table()
+        for name in ("UTC", "local", "change", "evidence", "what"):
+            table.add_column(name, no_wrap=name in ("UTC", "local", "change"))
+        for each in (change for change in changes if change.attempt == attempt):
+            table.add_row(utc(each.at), local(each.at), move(each), each.evidence, escape(what(each)))
+        out.print(table)
+    return 0
+
+
+# --- init, backup, moved
 
 
 @ledger.command
@@ -108,9 +214,6 @@ def init(*, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-# --- backup
-
-
 @ledger.command
 def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
@@ -122,9 +225,6 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     asyncio.run(backup_ledger(ledger, file))
     terminal.say(f"the backup is in {file.absolute()}")
     return 0
-
-
-# --- moved
 
 
 @ledger.command
@@ -153,45 +253,78 @@ def moved(
     return 0
 
 
-# --- show
+# --- resolve
 
 
 @ledger.command
-def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
-    """Show one sale's whole history: every attempt and every change, what each rests on, in UTC and local time."""
+def resolve(
+    identifier: Identifier,
+    /,
+    *,
+    as_: Annotated[
+        Literal["accepted", "cancelled", "refused"],
+        Parameter(
+            name="--as", help="What it was; refused says that nothing was created, and re-opens charging."
+        ),
+    ],
+    actor: Annotated[str, Parameter(help="Who decides; kept in the history.")],
+    reason: Annotated[str, Parameter(help="Why, and by what proof; kept in the history.")],
+    ledger: LedgerUrl = None,
+    yes: Yes = False,
+) -> int:
+    """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence."""
+    for option, value in (("--actor", actor), ("--reason", reason)):
+        if not value.strip():
+            raise ConfigurationError(f"{option}: must not be empty")
+    if not yes:
+        terminal.check_can_ask("nothing was changed")
 
-    async def read(book: Ledger) -> tuple[Record, list[Change]]:
-        return await newest(book, identifier), await book.history(identifier)
+    # Closed while it asks, so that nobody's charges stand still for it.
+    seen = with_ledger(ledger, lambda book: newest(book, identifier))
+    _check_open(seen, as_)
+    _say_what_it_means(seen, as_)
+    if not yes and not terminal.agrees("Decide it so?", "nothing was changed"):
+        return 2
 
-    record, changes = with_ledger(ledger, read)
-    _print_record(record)
-    for attempt in sorted({change.attempt for change in changes}):
-        _console().print(f"\n[bold]attempt {attempt}[/]")
-        table = simple_table()
-        for name in ("UTC", "local", "change", "evidence", "what"):
-            table.add_column(name, no_wrap=name in ("UTC", "local", "change"))
-        for change in changes:
-            if change.attempt == attempt:
-                table.add_row(
-                    utc(change.at), local(change.at), move(change), change.evidence, escape(what(change))
-                )
-        _console().print(table)
+    async def decide(book: Ledger) -> Record:
+        record = await newest(book, identifier)
+        if (record.attempt, record.version) != (seen.attempt, seen.version):
+            raise ConfigurationError(
+                f"{identifier} has changed meanwhile: look at it again; nothing was changed"
+            )
+        decision = _DECISIONS[as_](at=time.time(), actor=actor.strip(), reason=reason.strip())
+        return await book.apply(record, decision)
+
+    after = with_ledger(ledger, decide)
+    terminal.say(f"{identifier} is {after.state} from now on, on the word of {actor.strip()}")
     return 0
 
 
-def _print_record(record: Record) -> None:
-    until = record.expires_at
-    rows = {
-        "client transaction id": record.client_transaction_id,
-        "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
-        "paid": PAID_WORDS[record.state.paid],
-        "amount": terminal.money(record.amount, record.currency),
-        "transaction id": record.transaction_id,
-        "heard of, unproven": heard_of(record) or None,
-        "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
-        "message": (refusal(record) or None) if record.state is State.REFUSED else None,
-    }
-    _console().print(facts(rows))
+def _check_open(record: Record, decision: str) -> None:
+    kind = _DECISIONS[decision]
+    if kind in TRANSITIONS[record.state]:
+        return
+    allowed = " or ".join(
+        state for state, table in TRANSITIONS.items() if kind in table and not state.decided
+    )
+    running = record.state in (State.SENDING, State.PENDING)
+    hint = "; run the charge again, which asks the service first" if running else ""
+    raise ConfigurationError(
+        f"{record.client_transaction_id} is {record.state}: only what is {allowed} is decided by hand{hint}; "
+        "nothing was changed"
+    )
+
+
+def _say_what_it_means(record: Record, decision: str) -> None:
+    now = time.time()
+    terminal.say(
+        f"{record.client_transaction_id}, attempt {record.attempt}, "
+        f"{terminal.money(record.amount, record.currency)}, is {record.state}: {RESTS_ON[record.evidence]}"
+    )
+    if record.expires_at is not None and now < record.expires_at:
+        left = terminal.duration(record.expires_at - now)
+        terminal.say(f"The customer may still approve it, until {utc(record.expires_at)} UTC (in {left}).")
+    terminal.say(f"As {decision}: {_MEANINGS[decision]}")
 
 
 # --- export
@@ -207,13 +340,20 @@ def export(
     out: Annotated[Path | None, Parameter(help="A new file, for its owner only; else it is printed.")] = None,
 ) -> int:
     """Write every attempt as a row: amounts in cents, times in UTC; no personal data, for the ledger has none."""
-    kind: Literal["csv", "jsonl"] = format or (
-        "jsonl" if out is not None and out.suffix.lower() == ".jsonl" else "csv"
-    )
+    named = out is not None and out.suffix.lower() == ".jsonl"
+    as_json = (format or ("jsonl" if named else "csv")) == "jsonl"
 
     async def write(book: Ledger) -> int:
-        with nullcontext(sys.stdout.buffer) if out is None else new_file(out) as file:
-            return await write_attempts(book, file, kind)
+        count = 0
+        with nullcontext(sys.stdout.buffer) if out is None else _new_file(out) as file:
+            if not as_json:
+                file.write(csv_line(COLUMNS))
+            async for record in book.records():
+                row = await _row(book, record)
+                file.write(json_line(row) if as_json else csv_line(row.values()))
+                count += 1
+            file.flush()
+        return count
 
     count = with_ledger(ledger, write)
     if out is not None:
@@ -221,7 +361,34 @@ def export(
     return 0
 
 
-def _console() -> Console:
-    """A table for a pipe keeps each sale on one line."""
-    console = terminal.out()
-    return console if console.is_terminal else Console(highlight=False, width=240)
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file, on disk when this ends; none where it cannot be written whole."""
+    try:
+        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
+    except FileExistsError:
+        raise ConfigurationError(f"--out {path.name}: is there already; nothing was written") from None
+    except OSError as error:
+        raise ConfigurationError(f"--out {path.name}: cannot be written: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+            os.fsync(file.fileno())
+    except BaseException as error:
+        path.unlink()
+        if isinstance(error, OSError):
+            raise ConfigurationError(f"--out {path.name}: cannot be written: {error.strerror}") from None
+        raise
+
+
+async def _row(book: Ledger, record: Record) -> dict[str, object]:
+    row: dict[str, object] = {name: getattr(record, name, None) for name in _RECORD_COLUMNS}
+    for name in ("created_at", "expires_at", "notified_at", "decided_at"):
+        row[name] = None if (when := getattr(record, name)) is None else iso(when)
+    row["candidate_ids"] = [each for each in record.candidate_ids if each != DROPPED]
+    row |= {"paid": record.state.paid, "messages": list(record.messages), "actor": None, "reason": None}
+    if record.evidence is Evidence.OPERATOR:
+        for change in await book.history(record.client_transaction_id):
+            if change.attempt == record.attempt and change.evidence is Evidence.OPERATOR and change.detail:
+                row |= {name: json.loads(change.detail).get(name) for name in ("actor", "reason")}
+    return row

@@ -41,16 +41,15 @@ SENTENCES = {
 
 
 def is_unresolved(record: Record, now: float, window: float) -> bool:
-    """Whether nothing that runs by itself is likely to settle it any more."""
+    """Return whether nothing that runs by itself is likely to settle the record any more."""
     if record.state is State.SENDING:
         return now > record.created_at + SENDER_GONE
-    return record.state is State.UNKNOWN or (
-        record.state is State.EXPIRED and now > last_query(record, window)
-    )
+    late = record.state is State.EXPIRED and now > last_query(record, window)
+    return record.state is State.UNKNOWN or late
 
 
 def last_query(record: Record, window: float) -> float:
-    """When a tracker has asked for the last time that a wait hopes for."""
+    """Return when a tracker makes the last query that a wait hopes for."""
     expires_at = record.created_at + window if record.expires_at is None else record.expires_at
     return expires_at + sum(LAST_QUERIES) * window / NORMAL_WINDOW
 
@@ -61,7 +60,7 @@ def heard_of(record: Record) -> str:
 
 
 def why(record: Record, now: float, window: float) -> str:
-    """Why a sale is where it is, in words."""
+    """Return why a sale is where it is, in words."""
     word = RESTS_ON[record.evidence]
     match record.state:
         case State.SENDING if now > record.created_at + SENDER_GONE:
@@ -84,22 +83,19 @@ def why(record: Record, now: float, window: float) -> str:
 
 
 def refusal(record: Record) -> str:
-    """A refusal's code and messages."""
+    """Return a refusal's code and messages."""
     said = "; ".join(record.messages) or record.error_type or ""
     return said if record.error_code is None else f"{said} (code {record.error_code})"
 
 
 def move(change: Change) -> str:
-    """What happened, and between which states."""
-    return (
-        change.event
-        if change.before is change.after
-        else f"{change.event}: {change.before or 'nothing'} → {change.after}"
-    )
+    """Return what happened, and between which states."""
+    between = f": {change.before or 'nothing'} → {change.after}" if change.before is not change.after else ""
+    return f"{change.event}{between}"
 
 
 def what(change: Change) -> str:
-    """An event's own sentence, with its details."""
+    """Return an event's own sentence, with its details."""
     details = []
     for name, value in (json.loads(change.detail) if change.detail else {}).items():
         text = f"{utc(value)} UTC" if name.endswith("_at") else str(value)
@@ -107,15 +103,11 @@ def what(change: Change) -> str:
     return " ".join([SENTENCES.get(change.event, ""), "; ".join(details)]).strip()
 
 
-def _moment(when: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(when, datetime.UTC)
-
-
 def utc(when: float) -> str:
-    """`2026-03-01 17:04:59`."""
-    return _moment(when).strftime("%Y-%m-%d %H:%M:%S")
+    """Return `2026-03-01 17:04:59`."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def local(when: float) -> str:
-    """The same moment on this machine's clock, with its distance from UTC."""
-    return _moment(when).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    """Return the same moment on this machine's clock, with its distance from UTC."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")

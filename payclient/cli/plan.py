@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from payclient.batch.estimate import Estimate, estimate
+from payclient.batch.estimate import estimate
 from payclient.batch.results import passes
 from payclient.cli import terminal
-from payclient.cli.tables import plan_table, simple_table
-from payclient.cli.unfinished import Limits
-from payclient.errors import LedgerInUseError
+from payclient.cli.lines import LABELS
+from payclient.cli.progress import Limits
+from payclient.cli.settings import location_of
+from payclient.cli.summary import simple_table
+from payclient.errors import LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
-from payclient.rows.check import MAX_FAULTS, FileCheck
-from payclient.rows.faults import Fault
+from payclient.rows import ChargeFile
+from payclient.rows.cells import RowError
 
 __all__: list[str] = []
 
 #: Rows that the ledger is asked for at once.
 CHUNK = 500
 
-_ORDER = (
-    State.ACCEPTED,
-    State.CANCELLED,
-    State.REFUSED,
-    State.PENDING,
-    State.EXPIRED,
-    State.UNKNOWN,
-    State.SENDING,
-)
+#: Errors shown of one file; all are counted.
+MAX_ERRORS = 50
 
 
 @attrs.frozen
@@ -46,10 +40,12 @@ class Known:
     """What the ledger says of the rows, before anything is sent."""
 
     #: Rows by state; those that have none are not counted.
-    states: Counter[str]
+    states: Counter[str] = attrs.field(factory=Counter)
     #: Refused ones that would be tried again.
     again: int = 0
     in_use: bool = False
+    #: There is none yet.
+    new: bool = False
 
     @property
     def settled(self) -> int:
@@ -57,26 +53,26 @@ class Known:
         return self.states.total() - self.again
 
 
-async def ask_ledger(url: str | None, checked: FileCheck, retry: Sequence[str]) -> Known | None:
-    """Look the rows up, and let the ledger go again; None: there is none yet."""
-    kind, _, path = (url or "").partition(":")
-    if not url or kind == "memory" or (kind == "sqlite" and not os.path.exists(path)):  # noqa: ASYNC240 - once
+async def ask_ledger(url: str | None, file: ChargeFile, retry: Sequence[str]) -> Known | None:
+    """Look the rows up, and close the ledger again; None: none was named."""
+    if not url or url.startswith("memory:"):
         return None
     try:
-        book = await open_ledger(url)
+        book = await open_ledger(url, create=False)
     except LedgerInUseError:
-        return Known(Counter(), in_use=True)
+        return Known(in_use=True)
+    except LedgerMissingError:
+        return Known(new=True)
     states: Counter[str] = Counter()
     again = 0
     try:
-        with checked.requests() as rows:
-            keys = (request.client_transaction_id for request in rows.in_order())
-            while chunk := list(itertools.islice(keys, CHUNK)):
-                for record in (await book.get_many(chunk)).values():
-                    states[record.state] += 1
-                    again += record.state is State.REFUSED and (
-                        "refused" in retry or passes(record.evidence, record.error_type)
-                    )
+        keys = (request.client_transaction_id for request in file.requests)
+        while chunk := list(itertools.islice(keys, CHUNK)):
+            for record in (await book.get_many(chunk)).values():
+                states[record.state] += 1
+                again += record.state is State.REFUSED and (
+                    "refused" in retry or passes(record.evidence, record.error_type)
+                )
     finally:
         await book.aclose()
     return Known(states, again)
@@ -86,11 +82,11 @@ async def ask_ledger(url: str | None, checked: FileCheck, retry: Sequence[str]) 
 class Plan:
     """All that is known before the first charge."""
 
-    checked: FileCheck
+    file: ChargeFile
     known: Known | None
     limits: Limits
     #: Where the bad rows go.
-    left_out: Path | None
+    skip_bad: Path | None
     #: Where it goes; None where a dry run was not told.
     base_url: str | None
     profile: ServiceProfile
@@ -99,97 +95,85 @@ class Plan:
     @property
     def to_send(self) -> int:
         """Rows that are sent, as far as the ledger knows."""
-        return self.checked.good_rows - (0 if self.known is None else self.known.settled)
+        return len(self.file.requests) - (0 if self.known is None else self.known.settled)
 
     def picture(self) -> RenderableType:
-        """For people: the money, then a line for each thing to know."""
-        checked = self.checked
+        """Return it for people: the money, then a line for each thing to know."""
+        file, lanes = self.file, self.file.lanes
+        money = simple_table("currency", numbers=("charges", "total"))
+        for currency, (count, cents) in file.totals.items():
+            money.add_row(currency, f"{count:,}", terminal.money(cents, currency))
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="bold", no_wrap=True)
         facts.add_column(overflow="fold")
-        facts.add_row("file", Text(f"{checked.path.name}: {checked.description}"))
+        facts.add_row("file", Text(f"{file.path.name}: {file.description}"))
         facts.add_row("rows", self._rows())
-        if checked.good_rows:
-            many = (
-                ""
-                if checked.longest_lane < 2
-                else f"; one of them has {checked.longest_lane:,} charges, one at a time"
-            )
-            facts.add_row("customers", f"{checked.customers:,}{many}")
-        facts.add_row("ledger", Text(self._ledger()))
-        facts.add_row("to send", self._to_send())
+        if lanes:
+            longest = max(lanes.values())
+            many = "" if longest < 2 else f"; one of them has {longest:,} charges, one at a time"
+            facts.add_row("customers", f"{len(lanes):,}{many}")
+        facts.add_row("ledger", self._ledger())
+        facts.add_row("to send", self._to_send(max(lanes.values(), default=0)))
         if self.base_url is not None:
             facts.add_row("to", Text(f"{self.base_url} as {self.profile.name}"))
-        return Group(plan_table(checked.charges, checked.totals), facts, Text(""))
+        return Group(money, facts, Text(""))
 
     def _rows(self) -> Text:
-        checked = self.checked
-        text = Text(f"{checked.good_rows:,} good")
-        if checked.bad_rows:
-            text.append(f", {checked.bad_rows:,} bad", style="bold red")
-            if self.left_out is not None:
-                text.append(f", which are left out and go to {self.left_out}")
+        text = Text(f"{len(self.file.requests):,} good")
+        if self.file.bad:
+            text.append(f", {len(self.file.bad):,} bad", style="bold red")
+            if self.skip_bad is not None:
+                text.append(f", which are left out and go to {self.skip_bad}")
         return text
 
-    def _ledger(self) -> str:
+    def _ledger(self) -> Text:
         if self.ledger is None:
-            return "not told: give --ledger to see what was charged before"
-        known, ledger = self.known, terminal.without_password(self.ledger)
-        if known is None or not known.states.total():
-            words = (
-                "is in use by another run" if known is not None and known.in_use else "knows none of the rows"
-            )
-            return f"{ledger} {words}"
-        counts = ", ".join(f"{known.states[state]:,} {state}" for state in _ORDER if known.states[state])
+            return Text("not told: give --ledger to see what was charged before")
+        known, text = self.known, Text(location_of(self.ledger))
+        if known is None or known.new:
+            return text.append(" is new", "bold yellow").append(": it knows no earlier charge")
+        if known.in_use:
+            return text.append(" is in use by another run")
+        if not known.states.total():
+            return text.append(" knows none of the rows")
+        counts = ", ".join(f"{known.states[state]:,} {state}" for state in LABELS if known.states[state])
         again = f" ({known.again:,} of them tried again)" if known.again else ""
-        return f"{ledger} knows {known.states.total():,} rows: {counts}{again}"
+        return text.append(f" knows {known.states.total():,} rows: {counts}{again}")
 
-    def _expected(self) -> Estimate:
-        return estimate(
-            self.profile,
-            rows=self.to_send,
-            longest_lane=min(self.checked.longest_lane, self.to_send),
-            max_in_flight=self.limits.max_in_flight,
-            max_pending=self.limits.max_pending,
-            rate=self.limits.rate,
-            wait=self.limits.wait,
-        )
-
-    def _to_send(self) -> str:
+    def _to_send(self, longest_lane: int) -> str:
         if not self.to_send:
             return "nothing"
-        if self.checked.bad_rows and self.left_out is None:
+        if self.file.bad and self.skip_bad is None:
             return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
-        expected = self._expected()
+        limits = self.limits
+        expected = estimate(
+            self.profile,
+            rows=self.to_send,
+            longest_lane=min(longest_lane, self.to_send),
+            max_in_flight=limits.max_in_flight,
+            max_pending=limits.max_pending,
+            rate=limits.rate,
+            wait=limits.wait,
+        )
         queries = f"{_rounded(expected.queries)} status queries"
         if self.profile.status is None:
             queries = "no status queries: the profile names none"
         return f"{self.to_send:,} charges; expect about {_about(expected.seconds)} ({expected.bound_by}), and {queries}"
 
 
-def show_faults(checked: FileCheck) -> None:
-    """The first faults: a table on a terminal, lines elsewhere."""
+def show_errors(errors: Sequence[RowError]) -> None:
+    """Show the first errors: a table on a terminal, lines elsewhere."""
     if not terminal.err.is_terminal:
-        for fault in checked.faults:
-            terminal.say(fault)
+        for error in errors[:MAX_ERRORS]:
+            terminal.say(str(error))
         return
-    show(terminal.err, _fault_table(list(checked.index.faults(MAX_FAULTS))))
-
-
-def _fault_table(faults: Sequence[Fault]) -> Table:
     table = simple_table()
     table.add_column("line", justify="right", no_wrap=True)
     table.add_column("column", overflow="fold")
-    table.add_column("holds")
     table.add_column("what is wrong", ratio=1)
-    for fault in faults:
-        table.add_row(str(fault.line), Text(fault.column or ""), fault.kind or "", Text(fault.reason))
-    return table
-
-
-def show(console: Console, picture: RenderableType) -> None:
-    """Print what is wrapped at words, to the width of the terminal."""
-    console.print(picture, soft_wrap=False)
+    for error in errors[:MAX_ERRORS]:
+        table.add_row(str(error.line), Text(error.column or ""), Text(error.reason))
+    terminal.err.print(table, soft_wrap=False)
 
 
 def _about(seconds: float) -> str:
@@ -198,13 +182,10 @@ def _about(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 90:
         return f"{minutes} min"
-    hours = minutes / 60
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
 
 
 def _rounded(number: float) -> str:
     whole = round(number)
-    if whole < 100:
-        return f"{whole}"
-    step = 10 ** (len(str(whole)) - 2)
+    step = 10 ** max(len(str(whole)) - 2, 0)
     return f"{round(whole / step) * step:,}"

@@ -10,8 +10,17 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from payclient.cli import terminal
-from payclient.cli.settings import NO_AMOUNTS, AmountOptions, BaseUrl, LedgerUrl, Profile, Service, service_of
-from payclient.cli.tables import facts
+from payclient.cli.settings import (
+    NO_AMOUNTS,
+    AmountOptions,
+    BaseUrl,
+    LedgerUrl,
+    NewLedger,
+    Profile,
+    Service,
+    service_of,
+)
+from payclient.cli.summary import facts
 from payclient.encoding import Encoder
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
@@ -31,6 +40,7 @@ def prepare(
     reference: str | None = None,
     language: Annotated[Literal["es", "en"] | None, Parameter(help="Of the form.")] = None,
     ledger: LedgerUrl = None,
+    new_ledger: NewLedger = False,
     base_url: BaseUrl = None,
     profile: Profile = None,
 ) -> int:
@@ -48,7 +58,7 @@ def prepare(
         language=language,
         **attrs.asdict(amounts),
     )
-    where = service_of(base_url, profile, ledger)
+    where = service_of(base_url, profile, ledger, new_ledger=new_ledger)
     Encoder(where.profile).prepare(request)  # what the profile forbids is bad input
     try:
         form, now = asyncio.run(_prepare(where, request))

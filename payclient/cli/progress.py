@@ -1,21 +1,29 @@
-"""How a run is doing: a live picture on a terminal, a plain line now and then elsewhere, JSON for machines."""
+"""How a run is doing: live on a terminal, a plain line now and then elsewhere, JSON for machines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from rich.live import Live
+import attrs
+from rich import progress
+from rich.table import Column
 
 from payclient.batch import Charges
 from payclient.cli import terminal
-from payclient.cli.report_lines import Line, Tally, iso
-from payclient.cli.tables import outcome_table, run_picture
-from payclient.cli.unfinished import Unfinished, Workload, unfinished
+from payclient.cli.lines import LABELS, Line, Tally
+from payclient.cli.summary import COLOURS, outcome_table
+from payclient.cli.terminal import at, duration, iso, money
+from payclient.clock import Clock
+from payclient.lifecycle import State
+from payclient.pending import PendingSale
+from payclient.profile import ServiceProfile
+from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW
 from payclient.tracker import Tracker
 
 __all__: list[str] = []
@@ -29,14 +37,109 @@ PLAIN_EVERY, PLAIN_LATER = 5.0, 30.0
 #: Seconds between two pictures, and between two JSON events of progress.
 LIVE_EVERY, JSON_EVERY = 0.25, 1.0
 
+#: Always in the live picture, whatever their count; the others only where they are.
+_SHOWN = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How a run is paced; see `charge_all`."""
+
+    max_in_flight: int = 50
+    max_pending: int = 1000
+    rate: float | None = None
+    wait: float | None = None
+    retry: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Unfinished:
+    """What is open. Times are UTC seconds since the epoch, durations seconds."""
+
+    #: Sales that a customer can still approve.
+    pending: int = 0
+    #: Sales past their time, whose last queries are due.
+    expired: int = 0
+    #: Sales that may exist or not.
+    unknown: int = 0
+    #: Rows read that are none of these: they queue, or are on their way.
+    queued: int = 0
+    #: Time left of the pending sale that expires first.
+    next_left: float | None = None
+    #: When the last pending sale expires.
+    expires_at: float | None = None
+    #: When the last row has its outcome, if nothing is answered, and the service slows nothing.
+    latest_end: float | None = None
+
+    def words(self) -> str:
+        """Return what is waited for."""
+        parts = []
+        if self.next_left is not None:
+            parts.append(f"for a customer; the next expires in {duration(self.next_left)}")
+        if self.expired:
+            parts.append(f"{self.expired:,} expired, last word awaited")
+        if self.unknown:
+            parts.append(f"{self.unknown:,} unknown, looked up")
+        if self.queued:
+            parts.append(f"{self.queued:,} queue")
+        if self.latest_end is not None:
+            parts.append(f"over by {at(self.latest_end)}")
+        return "; ".join(parts) or "no customer pending"
+
+
+def unfinished(
+    sales: Iterable[PendingSale],
+    under_way: Collection[str],
+    *,
+    unsent: int,
+    longest_lane: int = 1,
+    limits: Limits,
+    profile: ServiceProfile,
+    clock: Clock,
+) -> Unfinished:
+    """Return what is left of a run, by the tracker's open sales; those of other runs are passed over.
+
+    `unsent`: rows that will still be sent, those under way and not open included.
+    """
+    now, window = clock.time(), profile.sale_window
+    last_words = sum(LAST_QUERIES) * window / NORMAL_WINDOW
+    if limits.wait is not None:
+        window, last_words = min(window, limits.wait), 0.0
+    # An unknown sale is queried until it is proven absent, a tenth later than the first proof.
+    absence = max(last_words, 1.1 * profile.absent_after)
+    found = [sale for sale in sales if sale.client_transaction_id in under_way]
+    counts = {state: [sale for sale in found if sale.state is state] for state in State}
+    pending = sorted(sale.expires_at for sale in counts[State.PENDING] if sale.expires_at is not None)
+    ends = [end + last_words for end in pending]
+    ends += [(sale.expires_at or now) + last_words for sale in counts[State.EXPIRED]]
+    ends += [(sale.expires_at or now) + absence for sale in counts[State.UNKNOWN]]
+    if unsent:
+        rounds = max(-(-unsent // limits.max_pending), longest_lane)
+        sending = 0.0 if limits.rate is None else unsent / limits.rate
+        ends.append((pending[-1] if pending else now) + rounds * window + sending + last_words)
+    opened = sum(len(counts[state]) for state in (State.PENDING, State.EXPIRED, State.UNKNOWN))
+    return Unfinished(
+        pending=len(counts[State.PENDING]),
+        expired=len(counts[State.EXPIRED]),
+        unknown=len(counts[State.UNKNOWN]),
+        queued=max(len(under_way) - opened, 0),
+        next_left=max(pending[0] - now, 0.0) if pending else None,
+        expires_at=pending[-1] if pending else None,
+        latest_end=max(now, *ends) if ends else None,
+    )
+
 
 class Progress:
     """Shows a tally that somebody else fills, and nothing by itself; opened by `async with`."""
 
-    def __init__(self, tally: Tally, work: Workload, under_way: Collection[str]) -> None:
+    def __init__(
+        self, tally: Tally, rows: int, limits: Limits, under_way: Collection[str], *, longest_lane: int = 1
+    ) -> None:
         self._tally = tally
-        self._work = work
+        self._rows = rows
+        self._limits = limits
         self._under_way = under_way
+        self._longest_lane = longest_lane
         self._task: asyncio.Task[None] | None = None
         self._began = time.monotonic()
         self.tracker: Tracker | None = None
@@ -55,17 +158,17 @@ class Progress:
             await asyncio.wait([self._task])
 
     async def _show(self) -> None:
-        """Until it is cancelled."""
+        """Show, until it is cancelled."""
 
     def row(self, line: Line) -> None:
-        """A row has its line."""
+        """Show a row's line."""
 
     def note(self, event: str, text: str, **facts: object) -> None:
-        """Something to know at once; people are told on stderr."""
+        """Show something to know at once; people are told on stderr."""
         terminal.say(text)
 
     def end(self, code: int, **files: object) -> None:
-        """The run is over."""
+        """Show that the run is over."""
 
     @property
     def stopped(self) -> str | None:
@@ -78,17 +181,23 @@ class Progress:
         return time.monotonic() - self._began
 
     def unfinished(self) -> Unfinished:
-        """What is open now."""
+        """Return what is open now."""
         if self.tracker is None:
             return Unfinished()
+        sales = self.tracker.open_sales()
+        left = (
+            self._rows
+            - self._tally.done
+            - sum(sale.client_transaction_id in self._under_way for sale in sales)
+        )
         return unfinished(
-            self.tracker.open_sales(),
+            sales,
             self._under_way,
-            done=self._tally.done,
-            work=self._work,
+            unsent=0 if self.stopped is not None else max(left, 0),
+            longest_lane=self._longest_lane,
+            limits=self._limits,
             profile=self.tracker.profile,
             clock=self.tracker.clock,
-            stopped=self.stopped is not None,
         )
 
 
@@ -101,28 +210,16 @@ class PlainProgress(Progress):
             terminal.say(self.sentence())
 
     def sentence(self) -> str:
-        """All of it in one line."""
+        """Return all of it in one line."""
         now, tally = self.unfinished(), self._tally
-        counts = []
-        for label, count in tally.counts.most_common():
-            money = ", ".join(terminal.money(cents, name) for name, cents in tally.totals(label).items())
-            counts.append(f"{count:,} {label} ({money})")
-        parts = [
-            f"{terminal.at(time.time())}  {tally.done:,} of {self._work.rows:,} done",
-            "; ".join(counts) or "no outcome yet",
-            f"{now.pending:,} wait for a customer",
+        counts = [
+            f"{count:,} {label} ({', '.join(money(cents, name) for name, cents in tally.totals(label).items())})"
+            for label, count in tally.counts.most_common()
+            if count
         ]
-        if now.next_left is not None:
-            parts[-1] += f" (the next expires in {terminal.duration(now.next_left)})"
-        if now.expired:
-            parts.append(f"{now.expired:,} expired, their last word awaited")
-        if now.unknown:
-            parts.append(f"{now.unknown:,} unknown, being looked up")
-        if now.queued:
-            parts.append(f"{now.queued:,} queue")
-        if now.latest_end is not None:
-            parts.append(f"over by {terminal.at(now.latest_end)}")
-        return "; ".join(parts)
+        waiting = f"{now.pending:,} waiting: {now.words()}" if now.pending else now.words()
+        outcomes = "; ".join(counts) or "no outcome yet"
+        return f"{at(time.time())}  {tally.done:,} of {self._rows:,} done; {outcomes}; {waiting}"
 
     def end(self, code: int, **files: object) -> None:
         terminal.out().print(outcome_table(self._tally))
@@ -132,45 +229,68 @@ class LiveProgress(PlainProgress):
     """A picture that stays in its place, and a table at the end."""
 
     async def _show(self) -> None:
-        # Drawn from this loop and not by rich's own thread: the tally changes under nobody's eyes.
-        with Live(
-            self._picture(), console=terminal.err, auto_refresh=False, transient=True, redirect_stdout=False
-        ) as live:
+        picture = self.picture()
+        with picture:
             while True:
-                live.update(self._picture(), refresh=True)
+                self.update(picture)
                 await asyncio.sleep(LIVE_EVERY)
 
-    def _picture(self) -> Any:
-        return run_picture(
-            self._tally,
-            self.unfinished(),
-            total=self._work.rows,
-            elapsed=self.elapsed,
-            stopped=self.stopped,
-            width=terminal.err.width,
+    def picture(self) -> progress.Progress:
+        """Return bars, one for each outcome. They are drawn from this loop: the tally changes under nobody's eyes."""
+        return progress.Progress(
+            progress.TextColumn("{task.description}", table_column=Column(min_width=10, no_wrap=True)),
+            progress.BarColumn(None, table_column=Column(min_width=8, max_width=24)),
+            progress.TextColumn("{task.fields[count]}", justify="right", table_column=Column(min_width=7)),
+            progress.TextColumn(
+                "{task.fields[words]}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            console=terminal.err,
+            auto_refresh=False,
+            expand=True,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
+
+    def update(self, picture: progress.Progress) -> None:
+        """Show the state of this moment."""
+        tally, now = self._tally, self.unfinished()
+        ids = {task.description: task.id for task in picture.tasks}
+        words = f"of {self._rows:,}; running {duration(self.elapsed)}"
+        rows: list[tuple[str, int, str]] = [("done", tally.done, words)]
+        for label in LABELS:
+            if tally.counts[label] or label in _SHOWN:
+                sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(label).items())
+                rows.append((f"[{COLOURS.get(label, 'blue')}]{label}[/]", tally.counts[label], sums))
+        rows.append(("waiting", now.pending, now.words()))
+        if self.stopped is not None:
+            rows.append(("stopping", 0, self.stopped))
+        for name, count, text in rows:
+            shown = {"completed": count, "count": f"{count:,}" if name != "stopping" else "", "words": text}
+            if name in ids:
+                picture.update(ids[name], **shown)  # type: ignore[arg-type]  # by name
+            else:
+                picture.add_task(name, total=max(self._rows, 1), **shown)  # type: ignore[arg-type]  # by name
+        picture.refresh()
 
 
 class JsonProgress(Progress):
     """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `end`. Cents and UTC."""
 
-    def __init__(self, tally: Tally, work: Workload, under_way: Collection[str]) -> None:
-        super().__init__(tally, work, under_way)
-        self._deaf = False
+    _deaf = False
 
     async def _show(self) -> None:
-        self._emit("begin", rows=self._work.rows)
+        self._emit("begin", rows=self._rows)
         while True:
             await asyncio.sleep(JSON_EVERY)
             now = self.unfinished()
             self._emit(
                 "progress",
                 done=self._tally.done,
-                rows=self._work.rows,
-                pending=now.pending,
-                expired=now.expired,
-                unknown=now.unknown,
-                queued=now.queued,
+                rows=self._rows,
+                **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
                 next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
                 latest_end=None if now.latest_end is None else iso(now.latest_end),
                 outcomes=self._tally.summary(),
@@ -184,24 +304,23 @@ class JsonProgress(Progress):
         self._emit(event, **facts)
 
     def end(self, code: int, **files: object) -> None:
-        self._emit(
-            "end", exit_code=code, done=self._tally.done, rows=self._work.rows,
-            outcomes=self._tally.summary(), **files,
-        )  # fmt: skip
+        outcomes = self._tally.summary()
+        self._emit("end", exit_code=code, done=self._tally.done, rows=self._rows, outcomes=outcomes, **files)
 
     def _emit(self, event: str, **facts: object) -> None:
         if self._deaf:
             return
         try:
-            print(json.dumps({"event": event, "at": iso(time.time()), **facts}), flush=True)
-        except OSError:
-            # Whoever read has gone; the charges are no less real, and the ledger and the report hold them.
+            sys.stdout.write(json.dumps({"event": event, "at": iso(time.time()), **facts}) + "\n")
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            # The reader has gone; the charges are no less real, and the ledger and the report hold them.
             self._deaf = True
             terminal.complain("stdout is closed: no more events; the run goes on")
 
 
-def progress_of(look: Look) -> Callable[[Tally, Workload, Collection[str]], Progress]:
-    """What shows a run in this way."""
+def progress_of(look: Look) -> Callable[..., Progress]:
+    """Return the class that shows a run in this way."""
     if look == "json":
         return JsonProgress
     if look == "quiet":

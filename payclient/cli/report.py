@@ -6,92 +6,111 @@ interrupted, puts a file with its own rows alone in its place. After a crash the
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
-import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import attrs
-
-from payclient.cli.report_lines import Line
-from payclient.cli.spreadsheet import csv_line, json_line
+from payclient.cli.files import atomic_write, check_output
+from payclient.cli.lines import COLUMNS, Line, csv_line, json_line
 from payclient.errors import ConfigurationError
-from payclient.rows.replacing import replacing
 
 __all__: list[str] = []
 
-COLUMNS = tuple(field.name for field in attrs.fields(Line))
-
 
 class Report:
-    """Open by `with`; `write` each line; `finish` at the end of a run that was not killed."""
+    """Open by `with`; `write` each line; `finish` with all lines at the end of a run that was not killed."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises `ConfigurationError` where this is no place for a report; nothing is written yet."""
-        self.path = Path(path)
-        self._is_csv = self.path.suffix.lower() == ".csv"
-        if not self._is_csv and self.path.suffix.lower() != ".jsonl":
-            raise ConfigurationError(f"--report {self.path.name}: ends in .csv or .jsonl")
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
+        check_output("--report", path, ".csv", ".jsonl")
+        self.path = path
+        self._is_csv = path.suffix.lower() == ".csv"
         self._header = csv_line(COLUMNS) if self._is_csv else b""
-        self._begin = 0
+        #: The file, once it is open; None again where it takes nothing more.
+        self._file: int | None = None
+        self._size = 0
         try:
-            with self.path.open("rb") as file:
-                if not self._is_ours(file.readline()):
-                    raise ConfigurationError(f"--report {self.path.name}: is there already and is no report")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise self._unwritable(error) from None
-
-    def _unwritable(self, error: OSError) -> ConfigurationError:
-        return ConfigurationError(f"--report {self.path.name}: cannot be written: {error.strerror}")
-
-    def _is_ours(self, first: bytes) -> bool:
-        if not first:
-            return True
-        if self._is_csv:
-            return first == self._header
-        try:
-            return {"client_transaction_id", "state", "paid"} <= set(json.loads(first))
-        except (ValueError, TypeError):
-            return False
-
-    def __enter__(self) -> Report:
-        try:
-            self._file = self.path.open("a+b")
+            self._before = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise self._unwritable(error) from None
         # A row that a crash cut is dropped; every row is one line.
-        self._file.seek(0)
-        whole = last = 0
-        for raw in self._file:
-            last += len(raw)
-            whole = last if raw.endswith(b"\n") else whole
-        self._file.truncate(whole)
-        if whole == 0 and self._header:
-            self._file.write(self._header)
-            self._file.flush()
-            whole = len(self._header)
-        self._begin = whole
+        self._before = self._before[: self._before.rfind(b"\n") + 1]
+        first = self._before.partition(b"\n")[0]
+        ours = first + b"\n" == self._header if self._is_csv else {"state", "paid"} <= _object(first).keys()
+        if first and not ours:
+            raise ConfigurationError(
+                f"--report {path.name}: is there already and is not a report; nothing was sent"
+            )
+
+    def paid(self) -> set[str]:
+        """Return the client transaction ids that an earlier run's report calls paid."""
+        rows: Iterator[Mapping[str, Any]] = (
+            csv.DictReader(io.StringIO(self._before.decode("utf-8", "replace"), newline=""))
+            if self._is_csv
+            else map(_object, self._before.splitlines())
+        )
+        # After a crash the last row of a key counts.
+        last = {row.get("client_transaction_id"): row.get("paid") for row in rows}
+        paid = [str(key) for key, paid in last.items() if paid in (True, "true")]
+        return {*paid, *(key[1:] for key in paid if key[:1] == "'")}  # a key that was defused
+
+    def _unwritable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"
+        )
+
+    def __enter__(self) -> Report:
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            with suppress(OSError, AttributeError):
+                os.fchmod(self._file, 0o600)
+            self._size = len(self._before)
+            self._write(b"" if self._before else self._header)
+        except OSError as error:
+            self.__exit__()
+            raise self._unwritable(error) from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+        self._file = None
 
     def write(self, line: Line) -> None:
-        """Add one line; it is with the operating system when this returns."""
-        cells = line.cells()
-        self._file.write(csv_line(cells.values()) if self._is_csv else json_line(cells))
-        self._file.flush()
+        """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
+        self._write(self._bytes(line))
 
-    def finish(self) -> None:
-        """Leave only the lines of this run, in one step, on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        if self._begin == len(self._header):
-            return
-        with replacing(self.path) as file:
+    def _write(self, content: bytes) -> None:
+        if self._file is None:
+            raise OSError("the report is closed")
+        os.ftruncate(self._file, self._size)
+        os.lseek(self._file, self._size, os.SEEK_SET)
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self._size += len(content)
+
+    def finish(self, lines: Iterable[Line]) -> None:
+        """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
+        with atomic_write(self.path) as file:
             file.write(self._header)
-            self._file.seek(self._begin)
-            shutil.copyfileobj(self._file, file)
-            shutil.copymode(self.path, file.name)
+            for line in lines:
+                file.write(self._bytes(line))
+
+    def _bytes(self, line: Line) -> bytes:
+        cells = line.cells()
+        return csv_line(cells.values()) if self._is_csv else json_line(cells)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        data = None
+    return data if isinstance(data, dict) else {}

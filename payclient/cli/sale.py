@@ -9,20 +9,21 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.report_lines import PAID_WORDS, Line
-from payclient.cli.running import Run
+from payclient.cli.lines import PAID_WORDS, Line
+from payclient.cli.progress import Limits
+from payclient.cli.run import Run
 from payclient.cli.settings import (
     NO_AMOUNTS,
     AmountOptions,
     BaseUrl,
     Flag,
     LedgerUrl,
+    NewLedger,
     Profile,
     Wait,
     service_of,
 )
-from payclient.cli.tables import facts
-from payclient.cli.unfinished import Limits, Workload
+from payclient.cli.summary import facts
 from payclient.encoding import Encoder
 from payclient.models import SaleRequest
 
@@ -42,6 +43,7 @@ def sale(
     nick_name: Annotated[str | None, Parameter(help="Charge this user name, with --by-nick-name.")] = None,
     by_nick_name: Annotated[bool, Flag] = False,
     ledger: LedgerUrl = None,
+    new_ledger: NewLedger = False,
     base_url: BaseUrl = None,
     profile: Profile = None,
     wait: Wait = None,
@@ -62,12 +64,11 @@ def sale(
         by_nick_name=by_nick_name,
         **attrs.asdict(amounts),
     )
-    where = service_of(base_url, profile, ledger)
+    where = service_of(base_url, profile, ledger, new_ledger=new_ledger)
     Encoder(where.profile).sale(request)  # what the profile forbids is bad input
-    lines: list[Line] = []
-    run = Run([request], Workload(1, Limits(wait=wait)), on_line=lines.append)
+    run = Run([request], Limits(wait=wait))
     code = asyncio.run(run.charge(where))
-    for line in lines:
+    for line in run.lines.values():
         _show(line)
     if code == 130:
         terminal.say("interrupted; the same command goes on waiting, and sends nothing again")

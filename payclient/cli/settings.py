@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -15,10 +15,12 @@ import attrs
 from cyclopts import Parameter, Token
 
 from payclient.access import TokenSource, check_base_url, token_fault
-from payclient.errors import ConfigurationError
+from payclient.cli import terminal
+from payclient.cli.files import check_regular
+from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.profiles import find_profile
+from payclient.profiles import PRESETS, find_profile
 from payclient.tracker import Tracker, open_tracker
 
 __all__: list[str] = []
@@ -61,7 +63,7 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
 
 def _seconds(_: object, tokens: Sequence[Token]) -> float:
     text = tokens[0].value
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         raise ValueError("must be a number, 0 or more")
     return float(text)
 
@@ -78,6 +80,11 @@ Wait = Annotated[
 ]
 Flag = Parameter(negative=(), show_default=False)
 Yes = Annotated[bool, Flag, Parameter(help="Do not ask.")]
+NewLedger = Annotated[
+    bool,
+    Flag,
+    Parameter(help="Make the ledger where there is none yet; a new one knows no earlier charge."),
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -106,14 +113,40 @@ class Service:
     token: TokenSource = attrs.field(repr=False)
     profile: ServiceProfile
     ledger: str = attrs.field(repr=False)  # its address may hold a password
+    #: Whether a ledger may be made where there is none.
+    new_ledger: bool = False
 
-    def tracker(self) -> AbstractAsyncContextManager[Tracker]:
-        """Open the tracker of this service."""
-        return open_tracker(self.base_url, self.token, ledger=self.ledger, profile=self.profile)
+    @asynccontextmanager
+    async def tracker(self) -> AsyncIterator[Tracker]:
+        """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
+        try:
+            async with open_tracker(
+                self.base_url,
+                self.token,
+                ledger=self.ledger,
+                profile=self.profile,
+                create=self.new_ledger or self.ledger == "memory:",
+            ) as tracker:
+                yield tracker
+        except LedgerMissingError:
+            raise ConfigurationError(
+                f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
+                "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
+            ) from None
+
+
+def location_of(ledger: str) -> str:
+    """Return a ledger's address for people: the whole path of a file, and no password."""
+    kind, _, path = ledger.partition(":")
+    return (
+        f"sqlite:{os.path.abspath(path)}" if kind == "sqlite" and path else terminal.without_password(ledger)
+    )
 
 
 def profile_of(profile: str | None) -> ServiceProfile:
-    """The profile of a preset's name or a path, or the document's."""
+    """Return the profile of a preset's name or a path, or the document's."""
+    if profile and profile not in PRESETS:
+        check_regular("--profile", Path(profile))
     return DOCUMENT if not profile else find_profile(profile)
 
 
@@ -127,6 +160,7 @@ class RotatingToken:
 
     def read(self) -> str:
         """The token as it is now."""
+        check_regular("--token-file", self._path)
         try:
             token = self._path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
@@ -170,9 +204,14 @@ def session_settings(
 
 
 def service_of(
-    base_url: str | None, profile: str | None, ledger: str | None, token_file: Path | None = None
+    base_url: str | None,
+    profile: str | None,
+    ledger: str | None,
+    token_file: Path | None = None,
+    *,
+    new_ledger: bool = False,
 ) -> Service:
-    """All that a charge needs, checked. Raises `ConfigurationError`."""
+    """Return all that a charge needs, checked. Raises `ConfigurationError`."""
     settings = profile_of(profile)
     address, token = session_settings(base_url, settings, token_file)
     if not ledger:
@@ -181,4 +220,4 @@ def service_of(
         raise ConfigurationError(
             "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
         )
-    return Service(base_url=address, token=token, profile=settings, ledger=ledger)
+    return Service(base_url=address, token=token, profile=settings, ledger=ledger, new_ledger=new_ledger)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,12 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
+from payclient.cli.files import atomic_write
 from payclient.cli.settings import Number, Profile, Whole, profile_of
+from payclient.cli.signals import handled
 from payclient.errors import ConfigurationError
 from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.rows.replacing import replacing
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.simulator.scenarios import scenario as named
 
@@ -135,7 +135,7 @@ def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
         yield
         return
     try:
-        with replacing(path, 0o600) as file:
+        with atomic_write(path) as file:
             file.write(json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
     except OSError as error:
         raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
@@ -147,22 +147,19 @@ def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
 
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    ends = dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)
     try:
-        async with simulator:
-            print(f"listening on {simulator.url}", flush=True)
-            terminal.say(
-                f"this simulates the service: no real money moves; play with it at {simulator.url}/ ; "
-                "Ctrl-C stops it"
-            )
-            if not is_loopback(host):  # others than this machine may reach it
-                terminal.complain(
-                    "--host: whoever reaches this address can answer for the customers and read the log"
-                )
-            with _ready_file(ready_file, simulator.url, token):
-                await stopped.wait()
+        with handled(ends):
+            async with simulator:
+                terminal.tell(f"listening on {simulator.url}")
+                words = f"this simulates the service: no real money moves; play with it at {simulator.url}/"
+                terminal.say(f"{words} ; Ctrl-C stops it")
+                if not is_loopback(host):  # others than this machine may reach it
+                    terminal.complain(
+                        "--host: whoever reaches this address can answer for the customers and read the log"
+                    )
+                with _ready_file(ready_file, simulator.url, token):
+                    await stopped.wait()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     counts = simulator.counts

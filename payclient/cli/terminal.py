@@ -1,61 +1,118 @@
-"""What goes to the terminal: results to stdout, everything else to stderr, one line at a time."""
+"""What goes to the terminal: results to stdout, everything else to stderr, one line at a time.
+
+Writing never fails: a reader that has gone, or a full disk behind the log, ends no run.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import re
 import shlex
 import sys
 import time
 from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
 
 from payclient.errors import ConfigurationError
+from payclient.ledger.details import bounded
 
 __all__: list[str] = []
 
 
+class _Stream(io.TextIOBase):
+    """The `sys.stdout` or `sys.stderr` of this moment, with its write errors swallowed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _call(self, method: str, *arguments: str) -> Any:
+        try:
+            return getattr(getattr(sys, self._name), method)(*arguments)
+        except UnicodeEncodeError:
+            return self._call(method, *(text.encode("ascii", "replace").decode() for text in arguments))
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def write(self, text: str) -> int:
+        self._call("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def isatty(self) -> bool:
+        return bool(self._call("isatty"))
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # of the stream behind
+        return getattr(getattr(sys, self._name), "encoding", None) or "utf-8"
+
+
 def out() -> Console:
-    """Where results go."""
-    return Console(highlight=False, soft_wrap=True)
+    """Return where results go: a table for a pipe keeps each row on one line."""
+    stream = _Stream("stdout")
+    return Console(
+        file=cast(IO[str], stream), highlight=False, soft_wrap=True, width=None if stream.isatty() else 240
+    )
 
 
 #: Where progress, questions and warnings go.
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
+err = Console(file=cast(IO[str], _Stream("stderr")), highlight=False, soft_wrap=True)
 
 #: The arguments of this run, to say how it goes on.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
 
 
+def settle() -> None:
+    """Write what is left, and replace a stream that takes nothing more: the interpreter would exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            try:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+            except (OSError, ValueError):
+                pass
+
+
 def again() -> str:
-    """This run's own command line, without the password of a ledger."""
+    """Return this run's own command line, without the password of a ledger."""
     return shlex.join(("payclient", *map(without_password, command_line.get())))
 
 
 def without_password(text: str) -> str:
-    """The same, where it is or ends in an address, with `***` in the place of its password."""
+    """Return the text, where it is or ends in an address, with `***` in the place of its password."""
     text = re.sub(r"(?s)(postgres(?:ql)?://[^:/?#@]*:).*@", r"\1***@", text)
     return re.sub(r"(?is)([?&](?:ssl)?password=)[^&#]*", r"\1***", text)
 
 
 def say(text: str, *, whole: bool = False) -> None:
-    """A sentence to stderr, above the progress where there is one; `whole` is not broken: it may be copied."""
+    """Write a sentence to stderr, above the progress where there is one; `whole` is not broken: it may be copied."""
     err.print(escape(text), soft_wrap=whole or not err.is_terminal)
 
 
 def tell(text: str) -> None:
-    """A sentence among the results, broken between words on a terminal only."""
+    """Write a sentence among the results, broken between words on a terminal only."""
     console = out()
     console.print(escape(text), soft_wrap=not console.is_terminal)
 
 
+def plain(text: str) -> None:
+    """Write a line among the results as it is; what is not printable is escaped."""
+    _Stream("stdout").write(f"{bounded(text)}\n")
+
+
 def complain(text: str) -> None:
-    """An error in one line."""
-    text = " ".join(text.split())
-    err.print(f"[bold red]payclient:[/] {escape(text)}")
+    """Write an error in one line."""
+    err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
 
 
 def check_can_ask(otherwise: str) -> None:
@@ -65,7 +122,7 @@ def check_can_ask(otherwise: str) -> None:
 
 
 def agrees(question: str, otherwise: str) -> bool:
-    """Ask on the terminal; only a yes is one, and anything else is told what came of it."""
+    """Ask on the terminal; only a yes is a yes, and after anything else say what came of it."""
     try:
         answer = err.input(f"{escape(question)} \\[y/N] ")
     except EOFError:
@@ -77,12 +134,12 @@ def agrees(question: str, otherwise: str) -> bool:
 
 
 def money(cents: int, currency: str) -> str:
-    """`USD 1,234.50`: cents as decimal units (§1: the value is multiplied by 100)."""
+    """Return `USD 1,234.50`: cents as decimal units (§1: the value is multiplied by 100)."""
     return f"{currency} {cents // 100:,}.{cents % 100:02}"
 
 
 def duration(seconds: float) -> str:
-    """`3 min 20 s`, rounded up to a second; `2 h 5 min`."""
+    """Return `3 min 20 s`, rounded up to a second; `2 h 5 min`."""
     whole = max(int(-(-seconds // 1)), 0)
     if whole < 60:
         return f"{whole} s"
@@ -91,9 +148,14 @@ def duration(seconds: float) -> str:
 
 
 def at(when: float) -> str:
-    """A moment on this machine's clock, with its day where that is not today."""
+    """Return a moment on this machine's clock, with its day where that is not today."""
     moment, today = time.localtime(when), time.localtime()
     return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M", moment)
+
+
+def iso(when: float) -> str:
+    """Return `2025-11-21T10:21:27.123Z`."""
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _Lines(logging.Handler):
@@ -102,7 +164,7 @@ class _Lines(logging.Handler):
 
 
 def show_warnings() -> None:
-    """What the package warns about, as lines that do not break the progress. They hold ids only."""
+    """Print what the package warns about as lines that do not break the progress. They hold ids only."""
     logger = logging.getLogger("payclient")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.WARNING))

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.settings import BaseUrl, Profile, Whole, Yes, profile_of, session_settings
-from payclient.cli.tables import facts
+from payclient.cli.summary import facts
 from payclient.errors import ConfigurationError, RefusedError, TransportError
 from payclient.operations import undo_request
 from payclient.profile import ServiceProfile

@@ -19,7 +19,7 @@ __all__ = ["AMOUNTS", "FAULT", "FIELDS", "INTEGERS", "KEY", "Format", "field_of"
 #: The default key column.
 KEY = "client_transaction_id"
 
-#: The column in which rows that were left out say why; a reader passes over it.
+#: The column in which `--skip-bad` says why a row was left out; a reader passes over it.
 FAULT = "fault"
 
 FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest))
@@ -28,13 +28,13 @@ INTEGERS = AMOUNTS | {"time_zone"}
 
 
 def field_of(name: str) -> str | None:
-    """The field that a name means in one of its two exact spellings; None for any other."""
+    """Return the field that a name means in one of its two exact spellings; None for any other."""
     field = from_service(name)
     return field if field in FIELDS and name in (field, to_service(field)) else None
 
 
 def _fields(given: Mapping[str, str]) -> dict[str, str]:
-    """The keys as the model spells them."""
+    """Spell the keys as the model does."""
     fields: dict[str, str] = {}
     for name, value in given.items():
         field = field_of(name)
@@ -48,7 +48,7 @@ def _fields(given: Mapping[str, str]) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class Format:
-    """What is known of a file before it is read. Raises `ConfigurationError` for what cannot be."""
+    """What is known of a file before it is read. Raises `ConfigurationError` for a value that is not valid."""
 
     #: The column that is the client transaction id; it may be another field's as well.
     key: str = KEY
@@ -68,26 +68,34 @@ class Format:
     decimal_mark: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        if not self.key.strip():
-            raise ConfigurationError("the key column's name is empty")
-        if KEY in self.columns and self.key != KEY:
-            raise ConfigurationError(f"the key column is given twice: {self.key} and {self.columns[KEY]}")
-        if KEY in self.constants:
-            raise ConfigurationError(f"{KEY} is each row's own")
-        if both := sorted(self.columns.keys() & self.constants.keys()):
-            raise ConfigurationError(f"{both[0]} is a column and a constant at once")
-        if both := sorted(self.ignored & {*self.columns.values(), self.key}):
-            raise ConfigurationError(f"the column {both[0]} is used and ignored at once")
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
-            raise ConfigurationError("the delimiter is one character, such as ; or a tab")
-        if self.amounts not in ("cents", "decimal"):
-            raise ConfigurationError("amounts are cents or decimal")
-        if self.decimal_mark is not None and self.amounts == "cents":
-            raise ConfigurationError("a decimal mark is for decimal amounts")
-        if self.decimal_mark not in (None, *MARKS):
-            raise ConfigurationError("the decimal mark is , or .")
-        if self.encoding is not None:
-            _check_encoding(self.encoding)
+        both = sorted(self.columns.keys() & self.constants.keys())
+        used = sorted(self.ignored & {*self.columns.values(), self.key})
+        for fault, words in (
+            (not self.key.strip(), "the key column's name is empty"),
+            (
+                KEY in self.columns and self.key != KEY,
+                f"the key column is given twice: {self.key} and {self.columns.get(KEY)}",
+            ),
+            (KEY in self.constants, f"{KEY} must be each row's own; --set gives every row the same"),
+            (both, f"{''.join(both[:1])} is a column and a constant at once"),
+            (used, f"the column {''.join(used[:1])} is used and ignored at once"),
+            (
+                self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'),
+                "the delimiter must be one character, such as ; or a tab",
+            ),
+            (self.amounts not in ("cents", "decimal"), "amounts must be cents or decimal"),
+            (
+                self.decimal_mark is not None and self.amounts == "cents",
+                "a decimal mark is for decimal amounts: give --amounts decimal",
+            ),
+            (self.decimal_mark not in (None, *MARKS), "the decimal mark must be , or ."),
+            (
+                self.encoding is not None and not _is_encoding(self.encoding),
+                "the encoding must be one such as utf-8, cp1252 or utf-16",
+            ),
+        ):
+            if fault:
+                raise ConfigurationError(words)
 
     @property
     def key_column(self) -> str:
@@ -95,12 +103,9 @@ class Format:
         return self.columns.get(KEY, self.key)
 
 
-def _check_encoding(name: str) -> None:
+def _is_encoding(name: str) -> bool:
     try:
-        found = codecs.lookup(name)
-        wide = found.name.startswith("utf-16")
-        good = wide or '"\n\r,;\t'.encode(found.name) == b'"\n\r,;\t'
+        found = codecs.lookup(name).name
+        return found.startswith("utf-16") or '"\n\r,;\t'.encode(found) == b'"\n\r,;\t'
     except (LookupError, ValueError, TypeError):
-        good = False
-    if not good:
-        raise ConfigurationError("the encoding is one such as utf-8, cp1252 or utf-16")
+        return False

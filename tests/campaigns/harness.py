@@ -190,7 +190,7 @@ class Batch:
         command += ["charge", str(self._file)] + ([] if self.single else ["--yes", "--quiet"])
         return [
             *command, "--base-url", self.service.url, "--profile", str(self.folder / "profile.toml"),
-            "--ledger", self.ledger, "--report", str(self._report_of(host)),
+            "--ledger", self.ledger, "--new-ledger", "--report", str(self._report_of(host)),
         ]  # fmt: skip
 
     def run(self, host: int, hit: Hit | None = None) -> int:

@@ -1,0 +1,68 @@
+"""Files that a command is told of: where they may lie, and how they are written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from payclient.errors import ConfigurationError
+
+__all__: list[str] = []
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file beside `path`, for its owner only: in its place at the end, removed after an error."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "xb", opener=partial(os.open, mode=0o600)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def check_regular(option: str, path: Path) -> None:
+    """Raise `ConfigurationError` for a directory, a pipe or a device: reading it might never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # whoever opens it says why
+    if not stat.S_ISREG(mode):
+        raise ConfigurationError(
+            f"{option} {path.name}: must be a regular file, not a directory, a pipe or a device; nothing was sent"
+        )
+
+
+def check_output(option: str, path: Path | None, *endings: str) -> None:
+    """Raise `ConfigurationError` where a file cannot be written, before anything is sent."""
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
+        raise ConfigurationError(
+            f"{option} {path.name}: must end in {' or '.join(endings)}; nothing was sent"
+        )
+    check_regular(option, path)
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{option} {path.name}: its directory does not exist; nothing was sent")
+
+
+def check_apart(named: Mapping[str, Path | None]) -> None:
+    """Raise `ConfigurationError` where one file is named for two things."""
+    seen: dict[object, str] = {}
+    for option, path in named.items():
+        if path is None:
+            continue
+        found = path.stat() if path.exists() else None
+        for key in (os.path.realpath(path), None if found is None else (found.st_dev, found.st_ino)):
+            if key is not None and seen.setdefault(key, option) != option:
+                raise ConfigurationError(
+                    f"{option} {path.name}: is the same file as {seen[key]}; each must have its own; nothing was sent"
+                )

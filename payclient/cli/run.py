@@ -1,0 +1,310 @@
+"""One run over rows: `charge_all`, with its report, its progress and its signals.
+
+Ctrl-C once: nothing more is sent, and what is pending is waited for. Twice: the waiting ends too; the same command
+goes on later. Thrice: now. SIGTERM and SIGHUP are once, and after 30 s twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+
+from payclient.batch import charge_all
+from payclient.cli import terminal
+from payclient.cli.lines import NEVER_SENT, OTHER_CONTENT, Line, Tally, line_of
+from payclient.cli.page import RELOAD, Page
+from payclient.cli.progress import Limits, Look, progress_of
+from payclient.cli.report import Report
+from payclient.cli.settings import Service
+from payclient.cli.signals import handled
+from payclient.cli.terminal import iso
+from payclient.errors import ConfigurationError, DifferentRequestError, PayError
+from payclient.lifecycle import State
+from payclient.models import SaleRequest
+from payclient.pending import PendingSale
+from payclient.sending import lane_text
+from payclient.tracker import Tracker
+
+__all__: list[str] = []
+
+#: Seconds from SIGTERM until the waiting ends as well.
+TERM_GRACE = 30.0
+
+#: Seconds after which an interrupted run knows whom it waits for: what was in flight has its answer.
+IN_FLIGHT = 0.5
+
+#: Rows that the ledger is asked for at once.
+CHUNK = 500
+
+#: Client transaction ids shown of an error about many.
+SHOWN = 3
+
+
+class LaneQueues:
+    """The rows of a file by customer, for `charge_all`: the customer with most rows comes first."""
+
+    def __init__(self, requests: Sequence[SaleRequest], under_way: dict[str, SaleRequest]) -> None:
+        self._lanes: dict[str, deque[SaleRequest]] = {}
+        for request in requests:
+            self._lanes.setdefault(lane_text(request), deque()).append(request)
+        self._under_way = under_way
+        self.longest = max(map(len, self._lanes.values()), default=0)
+        #: Lanes of one length come in an order of this process's own, so that several over one file seldom meet.
+        self.scattered = False
+
+    def lanes(self) -> Iterator[tuple[str, int]]:
+        """Return every lane with its size."""
+        lanes = list(self._lanes)
+        if self.scattered:
+            random.shuffle(lanes)
+        for lane in sorted(lanes, key=lambda lane: -len(self._lanes[lane])):
+            yield lane, len(self._lanes[lane])
+
+    def next_of(self, lane: str) -> SaleRequest | None:
+        """Return the next row of a lane; None at its end."""
+        if not (rows := self._lanes[lane]):
+            return None
+        request = rows.popleft()
+        self._under_way[request.client_transaction_id] = request
+        return request
+
+
+class Run:
+    """Charges rows, and says at its end what the ledger holds of each."""
+
+    def __init__(
+        self,
+        requests: Sequence[SaleRequest],
+        limits: Limits,
+        *,
+        report: Report | None = None,
+        look: Look = "auto",
+        page: Page | None = None,
+    ) -> None:
+        self._requests = requests
+        self._limits = limits
+        self._report = report
+        self._page = page
+        self.tally = Tally()
+        #: What became of each row, by its client transaction id.
+        self.lines: dict[str, Line] = {}
+        #: Rows that `charge_all` has read and not given back.
+        self._under_way: dict[str, SaleRequest] = {}
+        self._queues = LaneQueues(requests, self._under_way)
+        self.progress = progress_of(look)(
+            self.tally, len(requests), limits, self._under_way, longest_lane=self._queues.longest
+        )
+        self._reading: asyncio.Task[None] | None = None
+        self._signals = 0
+        self._failed = False
+        #: The batch itself sent nothing more, whatever is left to send.
+        self._stopped = False
+
+    async def charge(self, service: Service) -> int:
+        """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
+        functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
+        with handled(functions):
+            async with service.tracker() as tracker:
+                if self._report is not None:
+                    await self._check_report(tracker, self._report)
+                # Opened by the owner of the ledger, so that no second run spoils the report.
+                with self._report or nullcontext():
+                    await self._send(tracker)
+                    return self._exit_code()
+
+    async def _check_report(self, tracker: Tracker, report: Report) -> None:
+        """Refuse a ledger that does not know what the report calls paid: all of it would be charged again."""
+        paid = report.paid() & {request.client_transaction_id for request in self._requests}
+        missing = []
+        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in paid]):
+            known = await tracker.find_many([request.client_transaction_id for request in chunk])
+            missing += [key for request in chunk if (key := request.client_transaction_id) not in known]
+        if missing:
+            more = ", ..." if len(missing) > SHOWN else ""
+            raise ConfigurationError(
+                f"--report {report.path.name} calls {len(missing):,} rows paid that the ledger does not know "
+                f"({', '.join(missing[:SHOWN])}{more}): give the ledger that charged them, or another --report; "
+                "nothing was sent"
+            )
+
+    async def _send(self, tracker: Tracker) -> None:
+        self.progress.tracker = tracker
+        async with self.progress, self._refreshed_page():
+            reading = self._reading = asyncio.create_task(self._read(tracker))
+            try:
+                await asyncio.wait([reading])
+            finally:
+                if not reading.done():
+                    reading.cancel()
+                    await asyncio.wait([reading])
+            await self._read_ledger(tracker)
+        if not reading.cancelled():
+            reading.result()
+
+    async def _read(self, tracker: Tracker) -> None:
+        limits = self._limits
+        self._queues.scattered = tracker.shares
+        try:
+            async with charge_all(
+                tracker,
+                self._queues,
+                max_in_flight=limits.max_in_flight,
+                max_pending=limits.max_pending,
+                rate=limits.rate,
+                wait=limits.wait,
+                retry=limits.retry,
+            ) as results:
+                self.progress.results = results
+                if self._signals:
+                    results.stop("interrupted")
+                async for result in results:
+                    request = self._under_way.pop(result.request_key)
+                    self._tell(line_of(request, result.outcome, result.error))
+                self._stopped = results.stopped is not None
+        except PayError as error:
+            self._fail(str(error))
+
+    async def _read_ledger(self, tracker: Tracker) -> None:
+        """Tell the ledger's word of this moment: of rows without a result, and of those that changed since theirs."""
+        try:
+            for chunk in _chunks(self._requests):
+                known = await tracker.find_many([request.client_transaction_id for request in chunk])
+                for request in chunk:
+                    self._tell_newer(tracker, request, known.get(request.client_transaction_id))
+        except PayError as error:
+            self._fail(f"the open rows cannot be listed: {error}")
+            for request in self._requests:
+                if request.client_transaction_id not in self.lines:
+                    self._tell(line_of(request, None, error))
+
+    def _tell_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
+        before = self.lines.get(request.client_transaction_id)
+        if pending is None:
+            if before is None:
+                self._tell(line_of(request, None))
+            return
+        now = line_of(request, pending.outcome)
+        if before is not None and now.state == before.state and now.paid == before.paid:
+            return
+        if not tracker.is_same(request, pending):
+            if now.state != State.REFUSED:
+                words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
+                now = line_of(request, None, DifferentRequestError(words))
+                self._tell(now)
+            elif before is None:
+                self._tell(line_of(request, None))
+        # A refused attempt is no news of a row that this run could not send.
+        elif before is None or now.state != State.REFUSED or before.label not in (NEVER_SENT, OTHER_CONTENT):
+            self._tell(now)
+
+    def _tell(self, line: Line) -> None:
+        if (before := self.lines.get(line.client_transaction_id)) is not None:
+            self.tally.remove(before)
+        self.lines[line.client_transaction_id] = line
+        self.tally.add(line)
+        self.progress.row(line)
+        if self._report is not None:
+            try:
+                self._report.write(line)
+            except OSError as error:
+                self._fail(
+                    f"the report cannot be written: {error.strerror}; sending ends, what is open is followed"
+                )
+                self._report = None
+
+    def _fail(self, why: str) -> None:
+        self._failed = True
+        terminal.complain(why)
+        if self.progress.results is not None:
+            self.progress.results.stop(why)
+
+    def _exit_code(self) -> int:
+        if self._report is not None:
+            try:
+                rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
+                self._report.finish(line for line in rows if line is not None)
+            except OSError as error:
+                self._fail(f"the report cannot be written: {error.strerror}")
+        code = self.tally.exit_code
+        if self._signals and self.tally.paid[None]:
+            code = 130
+        elif self._failed or (self._stopped and not self._signals):
+            code = 4
+        self._write_page(code)
+        return code
+
+    def _write_page(self, code: int | None) -> None:
+        if self._page is None:
+            return
+        try:
+            self._page.write(self.lines.values(), self.tally, total=len(self._requests), code=code)
+        except OSError as error:
+            # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
+            terminal.complain(f"the page cannot be written: {error.strerror}")
+            self._page = None
+
+    @asynccontextmanager
+    async def _refreshed_page(self) -> AsyncIterator[None]:
+        """While the run goes, write the page now and then."""
+
+        async def refresh() -> None:
+            while True:
+                self._write_page(None)
+                await asyncio.sleep(RELOAD)
+
+        task = asyncio.create_task(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    # --- Signals
+
+    def _interrupt(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            if self.progress.results is not None:
+                self.progress.results.stop("interrupted")
+            words = "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting"
+            self.progress.note("stopping", words)
+            asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
+        elif self._signals == 2:
+            self.progress.note("leaving", "stopped waiting; what is in flight is recorded")
+            if self._reading is not None:
+                self._reading.cancel()
+        else:
+            # The ledger and the report hold all that is known.
+            os._exit(130)
+
+    def _terminate(self) -> None:
+        if self._signals == 0:
+            self._interrupt()
+        asyncio.get_running_loop().call_later(TERM_GRACE, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._signals == 1:
+            self._interrupt()
+
+    def _say_until_when(self) -> None:
+        now, tracker = self.progress.unfinished(), self.progress.tracker
+        if tracker is None or now.expires_at is None:
+            return
+        left = terminal.duration(now.expires_at - tracker.clock.time())
+        self.progress.note(
+            "waiting",
+            f"waiting for {now.pending:,} customers until {terminal.at(now.expires_at)} (in {left})",
+            pending=now.pending,
+            until=iso(now.expires_at),
+        )
+
+
+def _chunks(requests: Sequence[SaleRequest]) -> Iterator[Sequence[SaleRequest]]:
+    rows = iter(requests)
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        yield chunk

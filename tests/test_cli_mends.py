@@ -1,0 +1,442 @@
+"""What went wrong with `payclient charge` in the world outside: files, disks, pipes, signals, ledgers, other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from payclient.cli import main
+from payclient.events import Created, FoundAccepted, Refused
+from payclient.ledger import open_ledger
+from payclient.lifecycle import Record
+from test_cli import (
+    PYTHON,
+    ROOT,
+    TOKEN,
+    Service,
+    charge_arguments,
+    clean_environment,
+    read_report,
+    rows_of,
+    silent,
+    simulated,
+    start,
+    wait_until,
+    willing,
+    write_csv,
+    write_jsonl,
+)
+from test_ledger import NOW, fresh
+
+__all__ = ["clean_environment", "silent", "willing"]  # fixtures
+
+
+def without(arguments: Sequence[str], *options: str) -> list[str]:
+    return [each for each in arguments if each not in options]
+
+
+# --- A ledger that is not there
+
+
+def test_a_new_ledger_needs_consent(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--yes` is refused with the whole path, until `--new-ledger` or `ledger init`; nothing is made or sent before."""
+    monkeypatch.chdir(tmp_path)
+    file = write_csv(tmp_path / "charges.csv", rows_of("consent", 3))
+    arguments = without(charge_arguments(willing, file), "--new-ledger", f"sqlite:{tmp_path / 'ledger.db'}")
+    arguments.insert(arguments.index("--ledger") + 1, "sqlite:ledger.db")
+    assert main(arguments) == 2
+    err = capfd.readouterr().err
+    assert f"the ledger sqlite:{tmp_path / 'ledger.db'} is not there" in " ".join(err.split())
+    assert "--new-ledger" in err
+    assert not (tmp_path / "ledger.db").exists()
+    assert willing.truth("consent-") == {}
+    assert main(["ledger", "init", "--ledger", "sqlite:ledger.db"]) == 0
+    assert main(arguments) == 0
+    assert len(willing.truth("consent-")) == 3
+
+
+def test_a_person_sees_that_the_ledger_is_new(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The plan shows its whole path and "new"; a yes to it is the consent."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda *_, **__: "y")
+    monkeypatch.chdir(tmp_path)
+    arguments = charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("seen", 2)))
+    assert main(without(arguments, "--new-ledger", "--yes")) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"sqlite:{tmp_path / 'ledger.db'} is new: it knows no earlier charge" in said
+
+
+@pytest.mark.parametrize("command", ["sale", "prepare"])
+def test_one_charge_needs_the_consent_as_well(
+    willing: Service, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sale under an id of yesterday's ledger would be charged again."""
+    fields = {
+        "sale": ["--phone-number", "0991", "--country-code", "593"],
+        "prepare": ["--store-id", "S1", "--response-url", "https://shop.example/"],
+    }[command]
+    arguments = [
+        command, *fields, "--currency", "USD", "--client-transaction-id", "consent-1", "--amount-with-tax", "5",
+        "--base-url", willing.url, "--profile", str(willing.profile), "--ledger", f"sqlite:{tmp_path / 'l.db'}",
+    ]  # fmt: skip
+    assert main(arguments) == 2
+    assert "is not there" in capfd.readouterr().err
+    assert not (tmp_path / "l.db").exists()
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
+    willing: Service, tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that it calls paid would be charged again by a ledger that does not know them."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of(f"knows{ending}", 4)), tmp_path / f"r.{ending}"
+    arguments = charge_arguments(willing, file, "--report", str(report))
+    assert main(arguments) == 0
+    before = willing.counts()
+    kept = report.read_bytes()
+    (tmp_path / "ledger.db").unlink()
+    assert main(arguments) == 2
+    err = " ".join(capfd.readouterr().err.split())
+    assert f"calls 4 rows paid that the ledger does not know (knows{ending}-0," in err
+    assert "nothing was sent" in err
+    assert willing.counts() == before
+    assert report.read_bytes() == kept
+
+
+# --- Files that are not files
+
+
+@pytest.mark.parametrize("option", ["FILE", "--report", "--html", "--profile", "--token-file", "--skip-bad"])
+@pytest.mark.parametrize("what", ["pipe", "device", "directory"])
+def test_a_pipe_or_a_device_is_refused(
+    willing: Service, tmp_path: Path, option: str, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, without waiting for somebody to write into it."""
+    ending = {"FILE": ".csv", "--report": ".csv", "--html": ".html", "--skip-bad": ".csv"}.get(option, "")
+    odd = tmp_path / f"odd{ending}"
+    if what == "pipe":
+        os.mkfifo(odd)
+    elif what == "device":
+        odd.symlink_to("/dev/full")
+    else:
+        odd.mkdir()
+    file = write_csv(
+        tmp_path / "charges.csv", [*rows_of(f"odd{what}", 1), rows_of("x", 1)[0] | {"currency": "usd"}]
+    )
+    arguments = charge_arguments(willing, odd if option == "FILE" else file)
+    if option != "FILE":
+        arguments += ["--skip-bad", str(tmp_path / "bad.csv")] * (option != "--skip-bad") + [option, str(odd)]
+    if option == "--profile":
+        arguments.remove(str(willing.profile))
+        arguments.pop(arguments.index("--profile"))
+    assert main(arguments) == 2
+    err = capfd.readouterr().err
+    assert "must be a regular file" in " ".join(err.split())
+    assert "Traceback" not in err
+    assert willing.truth(f"odd{what}") == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("--report", "--skip-bad"),
+        ("--report", "FILE"),
+        ("--skip-bad", "FILE"),
+        ("--ledger", "FILE"),
+        ("--report", "--token-file"),
+    ],
+)
+def test_one_file_for_two_things_is_refused(
+    willing: Service, tmp_path: Path, first: str, second: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also by another name, and where it does not exist yet."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("twice-named", 2))
+    (tmp_path / "link.csv").symlink_to(file if second == "FILE" else tmp_path / "new.csv")
+    arguments = charge_arguments(willing, file)
+    if first == "--ledger":
+        arguments[arguments.index("--ledger") + 1] = f"sqlite:{tmp_path / 'link.csv'}"
+    else:
+        arguments += [first, str(tmp_path / "link.csv")]
+    if second != "FILE":
+        (tmp_path / "new.csv").write_text(TOKEN)
+        arguments += [second, str(tmp_path / "new.csv")]
+    before = file.read_bytes()
+    assert main(arguments) == 2
+    assert "is the same file as" in capfd.readouterr().err
+    assert file.read_bytes() == before
+    assert willing.truth("twice-named") == {}
+
+
+def test_files_are_their_owners(willing: Service, tmp_path: Path) -> None:
+    """Report and page name customers' orders: mode 0600, also where an earlier one was readable by all."""
+    file, report, page = (
+        write_csv(tmp_path / "c.csv", rows_of("mode", 2)),
+        tmp_path / "r.csv",
+        tmp_path / "p.html",
+    )
+    arguments = charge_arguments(willing, file, "--report", str(report), "--html", str(page))
+    for _ in range(2):
+        assert main(arguments) == 0
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (report, page)] == [0o600] * 2
+        report.chmod(0o644)
+        page.chmod(0o644)
+
+
+@pytest.mark.parametrize("cell", ["x;=1+1", "x; -1", "x;@a", "=1;=2"])
+def test_a_formula_behind_another_delimiter_is_defused(tmp_path: Path, cell: str) -> None:
+    """A spreadsheet whose locale parts cells at `;` would calculate what stands behind one."""
+    path = tmp_path / "l.db"
+
+    async def fill() -> None:
+        book = await open_ledger(f"sqlite:{path}")
+        await book.permit(fresh("order-1"))
+        await book.apply(fresh("order-1"), Refused(at=NOW, error_type="X", error_code=22, messages=(cell,)))
+        await book.aclose()
+
+    asyncio.run(fill())
+    assert main(["ledger", "export", "--ledger", f"sqlite:{path}", "--out", str(tmp_path / "out.csv")]) == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        messages = next(csv.DictReader(file))["messages"]
+    for part in messages.split(";"):
+        assert not part.strip().startswith(("=", "-", "@", "+")), messages
+
+
+def test_a_rate_may_have_any_decimals(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A third of a hundred, as a program writes it."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("rate", 2))
+    assert main(["charge", str(file), "--dry-run", "--rate", "33.333333333333336"]) == 0
+
+
+def test_keys_that_look_the_same_are_not_both_charged(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A key with an invisible character, or not in its composed form, is a bad row."""
+    rows = rows_of("looks", 4)
+    for row, key in zip(rows, ("looks-é", "looks-e\u0301", "looks-1", "looks-\u200b1"), strict=True):
+        row["client_transaction_id"] = key
+    assert main(charge_arguments(willing, write_jsonl(tmp_path / "charges.jsonl", rows))) == 2
+    err = capfd.readouterr().err
+    assert "line 2, client_transaction_id" in err
+    assert "line 4, client_transaction_id" in err
+    assert willing.truth("looks-") == {}
+
+
+# --- Pipes, disks, signals
+
+
+def test_a_reader_that_hangs_up_ends_no_run(silent: Service, tmp_path: Path) -> None:
+    """`2>&1 | head`: rows are followed to their end, the report is whole, and the exit code is a documented one."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("head", 4)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run([*PYTHON, *arguments], cwd=ROOT, stdout=closed, stderr=closed, timeout=60)
+    assert done.returncode == 3
+    assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_behind_the_log_ends_no_run(silent: Service, tmp_path: Path) -> None:
+    """Nothing that is printed can be written, and the run goes on to its end."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("full", 4)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report))
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        done = subprocess.run([*PYTHON, *arguments], cwd=ROOT, stdout=full, stderr=full, timeout=60)
+    assert done.returncode == 3
+    assert len(read_report(report)) == 4
+
+
+LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+import payclient.cli.report as report
+write = report.os.write
+def full(file, content):
+    if len(content) and b"csv" not in content and full.rows >= 2:
+        raise OSError(28, "No space left on device")
+    full.rows += b"disk-" in bytes(content)
+    return write(file, content)
+full.rows = 0
+report.os = type("os", (), {**vars(report.os), "write": staticmethod(full)})
+from payclient.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_report_on_a_full_disk_ends_the_sending(silent: Service, tmp_path: Path) -> None:
+    """What is open is followed to its end, one line says why, whole rows are left, and the exit code is 4."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("disk", 12)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "3")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 4, done.stderr
+    assert "the report cannot be written: No space left on device; sending ends" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(silent.truth("disk-")) < 12
+    assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
+
+
+def test_sighup_is_what_sigterm_is(silent: Service, tmp_path: Path) -> None:
+    """The terminal has gone: nothing more is sent, what is pending is waited for, every row is listed."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("hup", 8)), tmp_path / "report.csv"
+    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "3")
+    with start(arguments) as process:
+        wait_until(lambda: len(silent.truth("hup-")) >= 3)
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    states = [line["state"] for line in read_report(report).values()]
+    assert sorted(states) == [""] * 5 + ["cancelled"] * 3
+
+
+WITHOUT_HANDLERS = """
+import asyncio, sys
+def lacking(self, number, function, *rest):
+    raise NotImplementedError
+asyncio.SelectorEventLoop.add_signal_handler = lacking
+from payclient.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_loop_without_signal_handlers_simulates_and_charges(tmp_path: Path, willing: Service) -> None:
+    """As on Windows: the interpreter's own handlers stop the simulator, and a run by Ctrl-C."""
+    command = [sys.executable, "-c", WITHOUT_HANDLERS, "simulate", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("listening on")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    file = write_csv(tmp_path / "charges.csv", rows_of("windows", 2))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HANDLERS, *charge_arguments(willing, file)], cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 0
+
+
+# --- A service that is not there
+
+
+def test_an_unreachable_service_ends_a_batch_soon_and_says_why(
+    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not each of 400 rows is tried: the first few tell, and the reason stands on the terminal."""
+    away = Service("http://127.0.0.1:9", silent.profile)
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("nowhere", 400)), tmp_path / "report.csv"
+    assert main(charge_arguments(away, file, "--report", str(report), "--max-in-flight", "4")) == 4
+    err = " ".join(capfd.readouterr().err.split())
+    assert "5 charges in a row did not reach the service" in err
+    lines = read_report(report).values()
+    assert {(line["state"], line["paid"]) for line in lines} == {("", "")}
+    tried = sum("5 charges in a row" not in line["message"] for line in lines)
+    assert tried < 15
+    assert "390 never sent: 5 charges" in err or "never sent: 5 charges" in err
+
+
+# --- What is true of a row
+
+
+def test_a_row_charged_with_other_content_is_called_so(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not "never sent": the id is paid, with another amount, and the page and the table say it."""
+    rows = rows_of("content", 2)
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
+    rows[0]["amount_with_tax"] = 7
+    file, report, page = write_csv(tmp_path / "charges.csv", rows), tmp_path / "r.csv", tmp_path / "p.html"
+    capfd.readouterr()
+    assert main(charge_arguments(willing, file, "--report", str(report), "--html", str(page))) == 4
+    said = capfd.readouterr()
+    assert "other content" in said.out
+    assert "never sent" not in said.out
+    line = read_report(report)["content-0"]
+    assert (line["state"], line["paid"], line["amount"]) == ("", "", "157")
+    assert "with other content and accepted" in line["message"]
+    assert "Other content: 1" in page.read_text()
+    assert willing.counts()["duplicates"] == {}
+
+
+def test_a_report_ends_with_the_ledgers_word(tmp_path: Path) -> None:
+    """A row that this run saw refused, and that somebody else charged meanwhile, is paid at the end."""
+    with simulated(tmp_path, "--answers", "ignore=1", window=3) as service:
+        rows = rows_of("word", 3)
+        file, report = write_csv(tmp_path / "c.csv", rows), tmp_path / "r.csv"
+        code = f"""
+import asyncio, sys
+import payclient.batch.charges as charges
+from payclient import errors
+send, done = charges.Charges._send, []
+async def refused(self, row):
+    if row.request.client_transaction_id == "word-0" and not done:
+        done.append(await send(self, row))
+        return charges.ChargeResult(request_key="word-0", error=errors.RefusedError("no", error_code=22))
+    return await send(self, row)
+charges.Charges._send = refused
+from payclient.cli import main
+sys.exit(main({charge_arguments(service, file, "--report", str(report))!r}))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode in (3, 4), done.stderr
+        states = {key: line["state"] for key, line in read_report(report).items()}
+        # What the batch called refused is in the ledger, and the ledger's word stands in the report.
+        assert states["word-0"] in ("cancelled", "expired", "pending")
+        assert list(states) == [row["client_transaction_id"] for row in rows]
+
+
+# --- A long ledger
+
+
+def test_a_long_ledger_is_listed_as_it_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`ledger list --state accepted` writes each line as it reads it, and holds no table of all."""
+
+    async def fill() -> None:
+        book = await open_ledger(f"sqlite:{tmp_path / 'l.db'}")
+
+        async def accept(number: int) -> None:
+            key = f"order-{number}"
+            await book.permit(fresh(key))
+            record: Record = await book.apply(
+                fresh(key), Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 9)
+            )
+            await book.apply(record, FoundAccepted(at=NOW, transaction_id=number + 1))
+
+        for begin in range(0, 3000, 500):
+            await asyncio.gather(*(accept(number) for number in range(begin, begin + 500)))
+        await book.aclose()
+
+    asyncio.run(fill())
+    capfd.readouterr()
+    assert main(["ledger", "list", "--state", "accepted", "--ledger", f"sqlite:{tmp_path / 'l.db'}"]) == 0
+    said = capfd.readouterr()
+    assert said.out.count("order-") == 3000
+    assert "3,000 shown" in said.err
+    # The first line is there before the last record is read.
+    with subprocess.Popen(
+        [*PYTHON, "ledger", "list", "--state", "accepted", "--ledger", f"sqlite:{tmp_path / 'l.db'}"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert b"client transaction id" in process.stdout.readline()
+        process.stdout.close()
+    assert process.returncode == 0

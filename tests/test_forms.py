@@ -13,6 +13,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     answers,
+    lost_request,
     no_connection,
     refuses,
     tracking,
@@ -88,6 +89,32 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) 
         tracker.forget_form(forms[0].client_transaction_id)
         assert (await tracker.live_form("cart-9", request)).payment_id == "P3"
         assert await tracker.find(forms[0].client_transaction_id) is not None
+
+
+async def test_a_cancelled_caller_leaves_the_form_to_the_others(service: FakeService) -> None:
+    """Whoever closes a tab while the form is prepared takes it from nobody."""
+    async with tracking(service) as tracker:
+        first, second = (asyncio.create_task(tracker.live_form("cart", request)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).payment_id == "P1"
+        assert first.cancelled()
+        assert len(service.prepared) == 1
+
+
+async def test_a_form_whose_answer_is_lost_may_exist(service: FakeService) -> None:
+    """Its id stays used: it is unknown, and a second form under it is refused."""
+    ledger = MemoryLedger()
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.OutcomeUnknownError):
+            await tracker.prepare(request())
+        record = await ledger.get("form-1")
+        assert record is not None
+        assert record.state is payclient.State.UNKNOWN
+        with pytest.raises(payclient.DifferentRequestError):
+            await tracker.prepare(request())
+    assert not service.prepared
 
 
 async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FakeService) -> None:

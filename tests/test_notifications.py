@@ -68,6 +68,7 @@ def test_both_ids_are_read_however_they_are_delivered(delivery: dict[str, object
         {"body": b"{", "content_type": "application/json"},
         {"body": b"[1]", "content_type": "application/json"},
         {"body": b'{"id": true, "clientTransactionID": "a"}'},
+        {"body": b'{"id": 1, "clientTransactionID": true}'},
         {"body": b'{"id": 1.5, "clientTransactionID": "a"}'},
         {"body": b"\xff\xfe", "content_type": "text/plain"},
         {"body": urlencode(IDS).encode(), "content_type": "multipart/form-data; boundary=x"},

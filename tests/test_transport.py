@@ -1119,7 +1119,8 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
     script = (read, write(answer({"transactionId": 12}, 200, "Set-Cookie: a=b")), read, write(CREATED))
     async with RawServer(script, context=context) as server:
         # A name, since aiohttp's own cookie jar keeps nothing of an address.
-        async with session_to(f"{server.url}/".replace("127.0.0.1", "localhost")) as session:
+        url = f"{server.url}/".replace("127.0.0.1", "localhost")
+        async with session_to(url, profile=ServiceProfile(message_language="es")) as session:
             await session.sale(sale_request("order-1"))
             await session.sale(sale_request("order-2"))
         await server.settle()
@@ -1131,6 +1132,7 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         assert data.count(b"\r\nauthorization: bearer " + TOKEN.lower().encode() + b"\r\n") == 2
         assert data.count(b"\r\ncontent-type: application/json\r\n") == 2
         assert data.count(b"\r\naccept-encoding: identity\r\n") == 2
+        assert data.count(b"\r\naccept-language: es\r\n") == 2
         assert b"cookie" not in data
         assert b"expect" not in data
         assert len(server.connections) == 1

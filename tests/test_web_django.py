@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import attrs
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings
@@ -17,7 +18,7 @@ from django.urls import path
 
 import payclient
 from asgi import ask, lifespan
-from fake_service import FakeService, sale, tracking
+from fake_service import PROFILE, FakeService, sale, tracking
 from payclient.forms import FormLink
 from payclient.web.django import TrackerApplication, notification_route, redirect_response, tracker_of
 
@@ -39,7 +40,11 @@ if not settings.configured:
         SECRET_KEY="test",
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF=__name__,
-        MIDDLEWARE=["django.middleware.security.SecurityMiddleware", f"{__name__}.SyncMiddleware"],
+        MIDDLEWARE=[
+            "django.middleware.security.SecurityMiddleware",
+            "django.middleware.csrf.CsrfViewMiddleware",
+            f"{__name__}.SyncMiddleware",
+        ],
     )
 
 loops: list[object] = []
@@ -59,8 +64,11 @@ def sync_view(request: HttpRequest) -> HttpResponse:
 async def form(request: HttpRequest) -> HttpResponse:
     """Sends the customer to a form that was prepared long ago, or just now."""
     age = float(request.GET["age"])
-    link = FormLink("https://pay.example/form", tracker_of(request).clock.time() - age)
-    return redirect_response(request, link, "en")
+    link = FormLink(f"https://{request.GET['host']}/form", tracker_of(request).clock.time() - age)
+    try:
+        return redirect_response(request, link, "en", again="/cart")
+    except payclient.ConfigurationError:
+        return HttpResponse("refused", status=500)
 
 
 urlpatterns = [
@@ -72,7 +80,8 @@ urlpatterns = [
 
 @asynccontextmanager
 async def opening() -> AsyncIterator[payclient.Tracker]:
-    async with tracking(FakeService()) as tracker:
+    profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
+    async with tracking(FakeService(), profile=profile) as tracker:
         yield tracker
 
 
@@ -94,9 +103,13 @@ async def test_the_redirect_keeps_its_own_policy() -> None:
     """Whatever SecurityMiddleware would add; a form of ten minutes ago is gone by the tracker's clock."""
     app = TrackerApplication(get_asgi_application(), opening)
     async with lifespan(app):
-        answered = await ask(app, "GET", "/form?age=1")
+        answered = await ask(app, "GET", "/form?host=pay.example&age=1")
         assert (answered.status, answered.headers["Referrer-Policy"]) == (200, "origin")
-        assert (await ask(app, "GET", "/form?age=600")).status == 410
+        answered = await ask(app, "GET", "/form?host=pay.example&age=600")
+        assert (answered.status, b'href="/cart"' in answered.body) == (410, True)
+        assert (await ask(app, "GET", "/form?host=evil.example&age=1")).status == 500
+    # The tracker went with the server's life.
+    assert (await ask(app, "GET", "/form?host=pay.example&age=1")).status == 500
 
 
 async def test_a_tracker_that_does_not_open_stops_the_server() -> None:

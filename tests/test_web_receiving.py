@@ -97,6 +97,7 @@ ANYTHING: list[tuple[str, str, bytes, str]] = [
     ("GET", HINT, b"", ""),
     ("POST", "", HINT[1:].encode(), "application/x-www-form-urlencoded"),
     ("PUT", "", b'{"ID": 1000, "clienttransactionid": "order-17"}', "application/json"),
+    ("POST", HINT, b"id=7&clientTransactionID=order-17", "multipart/form-data; boundary=x"),
     ("GET", "?id=7&clientTransactionID=order-17", b"", ""),
     ("GET", "?id=7&clientTransactionID=nobody", b"", ""),
     ("DELETE", "", b"", ""),
@@ -118,11 +119,11 @@ async def test_the_answer_is_the_same_whatever_came(tracker: payclient.Tracker) 
     assert (answers[0].status, answers[0].body) == (200, b"OK")
     assert heard.told == [
         ("order-17", Receipt.MATCHED),
-        ("order-17", Receipt.DUPLICATE),
-        ("order-17", Receipt.DUPLICATE),
+        *[("order-17", Receipt.DUPLICATE)] * 3,
         ("order-17", Receipt.CONFLICT),
         ("nobody", Receipt.UNMATCHED),
     ]
+    assert answers[0].headers["cache-control"] == "no-store"
 
 
 async def test_the_answer_is_the_same_in_aiohttp(tracker: payclient.Tracker) -> None:
@@ -137,10 +138,10 @@ async def test_the_answer_is_the_same_in_aiohttp(tracker: payclient.Tracker) -> 
                 method, f"{url}/notify{query}", data=body, headers=headers
             ) as response:
                 answers.append((response.status, await response.read(), {*response.headers} - {"Date"}))
-    assert answers == [answers[0]] * 9
+    assert answers == [answers[0]] * len(answers)
     assert answers[0][:2] == (200, b"OK")
     assert [receipt for _, receipt in heard.told] == [
-        Receipt.MATCHED, Receipt.DUPLICATE, Receipt.DUPLICATE, Receipt.CONFLICT, Receipt.UNMATCHED,
+        Receipt.MATCHED, *[Receipt.DUPLICATE] * 3, Receipt.CONFLICT, Receipt.UNMATCHED,
     ]  # fmt: skip
 
 

@@ -6,13 +6,26 @@ import base64
 import hashlib
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from html.parser import HTMLParser
 
+import aiohttp
+import attrs
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 import payclient
+import payclient.web.aiohttp as of_aiohttp
+import payclient.web.starlette as of_starlette
+from asgi import ask
+from fake_service import PROFILE, FakeService, tracking
 from payclient.forms import FormLink
 from payclient.web import Page, redirect_page
 
@@ -52,6 +65,7 @@ def assert_policy_fits(page: Page) -> None:
     """Nothing is allowed but what the page itself holds inline, by its hash."""
     read, policy = Read(page), page.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; ")
+    assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
     for tag, text in read.inline.items():
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -147,6 +161,7 @@ def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
     "again",
     [
         "javascript:alert(1)",
+        "javascript://shop.example/%0aalert(1)",
         "//evil.example/",
         " //evil.example/",
         "https:evil",
@@ -176,3 +191,80 @@ def test_a_page_shows_no_link_in_its_repr() -> None:
     """It is a secret."""
     assert "pay.example" not in repr(shown())
     assert re.search(r"status=200", repr(shown()))
+
+
+# --- In each framework
+
+
+Answers = Callable[[str], Awaitable[tuple[int, str, str]]]
+
+
+def by_query(tracker: payclient.Tracker, query: Mapping[str, str]) -> tuple[FormLink, str | None]:
+    """The link that was prepared so many seconds ago by the tracker's clock, and the way back."""
+    url = f"https://{query['host']}/form?x=1"
+    return FormLink(url, tracker.clock.time() - float(query["age"])), query.get("again")
+
+
+@asynccontextmanager
+async def in_starlette(tracker: payclient.Tracker) -> AsyncIterator[Answers]:
+    async def view(request: Request) -> Response:
+        form, again = by_query(tracker, dict(request.query_params))
+        try:
+            return of_starlette.redirect_response(request, form, "en", again=again)
+        except payclient.ConfigurationError:
+            return Response("refused", 500)
+
+    app = Starlette(routes=[Route("/form", view)])
+
+    async def ask_app(target: str) -> tuple[int, str, str]:
+        answered = await ask(app, "GET", target, state={"tracker": tracker})
+        return answered.status, answered.headers.get("referrer-policy", ""), answered.body.decode()
+
+    yield ask_app
+
+
+@asynccontextmanager
+async def in_aiohttp(tracker: payclient.Tracker) -> AsyncIterator[Answers]:
+    async def view(request: web.Request) -> web.Response:
+        form, again = by_query(tracker, request.query)
+        try:
+            return of_aiohttp.redirect_response(request, form, "en", again=again)
+        except payclient.ConfigurationError:
+            return web.Response(text="refused", status=500)
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[payclient.Tracker]:
+        yield tracker
+
+    app = web.Application()
+    app.cleanup_ctx.append(of_aiohttp.tracker_context(opening))
+    app.router.add_get("/form", view)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+
+            async def ask_app(target: str) -> tuple[int, str, str]:
+                async with session.get(target) as answered:
+                    policy = answered.headers.get("Referrer-Policy", "")
+                    return answered.status, policy, await answered.text()
+
+            yield ask_app
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("framework", [in_starlette, in_aiohttp])
+async def test_a_response_goes_by_the_trackers_clock_and_hosts(
+    framework: Callable[[payclient.Tracker], AbstractAsyncContextManager[Answers]],
+) -> None:
+    """200 with the referrer while the link lives, 410 with the way back afterwards, and no foreign host ever."""
+    profile = attrs.evolve(PROFILE, link_hosts=frozenset({"pay.example"}))
+    async with tracking(FakeService(), profile=profile) as tracker, framework(tracker) as asking:
+        status, policy, body = await asking("/form?host=pay.example&age=599")
+        assert (status, policy) == (200, "origin")
+        assert "https://pay.example/form?x=1" in body
+        status, _, body = await asking("/form?host=pay.example&age=600&again=/cart")
+        assert (status, 'href="/cart"' in body, "pay.example" in body) == (410, True, False)
+        assert (await asking("/form?host=evil.example&age=1"))[0] == 500

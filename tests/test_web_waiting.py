@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 import payclient
-from fake_service import FakeService, lost_answer, sale, tracking
+from fake_service import FakeService, answer, lost_answer, sale, tracking
 from payclient.web import is_waiting, sale_status, waiting_page
 from test_forms import request
 from test_web_redirect import Read, assert_policy_fits
@@ -87,6 +88,29 @@ async def test_the_wait_ends_with_the_time_and_not_with_a_verdict(service: FakeS
         assert is_waiting(unknown)  # it counts from the end of its time-out
         await service.clock.advance(30)
         assert sale_status(unknown) == {"waiting": False, "paid": None, "state": "unknown", "remaining": 0.0}
+
+
+async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
+    """The customer's page may be loaded before the service has answered the Sale."""
+    go = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        await go.wait()
+        return answer(200, {"transactionId": service.create(request)})
+
+    service.scripts = [held]
+    async with tracking(service) as tracker:
+        sending = asyncio.create_task(tracker.sale(sale()))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert (found.state, sale_status(found)["waiting"]) == (payclient.State.SENDING, True)
+        go.set()
+        await sending
 
 
 @pytest.mark.parametrize("address", ["javascript:x", "//evil.example/s"])

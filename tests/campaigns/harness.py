@@ -187,10 +187,10 @@ class Batch:
         if self._port is not None:
             command += ["--notify", str(self._port)]
         command += ["--single"] if self.single else []
-        command += ["charge", str(self._file)] + ([] if self.single else ["--yes", "--quiet"])
+        command += ["charge", str(self._file)] + ([] if self.single else ["--yes", "--quiet", "--new-ledger"])
         return [
             *command, "--base-url", self.service.url, "--profile", str(self.folder / "profile.toml"),
-            "--ledger", self.ledger, "--new-ledger", "--report", str(self._report_of(host)),
+            "--ledger", self.ledger, "--report", str(self._report_of(host)),
         ]  # fmt: skip
 
     def run(self, host: int, hit: Hit | None = None) -> int:

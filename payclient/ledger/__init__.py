@@ -164,7 +164,9 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
     Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
     it, `LedgerUnavailableError` where it cannot be reached.
     """
-    ledger = await _open(url, create)
+    opening = _open(url, create)
+    del url  # it may hold a password, and an error below shows this frame's local variables to error trackers
+    ledger = await opening
     if ledger.created and ledger.location != "memory:":
         logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
     return ledger

@@ -15,7 +15,14 @@ from payclient.ledger import Change
 from payclient.ledger.columns import change_of, grouped, permit_row, record_of
 from payclient.ledger.details import tame
 from payclient.ledger.operations import Apply, Get, Permit, Read
-from payclient.ledger.postgres_connecting import Address, Connect, connector, drop, open_ledger_schema
+from payclient.ledger.postgres_connecting import (
+    Address,
+    Connect,
+    connector,
+    drop,
+    open_ledger_schema,
+    patiently,
+)
 from payclient.ledger.postgres_listening import POLL, Listener, Woken
 from payclient.ledger.postgres_statements import (
     CLAIM,
@@ -79,7 +86,7 @@ class PostgresLedger:
         it cannot be reached.
         """
         connect = connector(address)
-        connection = await connect()
+        connection = await patiently(connect)
         try:
             digest_key, created = await open_ledger_schema(connection, create)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Connecting to PostgreSQL: settings that are read before anything is trusted, and a schema made once.
+"""Connecting to PostgreSQL: one host after another, settings read before anything is trusted, a schema made once.
 
 What asyncpg raises may quote a statement, a value or the address with its password: nothing of it goes further than
 the fault's name.
@@ -6,7 +6,12 @@ the fault's name.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
+import re
 import secrets
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -28,13 +33,28 @@ from payclient.ledger.postgres_schema import (
     VERSION,
 )
 
-__all__ = ["FAULTS", "Address", "Connect", "connector", "drop", "open_ledger_schema", "unavailable"]
+__all__ = [
+    "FAULTS",
+    "Address",
+    "Connect",
+    "connector",
+    "drop",
+    "open_ledger_schema",
+    "patiently",
+    "unavailable",
+]
 
 #: Opens one connection. A closure: no repr of it shows the address, which may hold a password.
 Connect = Callable[[], Awaitable["asyncpg.Connection"]]
 
-#: Seconds until a server must have let us in.
+#: Seconds until a server must have let us in, and of each where the address has several: one that is frozen takes the
+#: connection and says nothing.
 CONNECT = 5.0
+CONNECT_TO_EACH = 2.0
+#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting; and between its
+#: attempts.
+OPENING = 30.0
+AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: What asyncpg raises where something is wrong on the way to the server or with it.
 FAULTS = (
     asyncpg.PostgresError,
@@ -52,6 +72,14 @@ class Address:
 
     url: str = attrs.field(repr=False)
 
+    def each_host(self) -> list[str]:
+        """An address for each of its hosts."""
+        authority = re.match("[^/?#]*", self.url.removeprefix("postgresql://"))
+        whole = authority[0] if authority else ""
+        user, at, hosts = whole.rpartition("@")
+        rest = self.url.removeprefix("postgresql://")[len(whole) :]
+        return [f"postgresql://{user}{at}{host}{rest}" for host in hosts.split(",")]
+
     @property
     def location(self) -> str:
         """The address without its user, password and options."""
@@ -62,32 +90,98 @@ class Address:
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     """What a fault of PostgreSQL is to a caller; it quotes the fault's name, never a statement or a value."""
+    if isinstance(error, PayError):  # our own words
+        return LedgerUnavailableError(str(error))
     return LedgerUnavailableError(f"the ledger could not be {doing} ({type(error).__name__})")
+
+
+#: Connections of this process.
+_open_here: weakref.WeakSet[asyncpg.Connection] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Point a child's copies of the sockets at nothing.
+
+    However the child ends, asyncpg would say goodbye to the server on them, and end the parent's connections.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for connection in _open_here:
+        if (transport := getattr(connection, "_transport", None)) is not None:
+            with suppress(OSError, ValueError):
+                os.dup2(nothing, transport.get_extra_info("socket").fileno(), inheritable=False)
+    _open_here.clear()
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class _BusyServerError(LedgerUnavailableError):
+    """The server takes no connection now, and may take one soon."""
 
 
 def connector(address: Address) -> Connect:
     """What opens a connection to this address. It raises `ConfigurationError` or `LedgerUnavailableError`."""
+    hosts = [Address(url) for url in address.each_host()]
 
     async def connect() -> asyncpg.Connection:
-        fault: PayError
-        try:
-            # No cache of statements: behind a pooler, the next statement may meet another server.
-            return await asyncpg.connect(
-                address.url,
-                timeout=CONNECT,
-                statement_cache_size=0,
-                server_settings={"application_name": "payclient"},
-            )
-        except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-            fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
-        except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
-            fault = unavailable(error, "opened")
-        except (asyncpg.InterfaceError, ValueError):
-            fault = ConfigurationError("the ledger's address is no postgresql://USER@HOST/DATABASE")
-        # Outside the `except`, so that not even `__context__` keeps what asyncpg said.
-        raise fault
+        faults: list[PayError] = []
+        for host in hosts:
+            try:
+                return await _connect(host, CONNECT if len(hosts) == 1 else CONNECT_TO_EACH)
+            except PayError as error:
+                faults.append(error)
+        # Of several hosts the one that answered says more than those that did not.
+        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
+        raise (said or faults)[-1].with_traceback(None)
 
     return connect
+
+
+async def patiently(connect: Connect) -> asyncpg.Connection:
+    """Connect, and try again for `OPENING` seconds where the server takes no connection now."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + OPENING
+    for pause in itertools.chain(AGAIN, itertools.repeat(AGAIN[-1])):
+        try:
+            return await connect()
+        except _BusyServerError as error:
+            if loop.time() + pause > until:
+                # As its own kind the error would pickle by a private name.
+                fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
+                break
+        await asyncio.sleep(pause)
+    raise fault
+
+
+async def _connect(address: Address, timeout: float) -> asyncpg.Connection:
+    fault: PayError
+    try:
+        # No cache of statements: behind a pooler, the next statement may meet another server.
+        connection: asyncpg.Connection = await asyncpg.connect(
+            address.url,
+            timeout=timeout,
+            statement_cache_size=0,
+            server_settings={"application_name": "payclient"},
+        )
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
+    except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
+        fault = _BusyServerError(
+            f"the ledger's server takes no more connections ({type(error).__name__})"
+            if isinstance(error, asyncpg.TooManyConnectionsError)
+            else f"the ledger's server is starting or stopping ({type(error).__name__})"
+        )
+    except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
+        fault = unavailable(error, "opened")
+    except (asyncpg.InterfaceError, ValueError):
+        fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
+    else:
+        _open_here.add(connection)
+        return connection
+    # Outside the `except`, so that not even `__context__` keeps what asyncpg said.
+    raise fault
 
 
 def drop(connection: asyncpg.Connection | None) -> None:

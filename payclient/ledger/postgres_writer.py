@@ -17,6 +17,7 @@ from payclient.errors import LedgerUnavailableError, PayError, TransitionError
 from payclient.events import NotSent
 from payclient.ledger.columns import record_of
 from payclient.ledger.operations import Apply, Get, Operation, Permit, Read, Write
+from payclient.ledger.outage import Outage
 from payclient.ledger.postgres_connecting import FAULTS, Connect, drop, open_ledger_schema, unavailable
 from payclient.ledger.postgres_schema import BARRIER, CHANGING
 from payclient.ledger.postgres_statements import SELECT_ATTEMPTS, WRITE, apply_row
@@ -72,10 +73,14 @@ class Writer:
         #: The server said something beside its answer: a commit may not have gone where it should.
         self._warned = False
         self._statements: dict[str, Any] | None = {}
+        self._outage = Outage(self._loop.time)
         self._use(connection)
         self.task = self._loop.create_task(self._run())
 
     def submit(self, operation: Operation) -> None:
+        if self.task.done():  # somebody cancelled all tasks of the loop
+            _fail(operation, LedgerUnavailableError("the ledger was closed"))
+            return
         self._pending.append((self._loop.time(), operation))
         self._work.set()
 
@@ -148,10 +153,12 @@ class Writer:
                 # Whatever the lost connection had asked for is done or undone once this is answered.
                 await connection.execute(BARRIER, timeout=ANSWER)
                 self._use(connection)
+                self._outage.worked()
             except BaseException as error:
                 drop(connection)
                 if not isinstance(error, (PayError, *FAULTS)):
                     raise
+                self._outage.failed(unavailable(error, "reached"))
                 late = self._loop.time() - PATIENCE
                 for since, operation in batch:
                     if since <= late:
@@ -171,12 +178,9 @@ class Writer:
                     await self._read(each)
         except Exception as error:  # whoever waits must hear of it, whatever it is
             self._lose()
+            self._outage.failed(unavailable(error, "read or written"))
             for each in batch:
-                ours = isinstance(error, LedgerUnavailableError)
-                _fail(
-                    each,
-                    LedgerUnavailableError(str(error)) if ours else unavailable(error, "read or written"),
-                )
+                _fail(each, unavailable(error, "read or written"))
 
     async def _fetch(self, sql: str, *parameters: object) -> list[Any]:
         connection = self._connection

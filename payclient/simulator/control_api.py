@@ -160,7 +160,7 @@ def _arguments(operation: str, raw: bytes) -> dict[str, Any]:
         if name not in body and "default" not in schema:
             raise ValueError(f"{name} is required")
         if name in body and not _is_valid(body[name], schema):
-            raise ValueError(f"{name} must be {_words(schema)}")
+            raise ValueError(f"{name} must be {orjson.dumps(schema).decode()}")
     arguments: dict[str, Any] = {
         name: body.get(name, schema.get("default")) for name, schema in schemas.items()
     }
@@ -179,13 +179,6 @@ def _is_valid(value: object, schema: _Schema) -> bool:
         known = all(name in members and _is_valid(one, members[name]) for name, one in value.items())
         return known and value.keys() >= set(schema["required"])
     return any(isinstance(value, _TYPES[kind]) for kind in kinds if kind in _TYPES)
-
-
-def _words(schema: _Schema) -> str:
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
-    kinds = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
-    return f"{kinds} from {schema['minimum']} to {schema['maximum']}" if "minimum" in schema else str(kinds)
 
 
 def _json_of(value: Any) -> object:

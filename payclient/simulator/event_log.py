@@ -13,8 +13,6 @@ __all__ = ["Entry", "EventLog"]
 _KEPT = 1000
 _LONGEST = 200  # characters of somebody else's text, so that the log stays small whatever is sent
 
-_Kind = Literal["request", "customer", "notification", "page", "service"]
-
 
 @frozen(kw_only=True)
 class Entry:
@@ -22,13 +20,13 @@ class Entry:
 
     number: int
     at: float
-    kind: _Kind
+    kind: Literal["request", "customer", "notification", "page", "service"]
     text: str
     client_transaction_id: str | None = None
     transaction_id: int | None = None
     #: The HTTP status of the answer; None: there was none.
     status: int | None = None
-    #: The kind of the fault that befell it, or why a notification failed.
+    #: The kind of the fault that befell it, or the error of a notification.
     fault: str | None = None
 
     def as_json(self) -> dict[str, object]:
@@ -47,26 +45,22 @@ class EventLog:
 
     def write(
         self,
-        kind: _Kind,
+        kind: Literal["request", "customer", "notification", "page", "service"],
         text: str,
-        *,
         client_transaction_id: str | None = None,
         transaction_id: int | None = None,
+        *,
         status: int | None = None,
         fault: str | None = None,
     ) -> None:
         self.last += 1
-        entry = Entry(
-            number=self.last,
-            at=self._clock.time(),
-            kind=kind,
-            text=text[:_LONGEST],
-            client_transaction_id=client_transaction_id and client_transaction_id[:_LONGEST],
-            transaction_id=transaction_id,
-            status=status,
-            fault=fault,
-        )
-        self._entries.append(entry)
+        client_id = client_transaction_id and client_transaction_id[:_LONGEST]
+        self._entries.append(
+            Entry(
+                number=self.last, at=self._clock.time(), kind=kind, text=text[:_LONGEST], status=status, fault=fault,
+                client_transaction_id=client_id, transaction_id=transaction_id,
+            )
+        )  # fmt: skip
         self.wake()
 
     def after(self, number: int) -> list[Entry]:

@@ -4,6 +4,7 @@ What comes from outside is escaped, and nothing is loaded from elsewhere.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -17,10 +18,7 @@ from .forms import Form, FormBook, Method
 from .messages import Language, say
 from .transactions import Books
 
-__all__ = ["DENIED", "FormPages"]
-
-#: Why an answer of this side denies the form.
-DENIED: Final = web.ResponseKey("why", str)
+__all__ = ["FormPages"]
 
 #: The data for which a form asks if it was not given (§2.3): the attribute of `Form` and the input's own attributes.
 _ASKED: Final[Mapping[str, tuple[str, str]]] = {
@@ -44,68 +42,70 @@ class FormPages:
     def __init__(self, books: Books, forms: FormBook) -> None:
         self._books = books
         self._forms = forms
-        #: The method of each route.
-        self.methods: dict[web.AbstractRoute, Method] = {}
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         for way, path in self._books.settings.form_paths.items():
             method: Method = "card" if way == "card" else "wallet"
             spelled = any_case(path) if self._books.settings.tolerant else path
-            self.methods[router.add_get(spelled, self._get, allow_head=False)] = (
-                method  # a HEAD is not a load
-            )
-            self.methods[router.add_post(spelled, self._post)] = method
+            router.add_get(spelled, partial(self._answer, method), allow_head=False)  # a HEAD is not a load
+            router.add_post(spelled, partial(self._answer, method))
         router.add_get("/style.css", self._get_style)
 
     async def _get_style(self, _: web.Request) -> web.Response:
         text = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
         return web.Response(text=text, content_type="text/css", headers={"Cache-Control": "no-store"})
 
-    async def _get(self, request: web.Request) -> web.Response:
-        method = self.methods[request.match_info.route]
-        settings = self._books.settings
-        host = host_of(request.headers.get("Referer", ""))
-        form = self._forms.by_id.get(request.query.get("paymentId", ""))
-        if host is None:
-            return _denied("denied: no referrer came", "no referrer")
-        if settings.registered_domains is not None and host not in settings.registered_domains:
-            why = "denied: another domain"
-            if form is None or not settings.domain_problem_redirects:
-                return _denied(why, "not registered", ascii(host))
-            parameters = {"msg": say("foreign domain", form.language, host)}
-            return _redirect(with_query(form.response_url, parameters), why)
-        if form is None:
-            return _notice("form unknown", status=404)
-        if form.how is None:
-            self._forms.load(form, method)
-        return self._closed(form, method) or _form_page(form, method)
-
-    async def _post(self, request: web.Request) -> web.Response:
-        method = self.methods[request.match_info.route]
-        text = (await request.read()).decode("utf-8", "replace")
+    async def _answer(self, method: Method, request: web.Request) -> web.Response:
+        typed = (await request.read()).decode("utf-8", "replace")
         # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
         form = self._forms.by_id.get(request.query.get("paymentId", ""))
+        if request.method == "POST":
+            response, why = self._press(form, method, typed), ""
+        else:
+            host = host_of(request.headers.get("Referer", ""))
+            response, why = self._open(form, method, host)
+        # Without its query: whoever has that has the payment.
+        self._books.log.write("page", f"{request.method} {request.path}{why}", status=response.status)
+        return response
+
+    def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:
+        """Return the page of a link, and what the log adds to a status that may well be 200."""
+        settings = self._books.settings
+        if host is None:
+            return _denied("no referrer"), ", denied: no referrer came"
+        if settings.registered_domains is not None and host not in settings.registered_domains:
+            if form is None or not settings.domain_problem_redirects:
+                return _denied("not registered", ascii(host)), ", denied: another domain"
+            parameters = {"msg": say("foreign domain", form.language, host)}
+            return _redirect(with_query(form.response_url, parameters)), ", denied: another domain"
+        if form is None:
+            return _notice("form unknown", status=404), ""
+        if form.how is None:
+            self._forms.opened(form.payment_id, method)
+        return self._closed(form, method) or _form_page(form, method), ""
+
+    def _press(self, form: Form | None, method: Method, text: str) -> web.Response:
         if form is None or method not in form.deadlines:
-            return _denied("denied: not opened", "no referrer")  # whoever was not let in has no buttons
+            return _denied("no referrer")  # whoever was not let in has no buttons
         if (closed := self._closed(form, method)) is not None:
             return closed
         try:
             fields = parse_qs(text, max_num_fields=20)
         except ValueError:
-            return _notice("form unreadable", form, 400)
+            fields = {"outcome": [""]}
+        typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
         match fields.get("outcome", ["pay"])[-1]:
             case "cancel":
                 address = self._forms.cancel(form, method)
                 return _notice("form cancelled", form) if address is None else _redirect(address)
             case "reject":
                 return _redirect(self._forms.pay(form, method, declined=True))
-            case "pay":
-                typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
-                if not all(typed.get(name) for name in _missing(form)):
-                    return _form_page(form, method, typed)
+            case "pay" if all(typed.get(name) for name in _missing(form)):
                 for name in _missing(form):
                     setattr(form, _ASKED[name][0], typed[name])
                 return _redirect(self._forms.pay(form, method))
+            case "pay":
+                return _form_page(form, method, typed)
             case _:
                 return _notice("form unreadable", form, 400)
 
@@ -150,15 +150,14 @@ def _notice(text: str, form: Form | None = None, status: int = 200) -> web.Respo
     return _page(language, say(text, language), "" if form is None else _money(form), status)
 
 
-def _denied(why: str, text: str, *values: str) -> web.Response:
+def _denied(text: str, *values: str) -> web.Response:
     """Return the access-denied page (§4, §7.7) in both languages, for the merchant's developer above all."""
     languages: tuple[Language, ...] = ("es", "en")
-    title = " / ".join(say("denied", language) for language in languages)
     content = "\n".join(
         f'<p lang="{language}">{escape(say(text, language, *values))} {say("referrer policy", language)}</p>'
         for language in languages
     )
-    return _because(_page("es", title, content), why)
+    return _page("es", " / ".join(say("denied", language) for language in languages), content)
 
 
 def _page(language: Language, title: str, content: str, status: int = 200) -> web.Response:
@@ -167,15 +166,8 @@ def _page(language: Language, title: str, content: str, status: int = 200) -> we
     return web.Response(text=text, status=status, content_type="text/html", headers=_HEADERS)
 
 
-def _redirect(address: str, why: str | None = None) -> web.Response:
-    return _because(web.Response(status=303, headers={**_HEADERS, "Location": address}), why)
-
-
-def _because(response: web.Response, why: str | None) -> web.Response:
-    """Return the response with what the log is to say beside a status that may well be 200."""
-    if why is not None:
-        response[DENIED] = why
-    return response
+def _redirect(address: str) -> web.Response:
+    return web.Response(status=303, headers={**_HEADERS, "Location": address})
 
 
 def _money(form: Form) -> str:

@@ -37,7 +37,7 @@ class Form(Transaction):
     document_id: str | None = field(repr=False)
     optional_parameter: str | None = field(repr=False)
     #: Whether the answer has the third link.
-    has_payment_code: bool = False
+    has_payment_code: bool
     #: The link by which it was decided.
     method: Method | None = None
     #: For each link that was loaded, the monotonic time at which its life ends.
@@ -48,27 +48,10 @@ class Form(Transaction):
     def awaits_confirmation(self) -> bool:
         return self.state == ACCEPTED and self.confirmed_at is None and self.reversal is None
 
-    @property
-    def details(self) -> Mapping[str, object]:
-        return {
-            "phoneNumber": self.phone_number and self.phone_number.removeprefix("+"),
-            "email": self.email,
-            "document": self.document_id,
-            "reference": self.reference,
-            "optionalParameter3": self.optional_parameter,
-            # The name of the card's holder.
-            "optionalParameter4": "CLIENTE SIMULADO" if self.state == ACCEPTED else None,
-        }
-
     def as_json(self) -> dict[str, object]:
         """Return the transaction with its payment id, which is as good as its links."""
-        return {
-            **Transaction.as_json(self),
-            "payment_id": self.payment_id,
-            "method": self.method,
-            "loaded": sorted(self.deadlines),
-            "confirmed": self.confirmed_at is not None,
-        }
+        more = {"payment_id": self.payment_id, "method": self.method, "loaded": sorted(self.deadlines)}
+        return Transaction.as_json(self) | more | {"confirmed": self.confirmed_at is not None}
 
 
 class FormBook:
@@ -95,18 +78,13 @@ class FormBook:
         """Return where a form is, from the service's own address on; `way` is a method or "code"."""
         return f"{self._books.settings.form_paths[way]}?paymentId={form.payment_id}"
 
-    def load(self, form: Form, method: Method) -> None:
-        """Open a link; its first load starts its ten minutes (§8)."""
-        form.deadlines.setdefault(method, self._books.clock.monotonic() + self._books.settings.form_window)
-
     def opened(self, payment_id: str, method: Method) -> Form:
-        """Open the link of a customer; LookupError if there is none, ValueError for another method."""
+        """Open a link, whose first load starts its ten minutes (§8); LookupError for an unknown payment id."""
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-        if payment_id not in self.by_id:
+        if (form := self.by_id.get(payment_id)) is None:
             raise LookupError("no prepared payment has this payment id")
-        form = self.by_id[payment_id]
-        self.load(form, method)
+        form.deadlines.setdefault(method, self._books.clock.monotonic() + self._books.settings.form_window)
         return form
 
     def is_expired(self, form: Form, method: Method) -> bool:
@@ -114,11 +92,20 @@ class FormBook:
 
     def pay(self, form: Form, method: Method, *, declined: bool = False) -> str:
         """Pay or decline, and return the address to which the customer is sent (§6); ValueError if it is closed."""
-        settings = self._books.settings
         self._require_open(form, method)
-        number = self._books.add(form)
-        state = settings.states["rejected" if declined else "approved"]
-        self._decide(form, method, "declined" if declined else "paid", state)
+        settings, number = self._books.settings, self._books.add(form)
+        if declined:
+            self._decide(form, method, "declined", settings.states["rejected"])
+        else:
+            self._decide(form, method, "paid", settings.states["approved"])
+        form.details = {
+            "phoneNumber": form.phone_number and form.phone_number.removeprefix("+"),
+            "email": form.email,
+            "document": form.document_id,
+            "reference": form.reference,
+            "optionalParameter3": form.optional_parameter,
+            "optionalParameter4": "CLIENTE SIMULADO" if form.state == ACCEPTED else None,  # the card's holder
+        }
         if form.awaits_confirmation:
             self._notifications.tell_external(form)
             if settings.confirm_window is not None:
@@ -126,7 +113,7 @@ class FormBook:
         return self._back(form.response_url, form, number)
 
     def cancel(self, form: Form, method: Method) -> str | None:
-        """Close the form by its X; return the address to which it leads (§2.3), if there is one."""
+        """Close the form by its X, and return the address to which it leads (§2.3), if there is one."""
         self._require_open(form, method)
         self._decide(form, method, "cancelled", CANCELLED)
         number = self._books.settings.cancelled_redirect_id
@@ -141,8 +128,9 @@ class FormBook:
 
     def _read(self, body: Mapping[str, object], account: str) -> Form:
         # The types hold: `check` passed.
-        amount, language_field = body["amount"], self._books.settings.language_field
+        settings, amount = self._books.settings, body["amount"]
         assert isinstance(amount, int)  # noqa: S101  (for mypy)
+        is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
         return Form(
             payment_id=secrets.token_urlsafe(24),
             client_transaction_id=str(body["clientTransactionId"]),
@@ -151,15 +139,14 @@ class FormBook:
             amount=amount,
             currency=str(body.get("currency") or "USD"),
             reference=_text(body, "reference"),
-            language="en" if language_field is not None and body.get(language_field) == "en" else "es",
+            language="en" if is_english else "es",
             response_url=str(body["responseUrl"]),
             cancellation_url=_text(body, "cancellationUrl"),
             phone_number=_text(body, "phoneNumber"),
             email=_text(body, "email"),
             document_id=_text(body, "documentId"),
             optional_parameter=_text(body, "optionalParameter"),
-            has_payment_code="code" in self._books.settings.form_paths
-            and bool(_text(body, "transactionSummaryUrl")),
+            has_payment_code="code" in settings.form_paths and bool(_text(body, "transactionSummaryUrl")),
             created_at=self._books.clock.time(),
         )
 

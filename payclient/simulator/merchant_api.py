@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from .addresses import any_case
-from .changes import Changes
+from .changes import change
 from .forms import Form, FormBook
 from .messages import Language, RefusedError, preferred_language
 from .replies import json_reply
@@ -46,7 +46,6 @@ class MerchantApi:
         self._books = books
         self._sales = sales
         self._forms = forms
-        self._changes = Changes(books, sales, forms)
         self._account_of = account_of
         self._url = url
         self._answered: deque[float] = deque()
@@ -133,7 +132,8 @@ class MerchantApi:
             if one is not None and one.account != account and settings.foreign_is_unauthorized:
                 raise RefusedError(None, "unauthorized")
             found = [one] if one is not None and one.account == account else []
-        answers = [status_of(one, settings, language) for one in found if not self._books.is_forgotten(one)]
+        seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
+        answers = [status_of(one, settings, language) for one in seen]
         if not answers:
             raise RefusedError.of(settings.not_found[1])
         return (
@@ -148,7 +148,7 @@ class MerchantApi:
             return {"transactionId": self._sales.create(body, account).transaction_id}
         if operation == "prepare":
             return self._prepared(self._forms.prepare(body, account))
-        changed = self._changes.execute(operation, body, account)
+        changed = change(operation, body, account, self._books, self._sales, self._forms)
         return status_of(changed, self._books.settings, language) if operation == "confirm" else True
 
     def _prepared(self, form: Form) -> dict[str, str]:

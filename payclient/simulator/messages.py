@@ -1,5 +1,6 @@
 """What the service tells people: one table of two languages, and the error object (§7) that is made from it."""
 
+import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -8,6 +9,8 @@ from attrs import frozen
 __all__ = ["MESSAGES", "FieldFault", "Language", "RefusedError", "invalid", "preferred_language", "say"]
 
 Language = Literal["es", "en"]
+
+_ACCEPTED: Final = re.compile(r"(?:^|,)\s*(es|en)(?:-\w+)*\s*(?:;\s*q=([01](?:\.\d*)?))?\s*(?=,|$)")
 
 #: In Spanish and in English. A number is an errorCode. Spanish texts of 20, 22, 23, 25, 100, 120, 2029, 2061 and
 #: "unauthorized" and the English one of 20 are the service's own; the others are not published.
@@ -99,17 +102,9 @@ def say(key: int | str, language: Language, *values: object) -> str:
 
 def preferred_language(accept_language: str) -> Language:
     """Return the one of English and Spanish with the larger weight, else the first; Spanish without either."""
-    best, language = 0.0, "es"
-    for part in accept_language.lower().split(","):
-        name, _, weight = part.partition(";")
-        try:
-            quality = float(weight.strip().removeprefix("q=") or 1)
-        except ValueError:
-            continue
-        name = name.strip().partition("-")[0]
-        if name in {"en", "es"} and quality > best:
-            best, language = quality, name
-    return "en" if language == "en" else "es"
+    found = _ACCEPTED.findall(accept_language.lower())
+    best, _ = max(found, key=lambda one: float(one[1] or 1), default=("es", ""))
+    return "en" if best == "en" else "es"
 
 
 @frozen

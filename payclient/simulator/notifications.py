@@ -12,10 +12,10 @@ from .faults import FaultPlan
 from .status import external_notification
 from .transactions import Books, Transaction
 
-__all__ = ["FOREIGN", "Notifications"]
+__all__ = ["Notifications"]
 
 #: What a forged notification adds to the true transaction id.
-FOREIGN: Final = 1_000_000_007
+_FOREIGN: Final = 1_000_000_007
 
 _TIMEOUT: Final = 5.0  # seconds, for one delivery
 _AT_ONCE: Final = 100
@@ -28,7 +28,7 @@ class Notifications:
     def __init__(self, books: Books, faults: FaultPlan) -> None:
         self._books = books
         self._faults = faults
-        self._tasks: dict[asyncio.Task[None], int | None] = {}
+        self._tasks: dict[asyncio.Task[None], Transaction] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
 
@@ -49,9 +49,9 @@ class Notifications:
             session, self._session = self._session, None
             await session.close()
 
-    async def delivered(self, *transaction_ids: int) -> None:
-        """Wait until these notifications, or all without an argument, are done; at most 5 seconds."""
-        tasks = [task for task, one in self._tasks.items() if not transaction_ids or one in transaction_ids]
+    async def delivered(self, transaction: Transaction | None = None) -> None:
+        """Wait until those of a transaction, or all without an argument, are done; at most 5 seconds."""
+        tasks = [task for task, one in self._tasks.items() if transaction in (None, one)]
         if tasks:
             await asyncio.wait(tasks, timeout=_TIMEOUT)
 
@@ -69,7 +69,7 @@ class Notifications:
         fault = self._faults.next("notification", sale.client_transaction_id, sale.client_transaction_id)
         match None if fault is None else fault.kind:
             case "lost":
-                self._write(sale, "never sent", fault="lost")
+                self._write(sale, "never sent", sale.transaction_id, fault="lost")
                 return
             case "late" if fault is not None:
                 self._books.timetable.after(fault.seconds, self.send, sale)
@@ -77,25 +77,23 @@ class Notifications:
             case "duplicate":
                 self.send(sale)
             case "forged":
-                self.send(sale, (sale.transaction_id or 0) + FOREIGN)
+                self.send(sale, (sale.transaction_id or 0) + _FOREIGN)
         self.send(sale)
 
     def send(self, sale: Transaction, pretended_id: int | None = None) -> None:
-        """Send one in the background; ValueError if the sale has no `responseUrl`.
-
-        One with a `pretended_id` is forged; the sale does not remember it.
-        """
+        """Send one in the background; ValueError if the sale has no `responseUrl`."""
         if (url := sale.response_url) is None:
             raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
-        self._run(sale.transaction_id, lambda session: self._notify(session, sale, url, pretended_id))
+        number = pretended_id or sale.transaction_id or 0
+        self._run(sale, lambda session: self._notify(session, sale, url, number))
 
     def tell_external(self, transaction: Transaction) -> None:
         """Tell of an approved payment by a POST of JSON, if there is an address for it."""
         if (url := self._books.settings.external_notification_url) is not None:
-            self._run(transaction.transaction_id, lambda session: self._tell(session, transaction, url))
+            self._run(transaction, lambda session: self._tell(session, transaction, url))
 
     def _run(
-        self, number: int | None, deliver: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
+        self, transaction: Transaction, deliver: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
     ) -> None:
         async def in_its_place(session: aiohttp.ClientSession) -> None:
             async with self._places:
@@ -103,48 +101,44 @@ class Notifications:
 
         if self._session is not None:
             task = asyncio.create_task(in_its_place(self._session))
-            self._tasks[task] = number
+            self._tasks[task] = transaction
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _notify(
-        self, session: aiohttp.ClientSession, sale: Transaction, url: str, pretended_id: int | None
-    ) -> None:
-        method, address = self._books.settings.notification_method, self.address(sale, url, pretended_id)
-        status, _, error = await self._send(session, method, address)
+    async def _notify(self, session: aiohttp.ClientSession, sale: Transaction, url: str, number: int) -> None:
+        method = self._books.settings.notification_method
+        status, _, error = await _send(session, method, self.address(sale, url, number))
         self._books.tally["notifications_failed" if error else "notifications_sent"] += 1
-        if pretended_id is None:
+        is_true = number == sale.transaction_id
+        self._write(
+            sale, "notification" if is_true else "forged notification", number, status=status, fault=error
+        )
+        if is_true:
             sale.notification = error or f"HTTP {status}"
-        is_true = pretended_id in (None, sale.transaction_id)
-        text = "notification" if is_true else "forged notification"
-        self._write(sale, text, number=pretended_id, status=status, fault=error)
 
     async def _tell(self, session: aiohttp.ClientSession, transaction: Transaction, url: str) -> None:
         body = orjson.dumps(external_notification(transaction, self._books.settings))
         headers = {"Content-Type": "application/json"}
-        status, answer, error = await self._send(session, "POST", url, data=body, headers=headers)
+        status, answer, error = await _send(session, "POST", url, data=body, headers=headers)
         self._books.tally["external_notifications_failed" if error else "external_notifications_sent"] += 1
         transaction.external_notification = error or _acknowledgement(answer) or f"HTTP {status}"
-        self._write(transaction, "external notification", status=status, fault=error)
-
-    async def _send(
-        self, session: aiohttp.ClientSession, method: str, url: str, **options: Any
-    ) -> tuple[int | None, bytes, str | None]:
-        """Return the status and the beginning of the answer, or the class name of the error."""
-        try:
-            async with session.request(method, url, allow_redirects=False, **options) as response:
-                return response.status, await response.content.read(_LONGEST), None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            # ValueError: what the merchant gave as `responseUrl` is not an address at all.
-            return None, b"", type(error).__name__
-
-    def _write(self, sale: Transaction, text: str, *, number: int | None = None, **result: Any) -> None:
-        self._books.log.write(
-            "notification",
-            text,
-            client_transaction_id=sale.client_transaction_id,
-            transaction_id=number or sale.transaction_id,
-            **result,
+        self._write(
+            transaction, "external notification", transaction.transaction_id, status=status, fault=error
         )
+
+    def _write(self, transaction: Transaction, text: str, number: int | None, **result: Any) -> None:
+        self._books.log.write("notification", text, transaction.client_transaction_id, number, **result)
+
+
+async def _send(
+    session: aiohttp.ClientSession, method: str, url: str, **options: Any
+) -> tuple[int | None, bytes, str | None]:
+    """Return the status and the beginning of the answer, or the class name of the error."""
+    try:
+        async with session.request(method, url, allow_redirects=False, **options) as response:
+            return response.status, await response.content.read(_LONGEST), None
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        # ValueError: what the merchant gave as `responseUrl` is not an address at all.
+        return None, b"", type(error).__name__
 
 
 def _acknowledgement(answer: bytes) -> str | None:

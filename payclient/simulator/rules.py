@@ -5,7 +5,7 @@ Only what the document states is checked, and what the settings add. Unknown fie
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import parse_qsl
 
 import orjson
@@ -126,7 +126,7 @@ def _converted(value: object, kind: type, nested: Mapping[str, type]) -> object:
             return value
 
 
-def check(operation: Literal["sale", "prepare"], body: Mapping[str, object], settings: Settings) -> None:
+def check(operation: str, body: Mapping[str, object], settings: Settings) -> None:
     """Raise RefusedError for a body that breaks a rule, names an unknown store, or is to be refused."""
     if faults := failing_fields(operation, body, settings):
         raise invalid(*faults)

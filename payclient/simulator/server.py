@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 from aiohttp import web
@@ -91,9 +90,7 @@ class Simulator:
         await self._notifications.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
@@ -274,7 +271,7 @@ class Simulator:
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
         """Send a notification though nobody answered, by default with the sale's own id."""
         found = self._sales.meant(sale)
-        self._notifications.send(found, found.transaction_id if pretended_id is None else pretended_id)
+        self._notifications.send(found, pretended_id)
         await self._delivered(found)
 
     def notification_query(self, sale: int | str) -> str:
@@ -308,13 +305,13 @@ class Simulator:
     def create_sale(self, body: Mapping[str, object], account: str = "") -> Sale:
         """Create a sale from the body of a Sale, without a token; RefusedError with the service's error object."""
         sale = self._sales.create(body, account)
-        self._books.log.write("service", "sale created", client_transaction_id=sale.client_transaction_id)
+        self._books.log.write("service", "sale created", sale.client_transaction_id, sale.transaction_id)
         return sale
 
     def create_form(self, body: Mapping[str, object], account: str = "") -> Form:
         """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
         form = self._forms.prepare(body, account)
-        self._books.log.write("service", "form prepared", client_transaction_id=form.client_transaction_id)
+        self._books.log.write("service", "form prepared", form.client_transaction_id)
         return form
 
     async def _answer(self, sale: int | str, how: str) -> Sale:
@@ -325,7 +322,7 @@ class Simulator:
 
     async def _delivered(self, sale: Sale) -> None:
         if self.waits_for_delivery:
-            await self._notifications.delivered(sale.transaction_id)
+            await self._notifications.delivered(sale)
 
     def _live_links(self, form: Form) -> dict[str, str]:
         live = [one for one in METHODS if form.how is None and not self._forms.is_expired(form, one)]
@@ -344,11 +341,10 @@ class Simulator:
 
     def _application(self) -> web.Application:
         api = MerchantApi(self._books, self._sales, self._forms, self._account_of, lambda: self.url)
-        pages = FormPages(self._books, self._forms)
-        self._traffic = Traffic(self._books, self._faults, api, pages, self.approve)
+        self._traffic = Traffic(self._books, self._faults, api, self.approve)
         application = web.Application(middlewares=[origin_guard(self._host), self._traffic.middleware()])
         api.add_routes(application.router)
-        pages.add_routes(application.router)
+        FormPages(self._books, self._forms).add_routes(application.router)
         if self._control:
             ControlApi(self).add_routes(application)
         return application

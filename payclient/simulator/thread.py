@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import threading
-from types import TracebackType
+from collections.abc import Coroutine
 from typing import Any, Final, Self
 
 from .clock import JumpClock
@@ -29,26 +29,24 @@ class SimulatorThread:
             raise TypeError("a simulator in a thread needs a JumpClock, which any thread may move")
         #: Shared with whoever is to live in the same time, such as `open_tracker(clock=...)`.
         self.clock: JumpClock = self._simulator.clock
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="payclient-simulator", daemon=True)
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="payclient-simulator", daemon=True
+        )
         self._thread.start()
-        self._ready.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        try:
+            self._run(self._simulator.__aenter__())
+        except BaseException:
+            self._end()
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+    def __exit__(self, *_: object) -> None:
+        self._run(self._simulator.__aexit__(None, None, None))
+        self._end()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Simulator, name):
@@ -61,28 +59,24 @@ class SimulatorThread:
         """Call a method of the simulator in its thread, or copy a property, and return the result."""
 
         async def there() -> Any:
-            found = getattr(self._simulator, name)
-            if not callable(found):
-                return copy.deepcopy(found)
-            result = found(*args, **options)
+            result = getattr(self._simulator, name)
+            if callable(result):
+                result = result(*args, **options)
             return copy.deepcopy(await result if asyncio.iscoroutine(result) else result)
 
-        if self._loop is None or not self._thread.is_alive():
-            raise RuntimeError("the SimulatorThread is not open: use `with`")
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self.__dict__.get("_thread"):
             raise RuntimeError("called from the simulator's own thread, which would wait for itself")
-        return asyncio.run_coroutine_threadsafe(there(), self._loop).result(_PATIENCE)
+        return self._run(there())
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:  # raised again by whoever started the thread
-            self._failure = error
-        finally:
-            self._ready.set()
+    def _run(self, there: Coroutine[Any, Any, Any]) -> Any:
+        if self._loop is None:
+            there.close()
+            raise RuntimeError("the SimulatorThread is not open: use `with`")
+        return asyncio.run_coroutine_threadsafe(there, self._loop).result(_PATIENCE)
 
-    async def _serve(self) -> None:
-        async with self._simulator:
-            self._loop = asyncio.get_running_loop()
-            self._ready.set()
-            await self._stop.wait()
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()

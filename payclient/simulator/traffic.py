@@ -12,7 +12,6 @@ from aiohttp import web
 
 from .clock import sleep
 from .faults import Fault, FaultPlan
-from .form_pages import DENIED, FormPages
 from .merchant_api import MerchantApi
 from .messages import FieldFault, RefusedError, invalid
 from .replies import json_reply
@@ -27,10 +26,7 @@ _ASIDE: Final = "/aside"
 #: What a merchant's own id is called, here and in a Confirm, in small letters.
 _CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
 
-_GATEWAY_PAGE: Final = """<!DOCTYPE html>
-<html><head><title>{status} {reason}</title></head>
-<body><center><h1>{status} {reason}</h1></center><hr><center>gateway</center></body></html>
-"""
+_GATEWAY_PAGE: Final = "<!DOCTYPE html>\n<html><body><h1>{status} {reason}</h1><hr>gateway</body></html>\n"
 
 
 class Traffic:
@@ -41,13 +37,11 @@ class Traffic:
         books: Books,
         faults: FaultPlan,
         api: MerchantApi,
-        pages: FormPages,
         approve: Callable[[int], Awaitable[object]],
     ) -> None:
         self._books = books
         self._faults = faults
         self._api = api
-        self._pages = pages
         self._approve = approve
         self._stopping = asyncio.Event()
 
@@ -60,18 +54,14 @@ class Traffic:
 
         @web.middleware
         async def carry(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            route = request.match_info.route
-            if (operation := self._api.operations.get(route)) is not None:
+            if (operation := self._api.operations.get(request.match_info.route)) is not None:
                 return await self._carry(request, handler, operation.partition("_by_")[0])
             try:
                 response = await handler(request)
             except web.HTTPException as error:  # an unknown path, or another method
                 allowed = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
                 response = json_reply({"message": error.reason}, status=error.status, headers=allowed)
-                self._books.log.write("request", _line(request), status=response.status)
-            if route in self._pages.methods:  # without its query: whoever has that has the payment
-                why = f", {response[DENIED]}" if DENIED in response else ""
-                self._books.log.write("page", _line(request) + why, status=response.status)
+                self._books.log.write("request", f"{request.method} {request.path}", status=response.status)
             return response
 
         return carry
@@ -86,14 +76,10 @@ class Traffic:
             answer = await handler(request)
         number = _transaction_id(answer)
         response = answer if fault is None else await self._befall(fault, request, answer, number)
-        self._books.log.write(
-            "request",
-            operation if answer is not None else f"{operation}, not executed",
-            client_transaction_id=client_id,
-            transaction_id=number,
-            status=None if response is None else response.status,
-            fault=None if fault is None else fault.kind,
-        )
+        text = operation if answer is not None else f"{operation}, not executed"
+        status = None if response is None else response.status
+        kind = None if fault is None else fault.kind
+        self._books.log.write("request", text, client_id, number, status=status, fault=kind)
         # After a reset there is nobody to read it.
         return web.Response(status=500) if response is None else response
 
@@ -132,10 +118,6 @@ class Traffic:
                 return web.Response(status=fault.status)
 
 
-def _line(request: web.Request) -> str:
-    return f"{request.method} {request.path}"
-
-
 def _reset(transport: asyncio.Transport | None) -> None:
     """Close it by a reset, whatever has not been sent."""
     if transport is not None:
@@ -147,7 +129,7 @@ def _reset(transport: asyncio.Transport | None) -> None:
 
 async def _cut(request: web.Request, answer: web.StreamResponse | None) -> web.StreamResponse:
     body = _bytes(answer) or b"{}"
-    response = web.StreamResponse(status=answer.status if answer else 200)
+    response = web.StreamResponse(status=200 if answer is None else answer.status)
     response.content_type = "application/json"
     response.content_length = len(body)
     response.force_close()

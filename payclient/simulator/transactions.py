@@ -2,26 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from attrs import define, field, fields, frozen
+from attrs import define, field, fields_dict, frozen
 
 from .clock import ServiceClock, Timetable
 from .event_log import EventLog
 from .settings import ACCEPTED, PENDING, Settings
 
-__all__ = ["Books", "Counts", "Reversal", "Transaction"]
-
-#: Who gave a payment back: the merchant by Reverse, or the service because nobody confirmed it.
-Reversal = Literal["merchant", "unconfirmed"]
-
-_TOLD = (
-    "transaction_id", "client_transaction_id", "account", "store_id", "amount", "currency", "created_at", "state",
-    "how", "reversal", "notification",
-)  # fmt: skip
+__all__ = ["Books", "Counts", "Transaction"]
 
 # Not 1, so that a position in a list is not taken for an id by luck.
-_FIRST_ID = 1001
+_FIRST_ID: Final = 1001
+_PRIVATE: Final = frozenset({"response_url", "details"})
 
 
 @define(eq=False, kw_only=True)
@@ -41,25 +34,23 @@ class Transaction:
     decided_at: float | None = None
     #: What decided it.
     how: str | None = None
-    reversal: Reversal | None = None
+    #: Who gave it back: the merchant by Reverse, or the service because nobody confirmed it.
+    reversal: Literal["merchant", "unconfirmed"] | None = None
     #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.
     notification: str | None = None
     #: The same of the external notification; "acknowledged" or "duplicate" for an answer in the service's words.
     external_notification: str | None = None
+    #: What a full status repeats of the request, by the service's names.
+    details: dict[str, object] = field(factory=dict, repr=False)
 
     @property
     def awaits_confirmation(self) -> bool:
         """Whether it is paid, and reversed unless it is confirmed."""
         return False
 
-    @property
-    def details(self) -> Mapping[str, object]:
-        """What a full status repeats of the request, by the service's names."""
-        return {}
-
     def as_json(self) -> dict[str, object]:
         """Return what the control routes tell of it: no personal data."""
-        return {name: getattr(self, name) for name in _TOLD}
+        return {name: getattr(self, name) for name in fields_dict(Transaction) if name not in _PRIVATE}
 
 
 @frozen(kw_only=True)
@@ -111,7 +102,7 @@ class Books:
 
     @property
     def counts(self) -> Counts:
-        counted: dict[str, Any] = {one.name: self.tally[one.name] for one in fields(Counts)}
+        counted: dict[str, Any] = {name: self.tally[name] for name in fields_dict(Counts)}
         counted["duplicates"] = {one: times for one, times in self.created_per_client_id.items() if times > 1}
         return Counts(**counted)
 
@@ -123,17 +114,13 @@ class Books:
         return number
 
     def find(self, transaction_id: int) -> Transaction | None:
-        """Return the transaction of any account."""
+        """Return the transaction, of whatever account."""
         return self._by_id.get(transaction_id)
 
     def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
         """Return all with this id in one account, newest first."""
         found = self._by_client_id.get(client_transaction_id, [])
         return [one for one in reversed(found) if one.account == account]
-
-    def is_forgotten(self, transaction: Transaction) -> bool:
-        """Return whether a query no longer finds it."""
-        return self.settings.forgets_expired and transaction.how == "expired"
 
     def decide(self, transaction: Transaction, how: str, state: str) -> None:
         """Write down what became of a transaction, and when; the money of an accepted one is the merchant's."""
@@ -142,7 +129,7 @@ class Books:
         if state == ACCEPTED:
             self._collect(transaction, transaction.amount)
 
-    def give_back(self, transaction: Transaction, why: Reversal) -> None:
+    def give_back(self, transaction: Transaction, why: Literal["merchant", "unconfirmed"]) -> None:
         """Reverse an accepted transaction."""
         transaction.state, transaction.reversal = self.settings.states["reversed"], why
         self.tally["reversed" if why == "merchant" else "reversed_unconfirmed"] += 1

@@ -23,23 +23,7 @@ from .thread import SimulatorThread
 from .transactions import Counts
 
 __all__ = [
-    "PAYPHONE",
-    "SCENARIOS",
-    "TEST_MODE",
-    "Answers",
-    "Counts",
-    "Entry",
-    "Fault",
-    "FaultPlan",
-    "Faults",
-    "Form",
-    "JumpClock",
-    "ManualClock",
-    "RefusedError",
-    "Sale",
-    "Scenario",
-    "ServiceClock",
-    "Settings",
-    "Simulator",
-    "SimulatorThread",
-]
+    "PAYPHONE", "SCENARIOS", "TEST_MODE", "Answers", "Counts", "Entry", "Fault", "FaultPlan", "Faults",
+    "Form", "JumpClock", "ManualClock", "RefusedError", "Sale", "Scenario", "ServiceClock", "Settings",
+    "Simulator", "SimulatorThread",
+]  # fmt: skip

@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode, urlsplit
 
-__all__ = ["any_case", "host_of", "is_address", "with_query"]
-
 _VARIABLE_OR_WORD = re.compile(r"\{[^{}]*\}|[^/{}]+")
 
 

@@ -7,8 +7,6 @@ from typing import Literal
 
 from attrs import frozen
 
-__all__ = ["Answer", "Answers", "Delay"]
-
 Answer = Literal["approved", "rejected", "ignored"]
 #: (median, sigma) of a lognormal delay in seconds, or a function that draws one.
 Delay = tuple[float, float] | Callable[[Random], float]

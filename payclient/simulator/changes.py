@@ -10,8 +10,6 @@ from .sales import Sale, Sales
 from .settings import ACCEPTED
 from .transactions import Books, Transaction
 
-__all__ = ["change"]
-
 
 def change(
     operation: str, body: Mapping[str, object], account: str, books: Books, sales: Sales, forms: FormBook

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from attrs import define, field
 
-__all__ = ["JumpClock", "ManualClock", "ServiceClock", "TimerHandle", "Timetable", "sleep"]
-
 _Callback = Callable[..., object]
 
 # Passes through the event loop after a callback: enough for a chain of tasks that wake each other.

@@ -1,86 +1,50 @@
 """The control routes `POST /_simulator/{operation}`: what Python calls by the same names, and the page that uses them.
 
-`OPERATIONS` is the one table: arguments are checked by it, and the OpenAPI document is made from it.
+Arguments and their types are those of the methods of `Simulator`; the OpenAPI document is made from them.
 """
 
 import inspect
 import math
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, get_args, get_origin
 
 import attrs
 import orjson
 from aiohttp import web
 
 from .faults import KINDS, Fault
-from .faults import OPERATIONS as FAULT_OPERATIONS
-from .forms import METHODS
 from .messages import RefusedError
 from .replies import json_reply
-from .scenarios import SCENARIOS
 
-__all__ = ["OPERATIONS", "ControlApi", "openapi"]
-
-_Schema = Mapping[str, Any]
-
-
-def _number(low: float, high: float, kind: str | list[str] = "number", **more: Any) -> _Schema:
-    return {"type": kind, "minimum": low, "maximum": high, **more}
-
-
-_FAULT: Final[_Schema] = {
-    "type": "object",
-    "required": ["kind"],
-    "additionalProperties": False,
-    "properties": {
-        "kind": {"enum": list(KINDS), "description": "\n".join(f"{name}: {one.says}" for name, one in KINDS.items())},
-        "operation": {"enum": list(FAULT_OPERATIONS)},
-        "when": {"enum": ["before", "after"], "description": "The request is executed, or it is not."},
-        "status": _number(200, 599, "integer"),
-        "seconds": _number(0, 86_400),
-        "retry_after": _number(0, 86_400, "integer"),
-        "error_code": _number(0, 2**31 - 1, "integer"),
-        "client_transaction_id": {"type": "string"},
-    },
-}  # fmt: skip
-_SALE: Final[_Schema] = {
-    "type": ["integer", "string"],
-    "description": "A transaction id or a client transaction id.",
-}
-_FORM: Final[Mapping[str, _Schema]] = {
-    "payment_id": {"type": "string"},
-    "method": {"enum": list(METHODS), "default": "card"},
-}
-_BODY: Final[Mapping[str, _Schema]] = {
-    "body": {"type": "object"},
-    "account": {"type": "string", "default": ""},
-}
-
-#: Operations that only read; they answer GET as well.
-_READ: Final = (
+#: The operations of `Simulator` that only read, and answer GET as well.
+READ: Final = (
     "counts", "sales", "forms", "created_per_client_id", "collected_per_client_id", "log", "faults", "choices",
     "overview",
 )  # fmt: skip
-#: The arguments of each operation as JSON schemas; one without a default is required.
-OPERATIONS: Final[Mapping[str, Mapping[str, _Schema]]] = {
-    **{name: {} for name in (*_READ, "notifications_done", "clear_faults")},
-    **{name: {"sale": _SALE} for name in ("approve", "reject", "ignore", "notification_query")},
-    "forge": {"sale": _SALE, "pretended_id": _number(1, 2**63 - 1, ["integer", "null"], default=None)},
-    "open_form": _FORM,
-    "pay": {**_FORM, "declined": {"type": "boolean", "default": False}},
-    "cancel_form": _FORM,
-    "create_sale": _BODY,
-    "create_form": _BODY,
-    "fail_next": {"fault": _FAULT, "times": _number(1, 1_000_000, "integer", default=1)},
-    "fail_by_chance": {"fault": _FAULT, "chance": _number(0, 1)},
-    "use_scenario": {"name": {"enum": list(SCENARIOS)}},
-    "read_log": {"after": _number(0, 2**53, "integer", default=0), "wait": _number(0, 25, default=0)},
-    "advance": {"seconds": _number(0, 366 * 86_400)},
-    "restart": {"down": _number(0, 3_600, default=0)},
-}
+#: All operations that another process has.
+OPERATIONS: Final = (
+    *READ, "read_log", "notification_query", "notifications_done", "approve", "reject", "ignore", "forge", "open_form",
+    "pay", "cancel_form", "create_sale", "create_form", "fail_next", "fail_by_chance", "clear_faults", "use_scenario",
+    "advance", "restart",
+)  # fmt: skip
 
-_TYPES: Final = {"string": str, "object": dict, "boolean": bool, "null": type(None)}
+_TYPES: Final = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    NoneType: "null",
+    Mapping: "object",
+}
+_REFUSED: Final = {
+    400: "An argument is missing, unknown or of another type; nothing was done.",
+    403: "A page of another site, or a host name that is not this machine's.",
+    404: "There is no such sale or form.",
+    409: "The value or the state does not allow it; nothing was done.",
+    415: "The body is not application/json.",
+}
 _PAGE_FILES: Final = {"/": ("page.html", "text/html"), "/_simulator/page.js": ("page.js", "text/javascript")}
 _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -96,15 +60,16 @@ class ControlApi:
 
     def __init__(self, service: Any) -> None:
         self._service = service
+        self._schemas = {operation: arguments_of(type(service), operation) for operation in OPERATIONS}
 
-    def add_routes(self, application: web.Application) -> None:
+    def add_routes(self, router: web.UrlDispatcher) -> None:
         for path in _PAGE_FILES:
-            application.router.add_get(path, self._get_page)
-        application.router.add_get("/_simulator/openapi.json", self._get_openapi)
+            router.add_get(path, self._get_page)
+        router.add_get("/_simulator/openapi.json", self._get_openapi)
         for operation in OPERATIONS:
-            application.router.add_post(f"/_simulator/{operation}", self._post)
-        for operation in _READ:
-            application.router.add_get(f"/_simulator/{operation}", self._post)
+            router.add_post(f"/_simulator/{operation}", self._call)
+        for operation in READ:
+            router.add_get(f"/_simulator/{operation}", self._call)
 
     async def _get_page(self, request: web.Request) -> web.Response:
         name, content_type = _PAGE_FILES[request.path]
@@ -114,71 +79,86 @@ class ControlApi:
     async def _get_openapi(self, _: web.Request) -> web.Response:
         return json_reply(openapi(type(self._service)))
 
-    async def _post(self, request: web.Request) -> web.StreamResponse:
+    async def _call(self, request: web.Request) -> web.StreamResponse:
         operation = request.path.rpartition("/")[2]
         try:
-            arguments = _arguments(operation, await request.read())
+            arguments = orjson.loads(await request.read() or b"{}")
+            _check({"type": "object", **self._schemas[operation]}, arguments, operation)
         except ValueError as error:
-            return json_reply({"message": str(error)}, status=400)
+            return json_reply({"message": str(error)}, 400)
         try:
+            if "fault" in arguments:
+                arguments["fault"] = Fault(**arguments["fault"])
             if operation == "restart":
                 return await self._restart(request, **arguments)
             result = getattr(self._service, operation)
             if callable(result):
                 result = result(**arguments)
-            if inspect.isawaitable(result):
-                result = await result
-        except LookupError as error:
-            return json_reply({"message": str(error)}, status=404)
+            return json_reply(_json_of(await result if inspect.isawaitable(result) else result))
         except RefusedError as error:
-            return json_reply(error.as_json("en"), status=409)
+            return json_reply(error.as_json("en"), 409)
+        except LookupError as error:
+            return json_reply({"message": str(error)}, 404)
         except (ValueError, RuntimeError) as error:
-            return json_reply({"message": str(error)}, status=409)
-        return json_reply(_json_of(result))
+            return json_reply({"message": str(error)}, 409)
 
-    async def _restart(self, request: web.Request, down: float) -> web.StreamResponse:
+    async def _restart(self, request: web.Request, **arguments: float) -> web.StreamResponse:
+        self._service.restart_soon(**arguments)
         response = json_reply(None)
         response.force_close()
         await response.prepare(request)
         await response.write_eof()  # it is on its way before the connection breaks
-        self._service.restart_soon(down)
         return response
 
 
-def _arguments(operation: str, raw: bytes) -> dict[str, Any]:
-    """Return the arguments of an operation; ValueError for what the table does not allow."""
-    schemas = OPERATIONS[operation]
-    try:
-        body = orjson.loads(raw) if raw else {}
-    except orjson.JSONDecodeError:
-        raise ValueError("the body must be JSON") from None
-    if not isinstance(body, dict):
-        raise ValueError("the body must be an object")  # noqa: TRY004 - one error for what cannot be
-    if unknown := body.keys() - schemas.keys():
-        raise ValueError(f"{operation} takes {', '.join(schemas) or 'no arguments'}, not {min(unknown)!a}")
-    for name, schema in schemas.items():
-        if name not in body and "default" not in schema:
-            raise ValueError(f"{name} is required")
-        if name in body and not _is_valid(body[name], schema):
-            raise ValueError(f"{name} must be {orjson.dumps(schema).decode()}")
-    arguments: dict[str, Any] = {
-        name: body.get(name, schema.get("default")) for name, schema in schemas.items()
+def arguments_of(service: type, operation: str) -> dict[str, Any]:
+    """Return the JSON schema of an operation's arguments, from the signature of its method."""
+    method = inspect.getattr_static(service, operation)
+    parameters = (
+        [] if isinstance(method, property) else list(inspect.signature(method).parameters.values())[1:]
+    )
+    return _members({one.name: (one.annotation, one.default is one.empty) for one in parameters})
+
+
+def _members(types: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
+    return {
+        "properties": {name: _schema(hint) for name, (hint, _) in types.items()},
+        "required": [name for name, (_, is_required) in types.items() if is_required],
+        "additionalProperties": False,
     }
-    return {name: Fault(**value) if name == "fault" else value for name, value in arguments.items()}
 
 
-def _is_valid(value: object, schema: _Schema) -> bool:
+def _schema(hint: Any) -> dict[str, Any]:
+    if hint is Fault:
+        members = _members(
+            {one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)}
+        )
+        members["properties"]["kind"] = {"enum": list(KINDS)}
+        return {"type": "object", **members}
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
+    hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return {"type": [_TYPES[get_origin(one) or one] for one in hints]}
+
+
+def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
+    """Raise ValueError unless the value is what the schema says; of numbers only finite ones are."""
     if "enum" in schema:
-        return isinstance(value, str) and value in schema["enum"]
+        if not isinstance(value, str) or value not in schema["enum"]:
+            raise ValueError(f"{name} must be one of {', '.join(schema['enum'])}")
+        return
+    is_integer = type(value) is int
+    is_number = is_integer or (type(value) is float and math.isfinite(value))
+    names = {"integer": is_integer, "number": is_number, "object": isinstance(value, dict)}
+    names |= {"string": isinstance(value, str), "boolean": isinstance(value, bool), "null": value is None}
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if type(value) is int or (type(value) is float and math.isfinite(value)):
-        wanted = {"integer", "number"} if type(value) is int else {"number"}
-        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        return bool(wanted.intersection(kinds)) and low <= value <= high
-    if isinstance(value, dict) and (members := schema.get("properties")):
-        known = all(name in members and _is_valid(one, members[name]) for name, one in value.items())
-        return known and value.keys() >= set(schema["required"])
-    return any(isinstance(value, _TYPES[kind]) for kind in kinds if kind in _TYPES)
+    if not any(names[kind] for kind in kinds):
+        raise ValueError(f"{name} must be of type {' or '.join(kinds)}")
+    if "properties" in schema:
+        for member in (*schema["required"], *value):
+            if member not in value or member not in schema["properties"]:
+                raise ValueError(f"{member!a} is {'unknown' if member in value else 'required'} in {name}")
+            _check(schema["properties"][member], value[member], member)
 
 
 def _json_of(value: Any) -> object:
@@ -193,13 +173,20 @@ def _json_of(value: Any) -> object:
 
 
 def openapi(service: type) -> dict[str, object]:
-    """Return the OpenAPI document of the control routes; summaries are those of the methods' docstrings."""
+    """Return the OpenAPI document of the control routes; descriptions are the docstrings of the methods."""
+    message = {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}}
+    responses: dict[int, object] = {200: {"description": "The result.", "content": {"application/json": {}}}}
+    for status, says in _REFUSED.items():
+        responses[status] = {"description": says, "content": {"application/json": {"schema": message}}}
     paths: dict[str, object] = {}
-    for name, schemas in OPERATIONS.items():
+    for name in OPERATIONS:
         says = inspect.getdoc(getattr(service, name)) or ""
-        verbs = {"post": _operation(f"post_{name}", says, schemas)}
-        if name in _READ:
-            verbs["get"] = _operation(f"get_{name}", says, None)
+        told = {"description": says, "summary": says.partition("\n")[0], "responses": responses}
+        schema = {"type": "object", **arguments_of(service, name)}
+        body = {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}
+        verbs = {"post": {**told, "operationId": f"post_{name}", "requestBody": body}}
+        if name in READ:
+            verbs["get"] = {**told, "operationId": f"get_{name}"}
         paths[f"/_simulator/{name}"] = verbs
     info = {
         "title": "Control of the payment simulator",
@@ -207,32 +194,3 @@ def openapi(service: type) -> dict[str, object]:
         "description": inspect.getdoc(service),
     }
     return {"openapi": "3.1.0", "info": info, "paths": paths}
-
-
-def _operation(identifier: str, says: str, schemas: Mapping[str, _Schema] | None) -> dict[str, object]:
-    message = {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}}
-    refused = {
-        "400": "An argument is not valid; nothing was done.",
-        "403": "A page of another site, or a host name that is not this machine's.",
-        "404": "There is no such sale or form.",
-        "409": "The state does not allow it.",
-        "415": "The body is not application/json.",
-    }
-    responses: dict[str, object] = {
-        "200": {"description": "The result.", "content": {"application/json": {}}}
-    }
-    for status, description in refused.items():
-        responses[status] = {"description": description, "content": {"application/json": {"schema": message}}}
-    operation: dict[str, object] = {"operationId": identifier, "description": says, "responses": responses}
-    operation["summary"] = says.partition("\n")[0]
-    if schemas is not None:
-        required = [name for name, schema in schemas.items() if "default" not in schema]
-        schema = {
-            "type": "object",
-            "properties": schemas,
-            "required": required,
-            "additionalProperties": False,
-        }
-        body = {"required": bool(required), "content": {"application/json": {"schema": schema}}}
-        operation["requestBody"] = body
-    return operation

@@ -1,17 +1,16 @@
 """What happened at the service, for whoever watches: the newest entries, each with a number. No personal data."""
 
-import asyncio
 from collections import deque
 from typing import Literal
 
-from attrs import asdict, frozen
+from attrs import frozen
 
 from .clock import ServiceClock
 
-__all__ = ["Entry", "EventLog"]
-
 _KEPT = 1000
 _LONGEST = 200  # characters of somebody else's text, so that the log stays small whatever is sent
+
+_Kind = Literal["request", "customer", "notification", "page", "service"]
 
 
 @frozen(kw_only=True)
@@ -20,7 +19,7 @@ class Entry:
 
     number: int
     at: float
-    kind: Literal["request", "customer", "notification", "page", "service"]
+    kind: _Kind
     text: str
     client_transaction_id: str | None = None
     transaction_id: int | None = None
@@ -29,23 +28,19 @@ class Entry:
     #: The kind of the fault that befell it, or the error of a notification.
     fault: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 class EventLog:
-    """Keeps the last thousand entries, and wakes whoever waits for the next one."""
+    """Keeps the last thousand entries."""
 
     def __init__(self, clock: ServiceClock) -> None:
         self._clock = clock
         self._entries: deque[Entry] = deque(maxlen=_KEPT)
         #: The number of the newest entry; 0 if there is none.
         self.last = 0
-        self._more = asyncio.Event()
 
     def write(
         self,
-        kind: Literal["request", "customer", "notification", "page", "service"],
+        kind: _Kind,
         text: str,
         client_transaction_id: str | None = None,
         transaction_id: int | None = None,
@@ -61,22 +56,7 @@ class EventLog:
                 client_transaction_id=client_id, transaction_id=transaction_id,
             )
         )  # fmt: skip
-        self.wake()
 
     def after(self, number: int) -> list[Entry]:
         """Return what came after that number, oldest first."""
         return [entry for entry in self._entries if entry.number > number]
-
-    async def wait(self, number: int, seconds: float) -> None:
-        """Return as soon as there is something after that number, the service closes, or the time is over."""
-        if self.last <= number and seconds:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._more.wait()
-            except TimeoutError:
-                pass
-
-    def wake(self) -> None:
-        """Wake whoever waits."""
-        self._more.set()
-        self._more = asyncio.Event()

@@ -12,8 +12,6 @@ from typing import Final
 
 from attrs import asdict, evolve, field, frozen, validators
 
-__all__ = ["KINDS", "OPERATIONS", "Fault", "FaultPlan", "Faults"]
-
 #: What a fault may befall; "any" is every request of the merchant's.
 OPERATIONS: Final = ("sale", "prepare", "status", "confirm", "cancel", "reverse", "any", "notification")
 

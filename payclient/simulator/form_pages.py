@@ -18,8 +18,6 @@ from .forms import Form, FormBook, Method
 from .messages import Language, say
 from .transactions import Books
 
-__all__ = ["FormPages"]
-
 #: The data for which a form asks if it was not given (§2.3): the attribute of `Form` and the input's own attributes.
 _ASKED: Final[Mapping[str, tuple[str, str]]] = {
     "phoneNumber": ("phone_number", 'type="tel" autocomplete="tel" placeholder="+593999999999"'),

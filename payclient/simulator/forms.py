@@ -13,8 +13,6 @@ from .rules import check
 from .settings import ACCEPTED, CANCELLED
 from .transactions import Books, Transaction
 
-__all__ = ["METHODS", "Form", "FormBook", "Method"]
-
 Method = Literal["wallet", "card"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 

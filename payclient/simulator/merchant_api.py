@@ -18,8 +18,6 @@ from .sales import Sales
 from .status import status_of
 from .transactions import Books, Transaction
 
-__all__ = ["MerchantApi"]
-
 _MINUTE: Final = 60.0
 _TRANSACTION_ID: Final = re.compile(r"[1-9][0-9]{0,18}")
 _REGIONS: Final = ({"name": "Ecuador", "prefixNumber": "593", "iso": "EC"},)

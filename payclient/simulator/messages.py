@@ -6,8 +6,6 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-__all__ = ["MESSAGES", "FieldFault", "Language", "RefusedError", "invalid", "preferred_language", "say"]
-
 Language = Literal["es", "en"]
 
 _ACCEPTED: Final = re.compile(r"(?:^|,)\s*(es|en)(?:-\w+)*\s*(?:;\s*q=([01](?:\.\d*)?))?\s*(?=,|$)")

@@ -12,8 +12,6 @@ from .faults import FaultPlan
 from .status import external_notification
 from .transactions import Books, Transaction
 
-__all__ = ["Notifications"]
-
 #: What a forged notification adds to the true transaction id.
 _FOREIGN: Final = 1_000_000_007
 

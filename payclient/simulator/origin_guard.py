@@ -14,8 +14,6 @@ from aiohttp import web
 
 from .replies import json_reply
 
-__all__ = ["is_loopback", "origin_guard"]
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -186,7 +186,7 @@ async function watch() {
         $("log").replaceChildren();
       }
       $("offline").hidden = true;
-      for (const entry of await call("read_log", { after: lastEntry, wait: 5 })) {
+      for (const entry of await call("read_log", { after: lastEntry })) {
         $("log").prepend(logRow(entry));
         lastEntry = entry.number;
       }
@@ -194,8 +194,8 @@ async function watch() {
       $("no-log").hidden = lastEntry > 0;
     } catch {
       $("offline").hidden = false;
-      await new Promise((resolve) => setTimeout(resolve, 1000));
     }
+    await new Promise((resolve) => setTimeout(resolve, 500));
   }
 }
 

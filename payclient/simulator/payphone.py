@@ -9,8 +9,6 @@ from typing import Final
 from .answers import Answers
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
 
-__all__ = ["PAYPHONE", "TEST_MODE"]
-
 #: The service's test mode approves everything, at once (V).
 TEST_MODE: Final = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=(1.0, 0.0))
 
@@ -21,9 +19,8 @@ PAYPHONE: Final = Settings(
     nick_name_flag="chargeByNickName",  # V
     phone_optional_by_nick_name=True,  # V
     language_field="lang",  # V: `es` or `en`
-    optional_fields=frozenset(
-        {"currency", "storeId"}
-    ),  # V; the currency of a request without one is unpublished
+    # V; the currency of a request without one is unpublished.
+    optional_fields=frozenset({"currency", "storeId"}),
     limits={
         "amount": (1, 99_999_999),  # V
         **dict.fromkeys(("amountWithoutTax", "amountWithTax", "tax", "service", "tip"), (0, 99_999_999)),  # V
@@ -35,10 +32,7 @@ PAYPHONE: Final = Settings(
         "confirm": ("/api/button/V2/Confirm",),  # V
         "cancel": ("/api/Cancel",),  # V
         "cancel_by_client_id": ("/api/Cancel/Client",),  # V
-        "reverse": (
-            "/api/Reverse",
-            "/api/Reverse/Set",
-        ),  # V; the second is what an official plugin still calls
+        "reverse": ("/api/Reverse", "/api/Reverse/Set"),  # V; an official plugin still calls the second
         "reverse_by_client_id": ("/api/Reverse/Client",),  # V
         "regions": ("/api/Regions",),  # V
     },
@@ -54,11 +48,8 @@ PAYPHONE: Final = Settings(
     duplicate_code=23,  # V
     error_statuses={100: 404, 120: 404},  # L C; of 22 and 25 among others unpublished
     empty_errors=False,  # V: a recorded error of Reverse
-    form_paths={
-        "wallet": "/PayPhone/Index",
-        "card": "/Anonymous/Index",
-        "code": "/PaymentCode/Index",
-    },  # C C unpublished
+    # C; that of the payment code is unpublished.
+    form_paths={"wallet": "/PayPhone/Index", "card": "/Anonymous/Index", "code": "/PaymentCode/Index"},
     wallet_link_field="payWithPayPhone",  # V
     domain_problem_redirects=True,  # C: `msg=` without id
     redirect_names=("id", "clientTransactionId"),  # V C

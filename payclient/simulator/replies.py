@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import orjson
 from aiohttp import web
 
-__all__ = ["json_reply"]
-
 
 def json_reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     body = orjson.dumps(value)

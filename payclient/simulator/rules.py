@@ -14,8 +14,6 @@ from .addresses import is_address
 from .messages import FieldFault, RefusedError, invalid
 from .settings import Settings
 
-__all__ = ["CHANGE_FIELDS", "canonical", "check", "failing_fields", "fields_of", "read_body"]
-
 
 def _kinds(text: str = "", whole: str = "", **others: type) -> dict[str, type]:
     return {**dict.fromkeys(text.split(), str), **dict.fromkeys(whole.split(), int), **others}

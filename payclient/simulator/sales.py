@@ -12,8 +12,6 @@ from .rules import check
 from .settings import ACCEPTED, CANCELLED
 from .transactions import Books, Transaction
 
-__all__ = ["Sale", "Sales"]
-
 _REPEATED: Final = ("reference", "optionalParameter1", "optionalParameter2", "optionalParameter3")
 
 

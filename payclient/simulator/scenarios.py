@@ -8,8 +8,6 @@ from attrs import frozen
 from .answers import Answers
 from .faults import Fault, Faults
 
-__all__ = ["SCENARIOS", "Scenario", "scenario"]
-
 
 @frozen
 class Scenario:

@@ -24,9 +24,8 @@ from .settings import Settings
 from .traffic import Traffic
 from .transactions import Books, Counts
 
-__all__ = ["Simulator"]
-
 _SHOWN: Final = 12
+_LONGEST: Final = 366 * 86_400
 
 
 class Simulator:
@@ -153,11 +152,15 @@ class Simulator:
 
     def restart_soon(self, down: float = 0.0) -> None:
         """Restart in the background, once the answer to the request for it is on its way."""
+        if not 0 <= down <= _LONGEST:
+            raise ValueError(f"down must be 0 to {_LONGEST}")
         if self._restarting is None or self._restarting.done():
             self._restarting = asyncio.create_task(self.restart(down))
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass in a call; RuntimeError where the clock in use cannot jump."""
+        """Let time pass in a call, a year at most; RuntimeError where the clock in use cannot jump."""
+        if not 0 <= seconds <= _LONGEST:
+            raise ValueError(f"seconds must be 0 to {_LONGEST}")
         if (jump := getattr(self.clock, "advance", None)) is None:
             raise RuntimeError("the simulator's clock cannot be moved")
         if (moving := jump(seconds)) is not None:
@@ -225,9 +228,8 @@ class Simulator:
         """What happened, oldest first; the last thousand entries."""
         return tuple(self._books.log.after(0))
 
-    async def read_log(self, after: int = 0, wait: float = 0.0) -> list[Entry]:
-        """Return the entries after that number; if there are none, wait for the next one, so many seconds at most."""
-        await self._books.log.wait(after, wait)
+    def read_log(self, after: int = 0) -> list[Entry]:
+        """Return the entries after that number."""
         return self._books.log.after(after)
 
     def overview(self) -> dict[str, object]:
@@ -329,10 +331,9 @@ class Simulator:
         return {method: self._forms.link(form, method) for method in live}
 
     def _release(self) -> None:
-        """Let go of what waits: requests that stall, and readers of the log."""
+        """Let go of the requests that stall."""
         if self._traffic is not None:
             self._traffic.stop()
-        self._books.log.wake()
 
     def _account_of(self, token: str) -> str | None:
         if self._accounts is not None:
@@ -346,5 +347,5 @@ class Simulator:
         api.add_routes(application.router)
         FormPages(self._books, self._forms).add_routes(application.router)
         if self._control:
-            ControlApi(self).add_routes(application)
+            ControlApi(self).add_routes(application.router)
         return application

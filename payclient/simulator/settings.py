@@ -6,8 +6,6 @@ from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen, validators
 
-__all__ = ["ACCEPTED", "CANCELLED", "OPERATIONS", "PENDING", "Settings"]
-
 PENDING = "Pendiente"
 ACCEPTED = "Aceptado"
 CANCELLED = "Cancelado"

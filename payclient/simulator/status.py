@@ -8,8 +8,6 @@ from .messages import Language, say
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
 from .transactions import Transaction
 
-__all__ = ["external_notification", "status_of"]
-
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
 #: What a simulated payment is made with.

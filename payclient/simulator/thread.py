@@ -9,8 +9,6 @@ from typing import Any, Final, Self
 from .clock import JumpClock
 from .server import Simulator
 
-__all__ = ["SimulatorThread"]
-
 _PATIENCE: Final = 30.0  # seconds until a call that is not answered is given up
 
 

@@ -17,16 +17,12 @@ from .messages import FieldFault, RefusedError, invalid
 from .replies import json_reply
 from .transactions import Books
 
-__all__ = ["Traffic"]
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: Where a redirect leads: nothing is there.
 _ASIDE: Final = "/aside"
 #: What a merchant's own id is called, here and in a Confirm, in small letters.
 _CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
-
-_GATEWAY_PAGE: Final = "<!DOCTYPE html>\n<html><body><h1>{status} {reason}</h1><hr>gateway</body></html>\n"
 
 
 class Traffic:
@@ -104,18 +100,31 @@ class Traffic:
                 return None
             case "cut":
                 return await _cut(request, answer)
-            case "html":
-                response = web.Response(status=fault.status, content_type="text/html")
-                response.text = _GATEWAY_PAGE.format(status=fault.status, reason=response.reason)
-                return response
-            case "redirect":
-                return web.Response(status=fault.status, headers={"Location": _ASIDE})
-            case "refuse":
-                return json_reply(_refusal(fault.error_code or 22).as_json("es"), status=fault.status)
-            case "throttle":
-                return _throttled(fault)
             case _:
-                return web.Response(status=fault.status)
+                return _instead(fault)
+
+
+def _instead(fault: Fault) -> web.Response:
+    """Return the answer of a gateway, or of the service that refuses."""
+    response = web.Response(status=fault.status)
+    if fault.kind == "html":
+        response.content_type = "text/html"
+        response.text = f"<!DOCTYPE html>\n<h1>{fault.status} {response.reason}</h1><hr>gateway\n"
+    elif fault.kind == "redirect":
+        response.headers["Location"] = _ASIDE
+    elif fault.kind == "refuse" or fault.error_code is not None:
+        code = fault.error_code or 22
+        refused = RefusedError.of(22, 2061) if code == 2061 else RefusedError.of(code)  # §7.3
+        if fault.kind == "throttle":
+            refused = RefusedError(code, "throttled")
+        elif code == 800:
+            refused = invalid(FieldFault("Amount", "simulated"))
+        response = json_reply(refused.as_json("es"), fault.status)
+    elif fault.kind == "throttle":
+        response.text = "Too Many Requests\n"
+    if fault.retry_after is not None:
+        response.headers["Retry-After"] = str(fault.retry_after)
+    return response
 
 
 def _reset(transport: asyncio.Transport | None) -> None:
@@ -138,22 +147,6 @@ async def _cut(request: web.Request, answer: web.StreamResponse | None) -> web.S
     if request.transport is not None:
         request.transport.close()
     return response
-
-
-def _throttled(fault: Fault) -> web.Response:
-    response = web.Response(status=429, text="Too Many Requests\n")
-    if fault.error_code is not None:
-        response = json_reply(RefusedError(fault.error_code, "throttled").as_json("es"), status=429)
-    if fault.retry_after is not None:
-        response.headers["Retry-After"] = str(fault.retry_after)
-    return response
-
-
-def _refusal(code: int) -> RefusedError:
-    """Return the error object of a code as the document shows it (§7.2 to §7.6)."""
-    if code == 800:
-        return invalid(FieldFault("Amount", "simulated"))
-    return RefusedError.of(22, 2061) if code == 2061 else RefusedError.of(code)
 
 
 async def _client_id(request: web.Request) -> str | None:

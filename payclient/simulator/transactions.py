@@ -10,8 +10,6 @@ from .clock import ServiceClock, Timetable
 from .event_log import EventLog
 from .settings import ACCEPTED, PENDING, Settings
 
-__all__ = ["Books", "Counts", "Transaction"]
-
 # Not 1, so that a position in a list is not taken for an id by luck.
 _FIRST_ID: Final = 1001
 _PRIVATE: Final = frozenset({"response_url", "details"})

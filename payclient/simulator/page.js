@@ -8,6 +8,7 @@ const COUNTS = ["created", "approved", "rejected", "expired", "refused", "forms_
 
 let lastEntry = 0;
 let cards = new Map();
+const shown = {};
 
 const $ = (id) => document.getElementById(id);
 const find = (element, selector) => element.querySelector(selector);
@@ -17,6 +18,13 @@ function make(tag, className, ...content) {
   element.className = className;
   element.append(...content);
   return element;
+}
+
+/** Show items as rows, and leave the rows alone while they are the same: somebody may be pressing one. */
+function list(id, items, row) {
+  const text = JSON.stringify(items);
+  if (shown[id] !== text) $(id).replaceChildren(...items.map(row));
+  shown[id] = text;
 }
 
 function button(text, className, onClick) {
@@ -109,20 +117,10 @@ function tick() {
   }
 }
 
-function showDecided(sales) {
-  $("earlier").hidden = sales.length === 0;
-  $("decided").replaceChildren(
-    ...sales.map((sale) =>
-      make(
-        "li",
-        "",
-        make("span", "", sale.store_id || "Merchant"),
-        make("span", "money", money(sale)),
-        make("span", "id", sale.client_transaction_id),
-        make("span", `mark ${HOW[sale.how] || "flat"}`, sale.how),
-      ),
-    ),
-  );
+function decidedRow(sale) {
+  const mark = make("span", `mark ${HOW[sale.how] || "flat"}`, sale.how);
+  const id = make("span", "id", sale.client_transaction_id);
+  return make("li", "", make("span", "", sale.store_id || "Merchant"), make("span", "money", money(sale)), id, mark);
 }
 
 // --- Beside it
@@ -155,11 +153,8 @@ function logRow(entry) {
 }
 
 function showCounts(counts) {
-  $("counts").replaceChildren(
-    ...COUNTS.map((name) =>
-      make("div", "", make("dt", "", name.replace("_", " ").replace(" sent", "")), make("dd", "", counts[name])),
-    ),
-  );
+  const pairs = COUNTS.map((name) => [name.replace("_", " ").replace(" sent", ""), counts[name]]);
+  list("counts", pairs, ([name, count]) => make("div", "", make("dt", "", name), make("dd", "", count)));
   const twice = Object.keys(counts.duplicates);
   $("twice").hidden = twice.length === 0;
   $("twice").textContent = `Charged more than once: ${twice.join(", ")}`;
@@ -169,9 +164,10 @@ async function refresh() {
   const state = await call("overview");
   $("time").textContent = timeOf(state.time);
   showPushes(state);
-  showDecided(state.decided);
+  $("earlier").hidden = state.decided.length === 0;
+  list("decided", state.decided, decidedRow);
   $("no-forms").hidden = state.forms.length > 0;
-  $("forms").replaceChildren(...state.forms.map(formRow));
+  list("forms", state.forms, formRow);
   showCounts(state.counts);
   tick();
   return state;

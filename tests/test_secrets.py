@@ -828,18 +828,14 @@ async def test_closed() -> None:
             pickle.dumps(thing)
 
 
-@pytest.mark.parametrize("how", ["foreign loop", "forked"])
-def test_in_the_wrong_place(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Used from another event loop or after a fork, a session says so, and no more."""
+def test_in_another_event_loop() -> None:
+    """Used from another event loop, a session says so, and no more."""
     session = session_over()
 
     async def use() -> object:
         return await outcome_of(session.sale(SALE))
 
     assert not isinstance(asyncio.run(use()), BaseException)
-    if how == "forked":
-        # The child's counter, without a child: its own test forks.
-        monkeypatch.setattr("payclient.exchanging._generation", 1_000_000)
     outcome = asyncio.run(use())
     assert type(outcome) is UsageError
     check_hidden(outcome)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import gc
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import aiohttp
@@ -17,8 +16,9 @@ import attrs
 import orjson
 import pytest
 
+import virtual_loop
 from fake_service import Scripted
-from payclient.deadlines import Deadlines, Timeouts
+from payclient.deadlines import Timeouts
 from payclient.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -29,7 +29,7 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.exchanging import RETRY_DELAYS, Exchange, Exchanges
+from payclient.exchanging import RETRY_DELAYS, Exchange
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.profiles import PAYPHONE
@@ -473,7 +473,7 @@ def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: boo
     """What ends a program or a task comes through unchanged and is not repeated."""
     error = kind("mine")
     fake = Scripted(error, sends=sends)
-    call = session_over(fake)._exchanges.make("sale", HttpRequest("POST", "/"), lambda *_: object())
+    call = session_over(fake).sale(SALE)
 
     async def main() -> object:
         # Looked at within the loop, which would let the first two through its tasks.
@@ -615,33 +615,6 @@ async def test_the_two_halves() -> None:
 # --- Time-outs
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["session", "call"])
-async def test_total_timeout(own: bool) -> None:
-    """The total time-out ends a call, the session's or the call's own, and says which it was."""
-    session = session_over(endless, timeouts=Timeouts() if own else SHORT)
-    with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.2 s"):
-        await session.sale(SALE, timeouts=SHORT if own else None)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-
-
-async def test_a_longer_time_for_one_call() -> None:
-    """A call's own time-out may be longer than the session's."""
-    go = asyncio.Event()
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        await go.wait()
-        return CREATED
-
-    session = session_over(transport, timeouts=Timeouts(total=0.01))
-    call = asyncio.create_task(cast("Any", session.sale(SALE, timeouts=Timeouts(total=5))))
-    with pytest.raises(NotSentError):
-        await session.sale(SALE)
-    go.set()
-    assert (await call).transaction_id == 12
-
-
 async def test_outer_timeout() -> None:
     """An `asyncio.timeout` around a call works as around any other."""
     with pytest.raises(TimeoutError):
@@ -649,22 +622,19 @@ async def test_outer_timeout() -> None:
             await session_over(endless).sale(SALE)
 
 
-async def test_timeout_while_waiting_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The total time-out covers the delays too, and what was not sent stays not sent."""
+def test_what_was_not_sent_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delays are real, the total time-out covers them too, and what was not sent stays not sent."""
+    monkeypatch.undo()  # the fixture that repeats without waiting
 
-    async def sleep(_: PaySession, seconds: float) -> None:
-        await asyncio.Event().wait()
+    async def main() -> None:
+        fake = Scripted(OSError(111, "refused"), sends=False)
+        error, when = await ended(session_over(fake).sale(SALE))
+        assert (error, len(fake.requests)) == (NotSentError, TRIES)
+        assert sum(RETRY_DELAYS) / 2 <= when <= sum(RETRY_DELAYS) * 1.5
+        error, later = await ended(session_over(fake, timeouts=Timeouts(total=0.01)).sale(SALE))
+        assert (error, round(later - when, 6)) == (NotSentError, 0.01)
 
-    monkeypatch.setattr(Exchanges, "_sleep", sleep)
-    with pytest.raises(NotSentError):
-        await session_over(Scripted(OSError(), sends=False), timeouts=Timeouts(total=0.01)).sale(SALE)
-
-
-async def test_the_delay_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between tries the session sleeps."""
-    monkeypatch.undo()
-    assert Exchanges._sleep is not None
-    await session_over(Scripted(CREATED))._exchanges._sleep(0)
+    virtually(main)
 
 
 # --- The token
@@ -829,27 +799,21 @@ async def test_raising_token_callable() -> None:
     assert tokens.asked == 2
 
 
-async def test_hanging_token_callable() -> None:
-    """A token callable without end is not sent, and the next call asks again."""
-    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
-    async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
-        for _ in range(2):
-            with pytest.raises(NotSentError):
-                await session.sale(SALE)
-            task = session._token._asking
-            if task is not None:
-                await asyncio.wait([task])
-    assert fake.requests == []
-    assert tokens.asked == 2
+def test_hanging_token_callable() -> None:
+    """A token callable without end is not sent, be the call's time longer or not, and the next call asks again."""
 
+    async def main() -> None:
+        tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
+        async with session_over(fake, tokens, timeouts=TEN) as session:
+            for own, seconds in ((None, 10), (Timeouts(total=60), TRIES * 10), (None, 10)):
+                began = now()
+                error, when = await ended(session.sale(SALE, timeouts=own))
+                assert (error, when - began) == (NotSentError, seconds)
+                await asyncio.sleep(1)
+        assert fake.requests == []
+        assert tokens.asked == 2 + TRIES
 
-async def test_hanging_token_callable_and_a_longer_call() -> None:
-    """A token callable without end is not sent for a call with a longer time-out too."""
-    tokens, fake = Tokens(TOKEN, go=asyncio.Event()), Scripted(CREATED)
-    async with session_over(fake, tokens, timeouts=Timeouts(total=0.01)) as session:
-        with pytest.raises(NotSentError):
-            await session.sale(SALE, timeouts=Timeouts(total=5))
-    assert fake.requests == []
+    virtually(main)
 
 
 async def test_close_ends_the_asking_for_a_token() -> None:
@@ -1043,201 +1007,101 @@ async def test_on_exchange_of_a_query_sent_before_its_last_try() -> None:
     assert [(one.sent, one.http_status) for one in told] == [(True, None)]
 
 
-# --- Deadlines
+# --- The total time-out, in virtual time
 
 
-class Timer:
-    """A timer of the fake loop."""
-
-    def __init__(self, when: float, ring: Callable[[], None]) -> None:
-        self.when, self.ring = when, ring
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
+def virtually(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run it on a loop whose seconds cost nothing."""
+    virtual_loop.run(main())
 
 
-class FakeLoop:
-    """A clock moved by hand, for the two methods that deadlines use."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.timers: list[Timer] = []
-
-    def time(self) -> float:
-        return self.now
-
-    def call_at(self, when: float, ring: Callable[[], None]) -> Timer:
-        self.timers.append(Timer(when, ring))
-        return self.timers[-1]
-
-    def move(self, now: float) -> None:
-        """Move on to this time and ring what is due."""
-        self.now = now
-        due = [timer for timer in self.timers if timer.when <= now]
-        self.timers = [timer for timer in self.timers if timer.when > now]
-        for timer in due:
-            if not timer.cancelled:
-                timer.ring()
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-def deadlines_over(loop: FakeLoop, seconds: float = 10.0) -> Deadlines:
-    return Deadlines(cast("asyncio.AbstractEventLoop", loop), seconds)
-
-
-async def overrun(deadlines: Deadlines, seconds: float | None = None) -> bool:
-    """Wait without end, and say whether the deadline ended it."""
-    deadline = deadlines.start(seconds)
+async def ended(call: Awaitable[object]) -> tuple[type[BaseException] | None, float]:
+    """How a call ended, and when."""
     try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        return deadline.overran()
-    finally:
-        deadline.end()
-    raise AssertionError
+        await call
+    except BaseException as error:
+        return type(error), now()
+    return None, now()
 
 
-async def start(call: Awaitable[Any]) -> asyncio.Task[Any]:
-    task = asyncio.ensure_future(call)
-    await turns(2)
-    return task
+TEN = Timeouts(total=10)
 
 
-async def test_one_timer_for_many_calls() -> None:
-    """Calls of one length share one timer, and each ends at its own time."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    calls = []
-    for second in range(5):
-        loop.move(second)
-        calls.append(await start(overrun(deadlines)))
-    assert len(loop.timers) == 1
-    for number, call in enumerate(calls):
-        loop.move(9.5 + number)
-        await turns(2)
-        assert not call.done()
-        loop.move(10 + number)
-        await turns(2)
-        assert call.done()
-        assert await call is True
-        assert len(loop.timers) == int(number < 4)
+def test_each_call_ends_at_its_own_time() -> None:
+    """Calls of one length, a shorter and a longer one, begun one after another."""
+
+    async def main() -> None:
+        session, calls = session_over(endless, timeouts=TEN), []
+        for own in (None, None, Timeouts(total=3), Timeouts(total=60), Timeouts(total=10), None):
+            calls.append(asyncio.create_task(ended(session.sale(SALE, timeouts=own))))
+            await asyncio.sleep(1)
+        ends = [await call for call in calls]
+        assert [when for _, when in ends] == [10, 11, 5, 63, 14, 15]
+        assert {error for error, _ in ends} == {OutcomeUnknownError}
+
+    virtually(main)
 
 
-async def test_calls_that_ended_are_left_out() -> None:
-    """A call that ended is not cancelled later, and what it left is cleared away."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    for _ in range(1000):
-        deadlines.start().end()
-    assert len(deadlines._queue) == 1
-    loop.move(5)
-    call = await start(overrun(deadlines))
-    loop.move(10)
-    await turns(2)
-    assert not call.done()
-    loop.move(15)
-    assert await call is True
+def test_a_call_that_ended_is_not_cancelled_later() -> None:
+    """Its task lives on beyond its time, and a thousand calls leave nothing behind."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_loop.VirtualLoop)
+        session = session_over(Scripted(CREATED), timeouts=TEN)
+        for own in [None] * 500 + [Timeouts(total=20)] * 500:
+            await session.sale(SALE, timeouts=own)
+        await asyncio.sleep(30)
+        assert loop.next_timer() is None, "nor is there a timer without a call"
+        assert loop.tasks == [asyncio.current_task()]
+        await session.sale(SALE, timeouts=Timeouts(total=20))
+        await session.sale(SALE)
+        await session.aclose()
+        assert loop.next_timer() is None
+
+    virtually(main)
 
 
-async def test_a_call_of_another_length() -> None:
-    """A call of its own length has a timer of its own, which ends with it."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    long, short = await start(overrun(deadlines)), await start(overrun(deadlines, 3))
-    assert len(loop.timers) == 2
-    loop.move(3)
-    assert await short is True
-    assert not long.done()
-    other = deadlines.start(4)
-    other.end()
-    assert other.timer is not None
-    assert cast("Timer", other.timer).cancelled
-    loop.move(10)
-    assert await long is True
+@pytest.mark.parametrize("at", [5.0, 10.0], ids=["alone", "in the very turn of the time-out"])
+def test_cancelled_by_somebody_else(at: float) -> None:
+    """A cancellation from outside is not the time-out's, alone or together with it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        call = asyncio.create_task(cast("Any", session_over(endless, timeouts=TEN).sale(SALE)))
+        loop.call_at(at, lambda: call.cancel())  # made before the call's own timer, and so rung before it
+        await asyncio.sleep(0)
+        await asyncio.wait([call])
+        assert (call.cancelled(), now()) == (True, at)
+
+    virtually(main)
 
 
-async def test_the_length_of_the_session_needs_no_timer() -> None:
-    """A call's own length that is the session's shares its timer."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    deadlines.start(10.0)
-    deadlines.start()
-    assert len(loop.timers) == 1
-
-
-async def test_cancelled_by_somebody_else() -> None:
-    """A cancellation from outside is not the deadline's, alone or together with it."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    alone, together = await start(overrun(deadlines)), await start(overrun(deadlines))
-    alone.cancel()
-    assert await alone is False
-    together.cancel()
-    loop.move(10)
-    assert await together is False
-    assert together.cancelling() == 1
-
-
-async def test_a_deadline_in_a_task_that_is_being_cancelled() -> None:
+def test_a_time_out_in_a_task_that_is_being_cancelled() -> None:
     """An earlier cancellation that the task outlived is not mistaken for a new one."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
 
-    async def main() -> bool:
+    async def charge() -> tuple[type[BaseException] | None, float]:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return await overrun(deadlines)
+            return await ended(session_over(endless, timeouts=TEN).sale(SALE))
         raise AssertionError
 
-    call = await start(main())
-    call.cancel()
-    await turns(2)
-    loop.move(10)
-    assert await call is True
-    assert call.cancelling() == 1
+    async def main() -> None:
+        call = asyncio.create_task(charge())
+        await asyncio.sleep(1)
+        call.cancel()
+        assert await call == (OutcomeUnknownError, 11)
+        assert call.cancelling() == 1
+
+    virtually(main)
 
 
-async def test_a_deadline_needs_a_task() -> None:
-    """Outside a task there is nothing to cancel, and that is said."""
-    found: list[BaseException] = []
-
-    def outside() -> None:
-        try:
-            deadlines_over(FakeLoop()).start()
-        except RuntimeError as error:
-            found.append(error)
-
-    asyncio.get_running_loop().call_soon(outside)
-    await turns(2)
-    assert "task" in str(found[0])
-
-
-async def test_closing_the_deadlines() -> None:
-    """Closing takes the timer back."""
-    loop = FakeLoop()
-    deadlines = deadlines_over(loop)
-    deadlines.close()
-    deadlines.start().end()
-    (timer,) = loop.timers
-    deadlines.close()
-    assert timer.cancelled
-
-
-async def test_timeout_and_cancellation_together() -> None:
-    """Cancelled in the very turn in which the time-out fires, a call is cancelled."""
-    session = session_over(endless, timeouts=Timeouts(total=60))
-    call = asyncio.create_task(cast("Any", session.sale(SALE)))
-    await turns()
-    assert session._exchanges._deadlines is not None
-    session._exchanges._deadlines._queue[0].fire()
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert call.cancelling() == 1
-
-
-async def test_a_deadline_leaves_no_cancellation_behind() -> None:
+def test_a_time_out_leaves_no_cancellation_behind() -> None:
     """A `before_send` that turns the time-out's cancellation into its own error leaves the task as it was."""
 
     async def ledger() -> None:
@@ -1246,27 +1110,10 @@ async def test_a_deadline_leaves_no_cancellation_behind() -> None:
         except asyncio.CancelledError:
             raise LookupError from None
 
-    task = asyncio.current_task()
-    assert task is not None
-    try:
-        with pytest.raises(LookupError):
-            await session_over(Scripted(CREATED), timeouts=Timeouts(total=0.01)).sale(
-                SALE, before_send=ledger
-            )
+    async def main() -> None:
+        session, task = session_over(Scripted(CREATED), timeouts=TEN), asyncio.current_task()
+        assert task is not None
+        assert await ended(session.sale(SALE, before_send=ledger)) == (LookupError, 10)
         assert task.cancelling() == 0
-    finally:
-        while task.cancelling():
-            task.uncancel()
 
-
-async def test_no_cycle_keeps_a_call_alive() -> None:
-    """A call that ended leaves no task, timer or future behind but the session's one timer."""
-    session = session_over(Scripted(CREATED))
-    before = asyncio.all_tasks()
-    for _ in range(100):
-        await session.sale(SALE)
-    gc.collect()
-    assert asyncio.all_tasks() == before
-    assert session._exchanges._deadlines is not None
-    assert len(session._exchanges._deadlines._queue) == 1
-    await session.aclose()
+    virtually(main)

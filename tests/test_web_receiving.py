@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -59,7 +62,7 @@ def starlette(tracker: payclient.Tracker, secret: str | None, on_receipt: OnRece
 
 @asynccontextmanager
 async def aiohttp_app(
-    tracker: payclient.Tracker, secret: str | None, on_receipt: OnReceipt | None
+    tracker: payclient.Tracker, secret: str | None, on_receipt: OnReceipt | None, *middlewares: Any
 ) -> AsyncIterator[str]:
     """The address of an aiohttp app with the tracker."""
 
@@ -67,7 +70,7 @@ async def aiohttp_app(
     async def opening() -> AsyncIterator[payclient.Tracker]:
         yield tracker
 
-    app = web.Application()
+    app = web.Application(middlewares=middlewares)
     app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(opening))
     sub = web.Application()
     sub.add_routes(
@@ -161,6 +164,52 @@ async def test_a_body_without_end_is_not_read_in_aiohttp(tracker: payclient.Trac
         )
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+def compressed(size: int) -> bytes:
+    """A gzip of so many zeros."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(size // 2**20)) + packer.flush()
+
+
+async def test_a_bomb_is_not_inflated_by_aiohttp(tracker: payclient.Tracker) -> None:
+    """A notification that would be 200 MB is answered; no more than a little of it is ever inflated."""
+    contents: list[aiohttp.StreamReader] = []
+
+    @web.middleware
+    async def watch(request: web.Request, handler: Any) -> web.StreamResponse:
+        contents.append(request.content)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    bomb = compressed(200 * 2**20)
+    head = (
+        f"POST /pay/notify{HINT} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nConnection: close\r\n"
+        f"Content-Length: {len(bomb)}\r\n\r\n"
+    )
+    async with aiohttp_app(tracker, None, None, watch) as url:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+            writer.write(head.encode() + bomb)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+    assert len(contents) == 3
+    assert sum(content.total_bytes for content in contents) < 3 * 2**22
+
+
+async def test_a_small_compressed_notification_is_read_by_aiohttp(tracker: payclient.Tracker) -> None:
+    """Whoever compresses two ids is understood, and may use the connection again."""
+    heard = Heard()
+    async with aiohttp_app(tracker, None, heard) as url, aiohttp.ClientSession() as session:
+        for _ in range(2):
+            headers = {"Content-Encoding": "gzip", "Content-Type": "application/x-www-form-urlencoded"}
+            async with session.post(
+                f"{url}/notify", data=gzip.compress(HINT[1:].encode()), headers=headers
+            ) as response:
+                assert response.status == 200
+    assert [receipt for _, receipt in heard.told] == [Receipt.MATCHED, Receipt.DUPLICATE]
 
 
 async def test_a_sender_that_dawdles_is_answered(

@@ -55,7 +55,13 @@ def notification_route(
             content_type=request.headers.get("Content-Type", ""),
             body=request.content.iter_any(),
         )
-        return web.Response(body=ANSWER, headers=HEADERS)
+        response = web.Response(body=ANSWER, headers=HEADERS)
+        if "Content-Encoding" in request.headers and not request.content.is_eof():
+            # aiohttp would inflate the rest of the body in one go, only to find the next request behind it.
+            await response.prepare(request)
+            await response.write_eof()
+            request.protocol.force_close()
+        return response
 
     return web.route("*", route_of(path, secret, "{key}"), receive)
 

@@ -11,10 +11,9 @@ import os
 import ssl
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-import attrs
 from cyclopts import Parameter
 from rich.markup import escape
 
@@ -42,8 +41,7 @@ MAX_REDIRECTS = 6
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
 
 
-@attrs.frozen
-class Line:
+class Line(NamedTuple):
     """One thing that was looked at. `gap`: something will not work as it could; `wrong`: something will fail."""
 
     level: Literal["ok", "note", "gap", "wrong"]
@@ -66,16 +64,12 @@ def doctor(
     levels: list[str] = []
     told = (base_url, ledger, os.environ.get("PAYCLIENT_TOKEN"), os.environ.get("PAYCLIENT_TOKEN_FILE"))
     if site is None or any(told):
-        try:
-            found = profile_of(profile)
-        except ConfigurationError as error:
-            about = [Line("wrong", str(error))]
-        else:
-            about = [Line("ok", f"profile: {found.name}"), *check_profile(found)]
-            base_url = base_url or found.base_url
-        address = check_address(base_url)
-        levels += _show("settings", [address, check_token()])
-        if base_url and address.level == "ok":
+        about = list(check_named(profile))
+        if about[0].level == "ok":
+            base_url = base_url or profile_of(profile).base_url
+        settings = list(check_settings(base_url))
+        levels += _show("settings", settings)
+        if base_url and settings[0].level == "ok":
             levels += _show("network", check_reach(base_url))
         levels += _show("ledger", asyncio.run(check_ledger(ledger, base_url)))
         levels += _show("profile", about)
@@ -85,39 +79,47 @@ def doctor(
 
 
 def _show(title: str, lines: Iterable[Line]) -> list[str]:
-    """Print a section and give its levels."""
-    out = terminal.out()
+    """Print a section and return its levels."""
+    out, levels = terminal.out(), list[str]()
     out.print(f"[bold]{title}[/]")
-    levels: list[str] = []
-    for line in lines:
-        out.print(f"  [{_COLOURS[line.level]}]{line.level:<5}[/] {escape(line.text)}")
-        levels.append(line.level)
+    for level, text in lines:
+        out.print(f"  [{_COLOURS[level]}]{level:<5}[/] {escape(text)}")
+        levels.append(level)
     return levels
 
 
 # --- What it looks at
 
 
-def check_address(base_url: str | None) -> Line:
-    """Where requests go."""
-    if not base_url:
-        return Line("wrong", "base_url: give --base-url, or set PAYCLIENT_BASE_URL")
+def check_settings(base_url: str | None) -> Iterator[Line]:
+    """Check where requests go, and the shape of the token, which is never shown."""
     try:
-        check_base_url(base_url)
+        yield (
+            Line("ok", f"base_url: {check_base_url(base_url)}")
+            if base_url
+            else Line("wrong", "base_url: give --base-url, or set PAYCLIENT_BASE_URL")
+        )
     except ConfigurationError as error:
-        return Line("wrong", str(error))
-    return Line("ok", f"base_url: {base_url}")
-
-
-def check_token() -> Line:
-    """The token's shape, which is never shown."""
+        yield Line("wrong", str(error))
     try:
         source = token_of()
-        token = source.read() if isinstance(source, RotatingToken) else source
+        count = len(source.read() if isinstance(source, RotatingToken) else source)
+        yield Line(
+            "ok", f"token: {count} characters, of a shape that can be sent; whether it is good is not tried"
+        )
     except ConfigurationError as error:
-        return Line("wrong", str(error))
-    shape = "of a shape that can be sent; whether it is good is not tried"
-    return Line("ok", f"token: {len(token)} characters, {shape}")
+        yield Line("wrong", str(error))
+
+
+def check_named(profile: str | None) -> Iterator[Line]:
+    """Check a profile by its name or path."""
+    try:
+        found = profile_of(profile)
+    except ConfigurationError as error:
+        yield Line("wrong", str(error))
+    else:
+        yield Line("ok", f"profile: {found.name}")
+        yield from check_profile(found)
 
 
 async def fetch(url: str) -> HttpResponse:
@@ -155,49 +157,44 @@ def check_reach(base_url: str) -> Iterator[Line]:
 
 
 async def check_ledger(url: str | None, base_url: str | None) -> list[Line]:
-    """Whether the ledger opens with what safety needs; a file that does not exist yet is tried beside its place."""
+    """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
-        return [
-            Line(
-                "gap", "no ledger is named: give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
-            )
-        ]
+        words = "no ledger is named: give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
+        return [Line("gap", words)]
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
         text = "memory: forgets what was charged, and the next run would charge it again: use sqlite:PATH"
         return [Line("note" if here else "wrong", text)]
     try:
-        book, found = await open_ledger(url, create=False), True
-    except LedgerMissingError:
-        found = False
-    except LedgerInUseError:
-        return [Line("note", "the ledger is open in another process, which has checked it; not looked at")]
-    except (ConfigurationError, LedgerError) as error:
-        return [Line("wrong", str(error))]
-    if not found and kind != "sqlite":
-        return [Line("note", "the ledger does not exist yet: payclient ledger init makes it")]
-    directory = os.path.dirname(os.path.abspath(path))  # noqa: ASYNC240 - asks no disk
-    try:
-        if not found:
-            with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
-                await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
-            return [Line("ok", "the ledger's file does not exist yet; its place is safe")]
+        book = await open_ledger(url, create=False)
         states = [record.state async for record in book.unfinished()]
         await book.aclose()
+    except LedgerInUseError:
+        return [Line("note", "the ledger is open in another process, which has checked it; not looked at")]
+    except LedgerMissingError:
+        if kind != "sqlite":
+            return [Line("note", "the ledger does not exist yet: payclient ledger init makes it")]
+        return [await _try_place(os.path.dirname(os.path.abspath(path)))]  # noqa: ASYNC240 - asks no disk
     except (ConfigurationError, LedgerError) as error:
         return [Line("wrong", str(error))]
-    except OSError as error:
-        return [
-            Line("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
-        ]
     lines = [Line("ok", f"the ledger ({kind}) opens, and every setting that safety needs was read back")]
     if states:
         unknown = sum(state is not State.PENDING for state in states)
-        lines.append(
-            Line("note", f"{len(states)} open, {unknown} of them unknown or expired: payclient ledger list")
-        )
+        words = f"{len(states)} open, {unknown} of them unknown or expired: payclient ledger list"
+        lines.append(Line("note", words))
     return lines
+
+
+async def _try_place(directory: str) -> Line:
+    try:
+        with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
+            await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
+    except (ConfigurationError, LedgerError) as error:
+        return Line("wrong", str(error))
+    except OSError as error:
+        return Line("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
+    return Line("ok", "the ledger's file does not exist yet; its place is safe")
 
 
 #: What a setting means that the profile does not have.
@@ -206,45 +203,40 @@ _LEFT_OPEN = {
     "reverse": "no [reverse]: session.reverse raises ConfigurationError",
     "nick_name_flag": "no nick_name_flag: a Sale with by_nick_name raises ConfigurationError (§2.2)",
     "language_field": "no language_field: a form with a language raises ConfigurationError (§2.3)",
-    "wallet_link_field": (
-        "no wallet_link_field: form.wallet raises ConfigurationError where an answer has more links than one beside "
-        "the card's (§2.6)"
-    ),
+    "wallet_link_field": "no wallet_link_field: form.wallet raises ConfigurationError where an answer has more links "
+    "than one beside the card's (§2.6)",
     "link_hosts": "no link_hosts: a form link may name any https host",
     "queries_per_minute": "no queries_per_minute: status queries are paced by need alone",
 }
 
 
 def check_profile(profile: ServiceProfile) -> Iterator[Line]:
-    """What the document leaves open (§4.2, §2.2, §2.3) and this profile does too: what will raise, what cannot be."""
-    status = profile.status
-    if status is None:
-        yield Line("gap", "no [status]: `paid` can never become True, and session.status raises ConfigurationError "
-                          "(unless the app gives the tracker a status source of its own)")  # fmt: skip
-    else:
-        if status.by_transaction_id is None:
-            yield Line(
-                "gap",
-                "no status.by_transaction_id: session.status(transaction_id=...) raises ConfigurationError",
-            )
-        if status.by_client_transaction_id is None:
-            yield Line("gap", "no status.by_client_transaction_id: a sale whose answer was lost stays unknown until an "
-                              "operator decides it, a paid form is not noticed, and "
-                              "session.status(client_transaction_id=...) raises ConfigurationError")  # fmt: skip
-        elif not profile.not_found_codes:
-            yield Line(
-                "note", 'no not_found_codes: an error object in answer to a status query is never "not found"'
-            )
-        missing = {"Pendiente", "Aceptado", "Cancelado"} - set(status.states.values())
-        if missing:
-            yield Line("gap", f"status.states maps no word to {', '.join(sorted(missing))}")
-        if status.by_transaction_id and status.by_client_transaction_id and not missing:
-            yield Line("ok", "status: by both ids, with a word for each state")
+    """Say what the document leaves open (§4.2, §2.2, §2.3) and this profile does too: what will raise."""
+    status, words = profile.status, set(profile.status.states.values()) if profile.status else set()
+    missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - words)
+    by_id = status is not None and status.by_transaction_id
+    by_client_id = status is not None and status.by_client_transaction_id
+    for wrong, text in (
+        (status is None, "no [status]: `paid` can never become True, and session.status raises ConfigurationError "
+            "(unless the app gives the tracker a status source of its own)"),
+        (status and not by_id, "no status.by_transaction_id: session.status(transaction_id=...) raises "
+            "ConfigurationError"),
+        (status and not by_client_id, "no status.by_client_transaction_id: a sale whose answer was lost stays unknown "
+            "until an operator decides it, a paid form is not noticed, and "
+            "session.status(client_transaction_id=...) raises ConfigurationError"),
+        (status and missing, f"status.states maps no word to {', '.join(missing)}"),
+    ):  # fmt: skip
+        if wrong:
+            yield Line("gap", text)
+    if by_client_id and not profile.not_found_codes:
+        yield Line(
+            "note", 'no not_found_codes: an error object in answer to a status query is never "not found"'
+        )
+    if by_id and by_client_id and not missing:
+        yield Line("ok", "status: by both ids, with a word for each state")
     if profile.confirm is None or profile.returned is None:
         yield Line("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
-    for name, means in _LEFT_OPEN.items():
-        if getattr(profile, name) is None:
-            yield Line("note", means)
+    yield from (Line("note", means) for name, means in _LEFT_OPEN.items() if getattr(profile, name) is None)
 
 
 def check_site(url: str) -> Iterator[Line]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -18,6 +19,8 @@ from payclient.cli import main
 from payclient.events import Created, FoundAccepted, Refused
 from payclient.ledger import open_ledger
 from payclient.lifecycle import Record
+from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
+from postgres_server import PostgresServer
 from test_cli import (
     PYTHON,
     ROOT,
@@ -28,7 +31,6 @@ from test_cli import (
     read_report,
     rows_of,
     silent,
-    simulated,
     start,
     wait_until,
     willing,
@@ -261,6 +263,26 @@ def test_a_full_disk_behind_the_log_ends_no_run(silent: Service, tmp_path: Path)
     assert len(read_report(report)) == 4
 
 
+def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(silent: Service, tmp_path: Path) -> None:
+    """No file of the run may grow: what was sent is followed, the rest is never sent, and the exit code is 4."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("ledgerfull", 300))
+    report, limit = tmp_path / "report.csv", 250_000
+    with (tmp_path / "log").open("wb", buffering=0) as log:
+        log.write(b"x" * limit)
+        done = subprocess.run(
+            [*PYTHON, *charge_arguments(silent, file, "--report", str(report), "--max-in-flight", "20")],
+            cwd=ROOT, stdout=log, stderr=log, timeout=90,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )  # fmt: skip
+    assert done.returncode == 4
+    lines = read_report(report)
+    assert len(lines) == 300
+    assert {line["paid"] for line in lines.values()} <= {"", "false"}
+    sent = silent.truth("ledgerfull-")
+    assert len(sent) < 300
+    assert {key for key, line in lines.items() if line["state"]} >= sent.keys()
+
+
 LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -375,33 +397,48 @@ def test_a_row_charged_with_other_content_is_called_so(
     assert willing.counts()["duplicates"] == {}
 
 
-def test_a_report_ends_with_the_ledgers_word(tmp_path: Path) -> None:
-    """A row that this run saw refused, and that somebody else charged meanwhile, is paid at the end."""
-    with simulated(tmp_path, "--answers", "ignore=1", window=3) as service:
-        rows = rows_of("word", 3)
-        file, report = write_csv(tmp_path / "c.csv", rows), tmp_path / "r.csv"
-        code = f"""
-import asyncio, sys
-import payclient.batch.charges as charges
-from payclient import errors
-send, done = charges.Charges._send, []
-async def refused(self, row):
-    if row.request.client_transaction_id == "word-0" and not done:
-        done.append(await send(self, row))
-        return charges.ChargeResult(request_key="word-0", error=errors.RefusedError("no", error_code=22))
-    return await send(self, row)
-charges.Charges._send = refused
-from payclient.cli import main
-sys.exit(main({charge_arguments(service, file, "--report", str(report))!r}))
-"""
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode in (3, 4), done.stderr
-        states = {key: line["state"] for key, line in read_report(report).items()}
-        # What the batch called refused is in the ledger, and the ledger's word stands in the report.
-        assert states["word-0"] in ("cancelled", "expired", "pending")
-        assert list(states) == [row["client_transaction_id"] for row in rows]
+async def test_a_report_ends_with_the_ledgers_word(
+    postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """A row that was refused on this host, and that another charged meanwhile, is paid at the end."""
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        "not_found_codes = [20]\nsale_window = 8\nqueries_per_minute = 6000\n[status]\n"
+        'by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"\nstate_field = "transactionStatus"\n'
+    )
+    rows, report = rows_of("word", 2), tmp_path / "r.csv"
+    both, one = write_csv(tmp_path / "both.csv", rows), write_csv(tmp_path / "one.csv", rows[:1])
+    settings = Settings(
+        sale_window=8, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
+    )
+    answers = Answers(approve=0, reject=0, ignore=1)
+    with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
+        service.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
+        options = [
+            "--base-url",
+            service.url,
+            "--profile",
+            str(profile),
+            "--ledger",
+            postgres.url(database),
+            "--yes",
+        ]
+        command = [*PYTHON, "charge", str(both), *options, "--new-ledger", "--report", str(report)]
+        first = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(wait_until, lambda: report.exists() and "refused" in report.read_text())
+            command = [*PYTHON, "charge", str(one), *options, "--retry", "refused"]
+            second = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
+            await asyncio.to_thread(wait_until, lambda: "word-0" in service.created_per_client_id)
+            await asyncio.to_thread(service.approve, "word-0")
+            assert await second.wait() == 0
+            assert read_report(report)["word-0"]["state"] == "refused"
+            await first.communicate()
+    lines = read_report(report)
+    assert list(lines) == ["word-0", "word-1"]
+    assert (lines["word-0"]["state"], lines["word-0"]["paid"]) == ("accepted", "true")
+    assert lines["word-1"]["state"] == "cancelled"
+    assert first.returncode == 3
 
 
 # --- A long ledger

@@ -164,15 +164,15 @@ async def test_a_look_that_fails_decides_nothing(service: FakeService, number: i
 
 
 async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeService) -> None:
-    """ "Not found" by the client transaction id, of what exists, is tolerated for 15 s."""
+    """ "Not found" by the client transaction id, of what exists, says nothing of others before `absent_after`."""
     async with tracking(service, schedule=payclient.Fixed(2.0)) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Cancelado")
         status = service.status
         service.status = lambda path: status(path if "client" not in path else "/api/Sale/client/none")  # type: ignore[method-assign]  # a lagging index
-        await service.clock.advance(14)
-        assert pending.outcome.paid is None
-        await service.clock.advance(10)
+        outcome = await outcome_of(service, pending)
+        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
+        await service.clock.advance(700)
         assert pending.outcome.paid is False
 
 
@@ -360,6 +360,16 @@ async def test_a_duplicate_of_what_was_proven_absent_stays_unknown(service: Fake
         pending = await tracker.sale(sale())
         assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
         assert (await tracker.sale(sale())).state is State.UNKNOWN
+
+
+async def test_a_busy_customer_after_what_was_proven_absent_is_a_refusal(service: FakeService) -> None:
+    """2061 speaks of any sale of this customer: found nothing, it says nothing of an earlier attempt."""
+    service.scripts = [lost_request, BUSY]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
 
 
 async def test_a_second_ledger_finds_what_the_first_one_charged(service: FakeService) -> None:

@@ -67,8 +67,6 @@ class Case:
     #: The first of two proofs of absence.
     absent_at: float | None = None
     missing_since: float | None = None
-    #: When one transaction was first found cancelled, while the query by client transaction id found none.
-    cancelled_since: float | None = None
     #: When it was last asked for by its client transaction id.
     client_asked_at: float = NEVER
     #: Whether the last query was by a candidate id.

@@ -196,11 +196,9 @@ class Querying:
         )
         if not answered:
             return None
-        now = self._clock.monotonic()
         if report is None:
-            # This query lags behind the other one. It may take as long as "not found" is tolerated.
-            case.cancelled_since = now if case.cancelled_since is None else case.cancelled_since
-            late = now - case.cancelled_since > MISSING * self._scale
+            # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.
+            late = self._clock.monotonic() >= case.begun + self._absent_after
             return StatusReport(state="Cancelado") if late else None
         if report.state == "Cancelado":
             report = attrs.evolve(report, transaction_id=None)  # all are, whichever it names

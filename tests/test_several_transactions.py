@@ -176,6 +176,62 @@ async def test_a_look_that_lags_is_waited_for_and_not_for_ever(service: FakeServ
         assert pending.outcome.paid is False
 
 
+async def test_a_look_that_finds_only_another_cancelled_one_is_cancelled(service: FakeService) -> None:
+    """Whichever it names, nothing under this id is open or paid."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        status, other = service.status, service.sales[1000] | {"transactionId": 999}
+        service.status = lambda path: (  # type: ignore[method-assign]  # the newest is not listed yet
+            payclient.HttpResponse(200, {}, json.dumps([other]).encode())
+            if "client" in path
+            else status(path)
+        )
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (False, 1000)
+
+
+async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
+    """Twenty cancelled at once, at 30 queries a minute: never more, both kinds together."""
+    asked: list[float] = []
+    status = service.status
+
+    def timed(path: str) -> payclient.HttpResponse:
+        asked.append(service.clock.monotonic())
+        return status(path)
+
+    service.status = timed  # type: ignore[method-assign]  # with the time
+    async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
+        pendings = [
+            await tracker.sale(sale(f"o{number}", phone=f"09841112{number:02}")) for number in range(20)
+        ]
+        for number in service.sales:
+            service.decide("Cancelado", number)
+        await service.clock.advance(120)
+        assert {pending.outcome.paid for pending in pendings} == {False}
+    assert len(asked) == 40
+    assert min(later - earlier for earlier, later in pairwise(asked)) >= 1.7
+
+
+async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A correction, and a critical line: somebody may have been told that nothing was paid."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).paid is False
+        service.decide("Aceptado")
+        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        await service.clock.advance(5)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.outcome.paid is True
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL] == [
+        "order-17: cancelled, and yet accepted"
+    ]
+
+
 async def test_a_look_that_finds_others_only_is_a_conflict(service: FakeService) -> None:
     """Another amount under our client transaction id: somebody must look at it."""
     ledger = await payclient.open_ledger("memory:")

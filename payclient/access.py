@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from hashlib import blake2b
 from urllib.parse import urlsplit
 
+from payclient.clock import start
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
@@ -94,7 +95,7 @@ class Token:
     async def ask(self) -> Authorization:
         """Ask the callable. `NotSentError` where it gives none in time; what it raises comes through."""
         if self._asking is None:
-            self._asking = asyncio.create_task(self._fetch())
+            self._asking = start(self._fetch())
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._asking)
 

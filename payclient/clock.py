@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 __all__ = ["Clock", "SystemClock"]
 
@@ -54,6 +54,17 @@ class LoopClock(SystemClock):
     def settle(self) -> None:
         """From now on the time is that of the loop that runs now."""
         self.monotonic = asyncio.get_running_loop().time  # type: ignore[method-assign]  # nothing stands in between
+
+
+def start(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    """Start a task that runs later, also where the loop's task factory is eager.
+
+    An eager task may have ended before its creator has stored it, and then would stay stored for ever.
+    """
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        return loop.create_task(work)
+    return asyncio.Task(work, loop=loop)
 
 
 async def sleep(clock: Clock, seconds: float) -> None:

@@ -15,7 +15,7 @@ import attrs
 
 from payclient.asking import StatusSource, TransactionRef, conflict_of
 from payclient.cases import MOST_IDS, MOST_REFUSALS, Case, Question, end
-from payclient.clock import Clock
+from payclient.clock import Clock, start
 from payclient.credentials import Credentials
 from payclient.errors import (
     LedgerError,
@@ -200,7 +200,7 @@ class Confirming:
         if not question.open:
             question.begin(self._clock.monotonic())
         if case.task is None:
-            case.task = asyncio.create_task(self._work(case))
+            case.task = start(self._work(case))
         elif case.wake is not None:
             end(case.wake)
         return question

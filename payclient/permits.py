@@ -15,7 +15,7 @@ from itertools import chain, repeat
 import attrs
 import orjson
 
-from payclient.clock import Clock, sleep
+from payclient.clock import Clock, sleep, start
 from payclient.credentials import Credentials
 from payclient.errors import (
     DifferentRequestError,
@@ -156,7 +156,7 @@ class Permits:
         late = self._late.setdefault(record.client_transaction_id, [])
         late.append((record, event))
         if len(late) == 1:
-            task = asyncio.create_task(self._write_again(record.client_transaction_id))
+            task = start(self._write_again(record.client_transaction_id))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
@@ -191,7 +191,7 @@ class Permits:
             task.cancel()
         await asyncio.gather(*self._writing, return_exceptions=True)
         if self._late:
-            tries = [asyncio.create_task(self.write_now(each)) for each in tuple(self._late)]
+            tries = [start(self.write_now(each)) for each in tuple(self._late)]
             _, hanging = await asyncio.wait(tries, timeout=LAST_TRY)
             for late in hanging:
                 late.cancel()

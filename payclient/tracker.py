@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from payclient.access import TokenSource, environment_digest
 from payclient.asking import StatusSource, bounded_status, session_status
-from payclient.clock import Clock, LoopClock
+from payclient.clock import Clock, LoopClock, start
 from payclient.confirming import Confirming
 from payclient.errors import (
     ConfigurationError,
@@ -23,6 +24,7 @@ from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record, State
+from payclient.links import is_loopback
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome, feed
@@ -186,7 +188,7 @@ class Tracker:
             # Without its digest, which is let go of in the long run, the ledger is asked.
             if known is not None and known.state is not State.SENDING and known.digest:
                 return PendingSale(self._following, same_request(known, digest))
-            task = asyncio.create_task(self._sender.send(request, http, digest))
+            task = start(self._sender.send(request, http, digest))
             self._sending[identifier] = (digest, task)
             task.add_done_callback(lambda task: self._sent(identifier, task))
         else:
@@ -319,7 +321,7 @@ class Tracker:
             request = make_request(client_transaction_id)
             if request.client_transaction_id != client_transaction_id:
                 raise ConfigurationError("make_request: build the request with the id that it is given")
-            return asyncio.create_task(self.prepare(request))
+            return start(self.prepare(request))
 
         return await self._forms.live(key, prepare, margin)
 
@@ -445,6 +447,11 @@ async def open_tracker(
     """
     session = PaySession(base_url, token, **session_options)
     del token, session_options  # an error below shows this frame's local variables to error trackers
+    if ledger == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
+        logger.warning(
+            "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
+            'is charged again; use ledger="sqlite:PATH"'
+        )
     async with session:
         opening = open_ledger(ledger, create=create)
         del ledger  # its address may hold a password

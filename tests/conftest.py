@@ -57,6 +57,17 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+if os.environ.get("PAYCLIENT_TESTS_EAGER"):
+    # Every loop's tasks begin at once (CPython 3.12 and later): what stores a task after making it must bear that.
+    _init = asyncio.BaseEventLoop.__init__
+
+    def _eager(self: asyncio.BaseEventLoop) -> None:
+        _init(self)
+        self.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - CPython 3.11 lacks it
+
+    asyncio.BaseEventLoop.__init__ = _eager  # type: ignore[method-assign,assignment]  # for the whole run
+
+
 class _MockedResponse(ClientResponse):
     """aioresponses 0.7.9 makes a `ClientResponse` without `stream_writer`, which aiohttp 3.14 requires.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +218,25 @@ def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> N
             assert pending.state is State.CANCELLED
 
     in_virtual_time(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "ledger", "warns"),
+    [
+        ("https://pay.example", {}, True),
+        ("https://pay.example", {"ledger": "memory:"}, True),
+        ("http://127.0.0.1:9", {}, False),
+        ("http://localhost:9", {}, False),
+        ("https://pay.example", {"ledger": "sqlite:"}, False),
+    ],
+)
+async def test_a_ledger_in_memory_for_a_real_address_is_warned_of(
+    url: str, ledger: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Once, and not on loopback or where a file is kept."""
+    if ledger.get("ledger") == "sqlite:":
+        ledger = {"ledger": f"sqlite:{tmp_path / 'charges.db'}"}
+    async with payclient.open_tracker(url, "token", profile=virtual.PROFILE, **ledger):
+        pass
+    said = [each for each in caplog.records if "forgotten" in each.getMessage()]
+    assert [each.levelname for each in said] == ["WARNING"] * warns

@@ -85,6 +85,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_debug(self) -> bool:
         return False
 
+    def get_task_factory(self) -> None:
+        return None
+
     def is_running(self) -> bool:
         return True
 

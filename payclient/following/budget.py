@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from payclient.clock import Clock
+from payclient.clock import Clock, start
 from payclient.errors import LedgerError
 from payclient.following.turns import Pace
 from payclient.ledger import Shared
@@ -86,7 +86,7 @@ class Budget(Pace):
             self._trouble(error)
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

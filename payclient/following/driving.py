@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 
-from payclient.clock import Clock, Timer
+from payclient.clock import Clock, Timer, start
 from payclient.events import Expired
 from payclient.following.agenda import Agenda
 from payclient.following.entries import Entries, Entry
@@ -335,7 +335,7 @@ class Driver:
         tasks: set[asyncio.Task[StatusReport | None]],
     ) -> asyncio.Task[StatusReport | None]:
         self._turns.drop(entry)
-        task = asyncio.create_task(work)
+        task = start(work)
         entry.query = task
         tasks.add(task)
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-from payclient.clock import Clock
+from payclient.clock import Clock, start
 from payclient.errors import LedgerError
 from payclient.following.entries import Entries, Entry
 from payclient.ledger import Shared
@@ -105,7 +105,7 @@ class Sharing:
         self._start(self._live())
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

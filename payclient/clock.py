@@ -62,9 +62,15 @@ def start(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
     An eager task may have ended before its creator has stored it, and then would stay stored for ever.
     """
     loop = asyncio.get_running_loop()
-    if loop.get_task_factory() is None:
-        return loop.create_task(work)
-    return asyncio.Task(work, loop=loop)
+    return loop.create_task(work if loop.get_task_factory() is None else _later(work))
+
+
+async def _later(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        await asyncio.sleep(0)
+        return await work
+    finally:
+        work.close()  # where it was cancelled before it began
 
 
 async def sleep(clock: Clock, seconds: float) -> None:

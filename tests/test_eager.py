@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
+import crowd as virtual
 import payclient
-from crowd import virtual
 from payclient.ledger.memory import MemoryLedger
 from test_rates import FORMS, Forms, form_request
 from test_storms import BOUND, Service, now, tracking
@@ -20,16 +21,11 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython 3.11
 def in_eager_time(main: Callable[[], Awaitable[None]]) -> None:
     """Run it in virtual time on a loop whose tasks begin at once."""
 
-    def loop() -> virtual.VirtualLoop:
-        made = virtual.VirtualLoop()
-        made.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - CPython 3.11 lacks it
-        return made
-
     async def wrapped() -> None:
         async with asyncio.timeout(10 * BOUND):
             await main()
 
-    with asyncio.Runner(loop_factory=loop) as runner:
+    with asyncio.Runner(loop_factory=partial(virtual.VirtualLoop, eager=True)) as runner:
         runner.run(wrapped())
 
 

@@ -85,8 +85,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_debug(self) -> bool:
         return False
 
-    def get_task_factory(self) -> None:
-        return None
+    def get_task_factory(self) -> Any:
+        return asyncio.Task if self._options else None
 
     def is_running(self) -> bool:
         return True

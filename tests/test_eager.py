@@ -25,7 +25,7 @@ def in_eager_time(main: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(10 * BOUND):
             await main()
 
-    with asyncio.Runner(loop_factory=partial(virtual.VirtualLoop, eager=True)) as runner:
+    with asyncio.Runner(loop_factory=partial(virtual.VirtualLoop, eager=True)) as runner:  # type: ignore[abstract]  # no I/O in it
         runner.run(wrapped())
 
 

@@ -185,6 +185,15 @@ async def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.M
     await (await open_ledger(f"sqlite:{tmp_path / 'charges.db'}")).aclose()
 
 
+def test_a_system_without_locks(tmp_path: Path) -> None:
+    """Where Python has no `fcntl`, as on Windows, the error names the ways out, and nothing is made."""
+    program = OPEN.replace("from payclient", "sys.modules['fcntl'] = None\nfrom payclient", 1)
+    said = run(program, tmp_path / "charges.db")
+    assert said.startswith("ConfigurationError")
+    assert "use PostgreSQL, or WSL" in said
+    assert os.listdir(tmp_path) == []
+
+
 async def test_a_refused_file_is_let_go_of(tmp_path: Path) -> None:
     """What is refused after the lock was taken leaves no lock behind."""
     path = tmp_path / "charges.db"

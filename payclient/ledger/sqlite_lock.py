@@ -73,11 +73,10 @@ class OwnerLock:
         return os.fstat(self._file)
 
     def release(self) -> None:
-        """Let another process own the ledger. May be called twice, and does nothing in a child of the owner."""
+        """Let another process own the ledger. Call it once, in the process that took the lock."""
         with _guard:
-            if self in _held:
-                _held.discard(self)
-                os.close(self._file)
+            _held.remove(self)
+            os.close(self._file)
 
 
 def check_supported() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import control
 from payclient.simulator import PAYPHONE, TEST_MODE, Answers, ManualClock, Settings, Simulator
-from payclient.simulator.messages import MESSAGES, RefusedError, preferred_language
+from payclient.simulator.messages import MESSAGES, RefusalError, preferred_language
 from payclient.simulator.rules import canonical, fields_of, read_body
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -311,7 +311,7 @@ def test_any_spelling_of_a_form_reads_the_same(sent: dict[str, Any]) -> None:
 def test_any_bytes_are_read_or_refused(raw: bytes, kind: str) -> None:
     """The reader is total."""
     body: dict[str, object] = {}
-    with contextlib.suppress(RefusedError):
+    with contextlib.suppress(RefusalError):
         body = read_body("sale", kind, raw, PAYPHONE)
     assert body.keys() <= fields_of("sale", PAYPHONE).keys()
 

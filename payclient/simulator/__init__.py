@@ -1,19 +1,18 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
-- What it is: `settings`, `payphone` (one real service's settings), `messages`.
-- What it does: `rules` (what a request must be), `transactions` (the books), `sales`, `forms`, `changes`, `status`,
-  `notifications`.
-- Who plays with it: `answers` (the customers), `faults`, `scenarios`, `clock`, `event_log`.
-- How it is reached: `merchant_api`, `form_pages`, `control_api` (with the page), `replies`, `traffic` and
-  `origin_guard` around them, `server` (the `Simulator`), `thread`.
+- Description: `settings`, `payphone` (one real service's settings), `messages`.
+- Behaviour: `rules` (of a request), `transactions` (the books), `sales`, `forms`, `changes`, `status`, `notifications`.
+- Play: `answers` (the customers), `faults`, `scenarios`, `clock`, `event_log`.
+- Routes: `merchant_api`, `form_pages`, `control_api` (with the page), `replies`, `traffic` and `origin_guard` around
+  them, `server` (the `Simulator`), `thread`.
 """
 
 from .answers import Answers
 from .clock import JumpClock, ManualClock, ServiceClock
-from .event_log import Entry
+from .event_log import LogEntry
 from .faults import Fault, FaultPlan, Faults
 from .forms import Form
-from .messages import RefusedError
+from .messages import RefusalError
 from .payphone import PAYPHONE, TEST_MODE
 from .sales import Sale
 from .scenarios import SCENARIOS, Scenario
@@ -23,7 +22,23 @@ from .thread import SimulatorThread
 from .transactions import Counts
 
 __all__ = [
-    "PAYPHONE", "SCENARIOS", "TEST_MODE", "Answers", "Counts", "Entry", "Fault", "FaultPlan", "Faults",
-    "Form", "JumpClock", "ManualClock", "RefusedError", "Sale", "Scenario", "ServiceClock", "Settings",
-    "Simulator", "SimulatorThread",
+    "PAYPHONE",
+    "SCENARIOS",
+    "TEST_MODE",
+    "Answers",
+    "Counts",
+    "Fault",
+    "FaultPlan",
+    "Faults",
+    "Form",
+    "JumpClock",
+    "LogEntry",
+    "ManualClock",
+    "RefusalError",
+    "Sale",
+    "Scenario",
+    "ServiceClock",
+    "Settings",
+    "Simulator",
+    "SimulatorThread",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is read from an address, what is added to one, and paths in any letter case."""
+"""Addresses: their hosts, their queries, and paths in any letter case."""
 
 import itertools
 import re

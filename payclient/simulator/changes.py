@@ -1,10 +1,10 @@
-"""What a merchant does to a payment that exists: confirm it, withdraw it, give it back."""
+"""Changes of a payment that exists: the merchant confirms it, withdraws it, gives it back."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 from .forms import Form, FormBook
-from .messages import RefusedError
+from .messages import RefusalError
 from .rules import check
 from .sales import Sale, Sales
 from .settings import ACCEPTED
@@ -14,7 +14,7 @@ from .transactions import Books, Transaction
 def change(
     operation: str, body: Mapping[str, object], account: str, books: Books, sales: Sales, forms: FormBook
 ) -> Transaction:
-    """Return the transaction after the change, or raise RefusedError."""
+    """Return the transaction after the change, or raise RefusalError."""
     check(operation, body, books.settings)
     if isinstance(number := body.get("id"), int):
         one = books.find(number)
@@ -28,13 +28,13 @@ def change(
         case "cancel" if isinstance(found, Sale) and found.how is None:
             sales.decide(found, "cancelled")
         case "cancel":
-            raise RefusedError.of(25, 2029)
+            raise RefusalError.of(25, 2029)
         case "reverse" if (
             found and found.state == ACCEPTED and not found.reversal and _is_today(found, books)
         ):
             books.give_back(found, "merchant")
         case _:
-            raise RefusedError.of(20)
+            raise RefusalError.of(20)
     return found
 
 

@@ -116,7 +116,7 @@ class JumpClock:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Jump ahead. What falls due runs once its loop turns, so what waits for it has to be awaited."""
+        """Jump ahead. Callbacks that fall due run once their loops turn."""
         if not seconds >= 0:
             raise ValueError("time does not go back: seconds must be 0 or more")
         with self._lock:
@@ -169,7 +169,7 @@ class _JumpTimer:
 
 
 class Timetable:
-    """What will happen at its time, on the clock's monotonic seconds: one heap and one timer for all of it."""
+    """Callbacks in the order of time, on the clock's monotonic seconds: one heap and one timer for all."""
 
     def __init__(self, clock: ServiceClock) -> None:
         self._clock = clock

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from .faults import KINDS, Fault
-from .messages import RefusedError
+from .messages import RefusalError
 from .replies import json_reply
 
 #: The operations of `Simulator` that only read, and answer GET as well.
@@ -30,6 +30,7 @@ OPERATIONS: Final = (
     "advance", "restart",
 )  # fmt: skip
 
+_LONGEST_DOWN: Final = 3_600  # seconds
 _TYPES: Final = {
     str: "string",
     int: "integer",
@@ -95,19 +96,21 @@ class ControlApi:
             if callable(result):
                 result = result(**arguments)
             return json_reply(_json_of(await result if inspect.isawaitable(result) else result))
-        except RefusedError as error:
+        except RefusalError as error:
             return json_reply(error.as_json("en"), 409)
         except LookupError as error:
             return json_reply({"message": str(error)}, 404)
         except (ValueError, RuntimeError) as error:
             return json_reply({"message": str(error)}, 409)
 
-    async def _restart(self, request: web.Request, **arguments: float) -> web.StreamResponse:
-        self._service.restart_soon(**arguments)
+    async def _restart(self, request: web.Request, down: float = 0.0) -> web.StreamResponse:
+        if not 0 <= down <= _LONGEST_DOWN:
+            raise ValueError(f"down must be 0 to {_LONGEST_DOWN}")
         response = json_reply(None)
         response.force_close()
         await response.prepare(request)
         await response.write_eof()  # it is on its way before the connection breaks
+        self._service.restart_soon(down)
         return response
 
 

@@ -1,4 +1,4 @@
-"""What happened at the service, for whoever watches: the newest entries, each with a number. No personal data."""
+"""The log of the service: the newest entries, each with a number. No personal data."""
 
 from collections import deque
 from typing import Literal
@@ -14,7 +14,7 @@ _Kind = Literal["request", "customer", "notification", "page", "service"]
 
 
 @frozen(kw_only=True)
-class Entry:
+class LogEntry:
     """One line: `at` in UTC seconds since the epoch, `number` counted from 1."""
 
     number: int
@@ -34,7 +34,7 @@ class EventLog:
 
     def __init__(self, clock: ServiceClock) -> None:
         self._clock = clock
-        self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        self._entries: deque[LogEntry] = deque(maxlen=_KEPT)
         #: The number of the newest entry; 0 if there is none.
         self.last = 0
 
@@ -51,12 +51,12 @@ class EventLog:
         self.last += 1
         client_id = client_transaction_id and client_transaction_id[:_LONGEST]
         self._entries.append(
-            Entry(
+            LogEntry(
                 number=self.last, at=self._clock.time(), kind=kind, text=text[:_LONGEST], status=status, fault=fault,
                 client_transaction_id=client_id, transaction_id=transaction_id,
             )
         )  # fmt: skip
 
-    def after(self, number: int) -> list[Entry]:
+    def after(self, number: int) -> list[LogEntry]:
         """Return what came after that number, oldest first."""
         return [entry for entry in self._entries if entry.number > number]

@@ -1,4 +1,4 @@
-"""What can go wrong, by script or by chance: the faults, their words, and which comes next. No I/O.
+"""Faults, by script or by chance: their kinds, and which comes next. No I/O.
 
 A scripted fault comes before one of chance. Chance hangs on the seed, the operation, the client transaction id (or the
 path of a query) and how often that was requested, so neither the order of arrival nor another run changes it.
@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import asdict, evolve, field, frozen, validators
 
-#: What a fault may befall; "any" is every request of the merchant's.
+#: The operations that a fault may befall; "any" is every request of the merchant's.
 OPERATIONS: Final = ("sale", "prepare", "status", "confirm", "cancel", "reverse", "any", "notification")
 
 
@@ -125,7 +125,7 @@ class FaultPlan:
         #: How often each kind has really happened.
         self.done: Counter[str] = Counter()
         self.chances = Faults() if faults is None else faults
-        #: What is scripted and has not happened yet, with how often.
+        #: Scripted faults that have not happened yet, with how often.
         self.script: list[tuple[Fault, int]] = []
         self._seen: Counter[tuple[str, str]] = Counter()
 

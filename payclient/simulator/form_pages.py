@@ -18,11 +18,11 @@ from .forms import Form, FormBook, Method
 from .messages import Language, say
 from .transactions import Books
 
-#: The data for which a form asks if it was not given (§2.3): the attribute of `Form` and the input's own attributes.
-_ASKED: Final[Mapping[str, tuple[str, str]]] = {
-    "phoneNumber": ("phone_number", 'type="tel" autocomplete="tel" placeholder="+593999999999"'),
-    "email": ("email", 'type="email" autocomplete="email"'),
-    "documentId": ("document_id", 'type="text" autocomplete="off"'),
+#: The data for which a form asks if it was not given (§2.3), with the attributes of its input.
+_ASKED: Final = {
+    "phoneNumber": 'type="tel" autocomplete="tel" placeholder="+593999999999"',
+    "email": 'type="email" autocomplete="email"',
+    "documentId": 'type="text" autocomplete="off"',
 }
 _PAGE: Final = Template(files(__package__).joinpath("form.html").read_text(encoding="utf-8"))
 _HEADERS: Final = {
@@ -99,8 +99,7 @@ class FormPages:
             case "reject":
                 return _redirect(self._forms.pay(form, method, declined=True))
             case "pay" if all(typed.get(name) for name in _missing(form)):
-                for name in _missing(form):
-                    setattr(form, _ASKED[name][0], typed[name])
+                form.texts = {**typed, **form.texts}
                 return _redirect(self._forms.pay(form, method))
             case "pay":
                 return _form_page(form, method, typed)
@@ -115,13 +114,14 @@ class FormPages:
 
 def _missing(form: Form) -> list[str]:
     """Return the names of the inputs for data that was not given."""
-    return [name for name, (attribute, _) in _ASKED.items() if getattr(form, attribute) is None]
+    return [name for name in _ASKED if name not in form.texts]
 
 
 def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = None) -> web.Response:
     """Return the form; `typed` is what the customer has typed so far, if something is missing."""
     language = form.language
-    rows = [("store", form.store_id), ("reference", form.reference), ("number", form.client_transaction_id)]
+    reference = form.texts.get("reference")
+    rows = [("store", form.store_id), ("reference", reference), ("number", form.client_transaction_id)]
     lines = [
         '<form method="post">',
         f'<button class="x" name="outcome" value="cancel" aria-label="{say("close", language)}">&#x2715;</button>',
@@ -132,7 +132,7 @@ def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = Non
         '<form method="post">',
         *(
             f'<label>{say(name, language)}<input name="{name}" value="{escape((typed or {}).get(name, ""))}" '
-            f'{_ASKED[name][1]} maxlength="100" required></label>'
+            f'{_ASKED[name]} maxlength="100" required></label>'
             for name in _missing(form)
         ),
         f'<button class="pay primary" name="outcome" value="pay">{say("pay", language)}</button>',

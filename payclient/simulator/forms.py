@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 from attrs import define, field
 
 from .addresses import with_query
-from .messages import Language, RefusedError
+from .messages import Language, RefusalError
 from .notifications import Notifications
 from .rules import check
 from .settings import ACCEPTED, CANCELLED
@@ -28,14 +28,8 @@ class Form(Transaction):
     response_url: str = field(repr=False)
     cancellation_url: str | None = field(repr=False)
     language: Language
-    reference: str | None = field(repr=False)
-    #: The cardholder's, as prepared or as typed into the form (§2.3).
-    phone_number: str | None = field(repr=False)
-    email: str | None = field(repr=False)
-    document_id: str | None = field(repr=False)
-    optional_parameter: str | None = field(repr=False)
-    #: Whether the answer has the third link.
-    has_payment_code: bool
+    #: The texts of the request by their names, and what the customer typed of the cardholder's data (§2.3).
+    texts: dict[str, str] = field(repr=False)
     #: The link by which it was decided.
     method: Method | None = None
     #: For each link that was loaded, the monotonic time at which its life ends.
@@ -61,13 +55,13 @@ class FormBook:
         self._notifications = notifications
 
     def prepare(self, body: Mapping[str, object], account: str = "") -> Form:
-        """Prepare a new payment that waits to be paid, or raise RefusedError."""
+        """Prepare a new payment that waits to be paid, or raise RefusalError."""
         settings = self._books.settings
         check("prepare", body, settings)
         form = self._read(body, account)
         code = settings.duplicate_code
         if code is not None and self._books.find_by_client_id(form.client_transaction_id, account):
-            raise RefusedError.of(code)
+            raise RefusalError.of(code)
         self.by_id[form.payment_id] = form
         self._books.tally["prepared"] += 1
         return form
@@ -97,11 +91,11 @@ class FormBook:
         else:
             self._decide(form, method, "paid", settings.states["approved"])
         form.details = {
-            "phoneNumber": form.phone_number and form.phone_number.removeprefix("+"),
-            "email": form.email,
-            "document": form.document_id,
-            "reference": form.reference,
-            "optionalParameter3": form.optional_parameter,
+            "phoneNumber": form.texts.get("phoneNumber", "").removeprefix("+") or None,
+            "email": form.texts.get("email"),
+            "document": form.texts.get("documentId"),
+            "reference": form.texts.get("reference"),
+            "optionalParameter3": form.texts.get("optionalParameter"),
             "optionalParameter4": "CLIENTE SIMULADO" if form.state == ACCEPTED else None,  # the card's holder
         }
         if form.awaits_confirmation:
@@ -129,6 +123,7 @@ class FormBook:
         settings, amount = self._books.settings, body["amount"]
         assert isinstance(amount, int)  # noqa: S101  (for mypy)
         is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
+        texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
         return Form(
             payment_id=secrets.token_urlsafe(24),
             client_transaction_id=str(body["clientTransactionId"]),
@@ -136,15 +131,10 @@ class FormBook:
             store_id=str(body.get("storeId") or ""),
             amount=amount,
             currency=str(body.get("currency") or "USD"),
-            reference=_text(body, "reference"),
             language="en" if is_english else "es",
             response_url=str(body["responseUrl"]),
-            cancellation_url=_text(body, "cancellationUrl"),
-            phone_number=_text(body, "phoneNumber"),
-            email=_text(body, "email"),
-            document_id=_text(body, "documentId"),
-            optional_parameter=_text(body, "optionalParameter"),
-            has_payment_code="code" in settings.form_paths and bool(_text(body, "transactionSummaryUrl")),
+            cancellation_url=texts.get("cancellationUrl"),
+            texts=texts,
             created_at=self._books.clock.time(),
         )
 
@@ -166,8 +156,3 @@ class FormBook:
     def _back(self, address: str, form: Form, number: int) -> str:
         values = (str(number), form.client_transaction_id)
         return with_query(address, dict(zip(self._books.settings.redirect_names, values, strict=True)))
-
-
-def _text(body: Mapping[str, object], name: str) -> str | None:
-    value = body.get(name)
-    return value if isinstance(value, str) and value.strip() else None

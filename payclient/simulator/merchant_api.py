@@ -1,4 +1,4 @@
-"""What the merchant requests over HTTP: Sale, Button/Prepare and, where there are any, status and changes (§4, §5)."""
+"""The merchant's routes: Sale, Button/Prepare and, where there are any, status and changes (§4, §5)."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from aiohttp import web
 from .addresses import any_case
 from .changes import change
 from .forms import Form, FormBook
-from .messages import Language, RefusedError, preferred_language
+from .messages import Language, RefusalError, preferred_language
 from .replies import json_reply
 from .rules import read_body
 from .sales import Sales
@@ -79,7 +79,7 @@ class MerchantApi:
             account = self._account(request, operation)
             if is_query and (wait := self._wait()) > 0:
                 headers, status = {"Retry-After": str(math.ceil(wait))}, 429
-                raise RefusedError(None, "throttled")
+                raise RefusalError(None, "throttled")
             self._books.timetable.run_due()
             if operation == "regions":
                 answer: object = _REGIONS
@@ -87,7 +87,7 @@ class MerchantApi:
                 answer = self._queried(request, operation, account, language)
             else:
                 answer = self._executed(operation, request.content_type, raw, account, language)
-        except RefusedError as refused:
+        except RefusalError as refused:
             tally["refused"] += not is_query and operation != "regions"
             answer = refused.as_json(language, empty_errors=settings.empty_errors)
             if refused.code is None:
@@ -105,7 +105,7 @@ class MerchantApi:
         account = self._account_of(token) if is_bearer else None
         wanted = _APPLICATIONS.get(operation, settings.application)
         if account is None or settings.application not in (None, wanted):
-            raise RefusedError(None, "unauthorized")
+            raise RefusalError(None, "unauthorized")
         return account
 
     def _wait(self) -> float:
@@ -128,12 +128,12 @@ class MerchantApi:
         elif _TRANSACTION_ID.fullmatch(text := request.match_info["transaction_id"]):
             one = self._books.find(int(text))
             if one is not None and one.account != account and settings.foreign_is_unauthorized:
-                raise RefusedError(None, "unauthorized")
+                raise RefusalError(None, "unauthorized")
             found = [one] if one is not None and one.account == account else []
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         answers = [status_of(one, settings, language) for one in seen]
         if not answers:
-            raise RefusedError.of(settings.not_found[1])
+            raise RefusalError.of(settings.not_found[1])
         return (
             answers if operation == "status_by_client_id" and settings.client_status_as_array else answers[0]
         )
@@ -151,7 +151,7 @@ class MerchantApi:
 
     def _prepared(self, form: Form) -> dict[str, str]:
         names = {"wallet": self._books.settings.wallet_link_field, "card": "payWithCard"}
-        if form.has_payment_code:
+        if "code" in self._books.settings.form_paths and "transactionSummaryUrl" in form.texts:
             names["code"] = "payWithPaymentCode"
         links = {name: self._url() + self._forms.link(form, way) for way, name in names.items()}
         return {"paymentId": form.payment_id, **links}

@@ -1,4 +1,4 @@
-"""What the service tells people: one table of two languages, and the error object (§7) that is made from it."""
+"""Texts for people: one table of two languages, and the error object (§7) that is made from it."""
 
 import re
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ class FieldFault:
 
 
 @frozen
-class RefusedError(Exception):
+class RefusalError(Exception):
     """The service's refusal: the error object (§7), or without a `code` a message alone."""
 
     code: int | None
@@ -125,7 +125,7 @@ class RefusedError(Exception):
     faults: tuple[FieldFault, ...] = ()
 
     @classmethod
-    def of(cls, code: int, *inner: int) -> "RefusedError":
+    def of(cls, code: int, *inner: int) -> "RefusalError":
         """Return the error object with this general code and one entry for each specific one (§7)."""
         return cls(code, code, inner)
 
@@ -146,6 +146,6 @@ class RefusedError(Exception):
         return {**answer, "errorCode": self.code, **({"errors": errors} if errors or empty_errors else {})}
 
 
-def invalid(*faults: FieldFault) -> RefusedError:
+def invalid(*faults: FieldFault) -> RefusalError:
     """Return code 800 with one entry per failing field (§7.4, §7.5); a Sale is answered like a Button/Prepare."""
-    return RefusedError(800, 800, faults=faults)
+    return RefusalError(800, 800, faults=faults)

@@ -1,4 +1,4 @@
-"""What the service sends to the merchant: the result notification (§6), its faults, and the external notification."""
+"""Messages to the merchant: the result notification (§6), its faults, and the external notification."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,7 +12,7 @@ from .faults import FaultPlan
 from .status import external_notification
 from .transactions import Books, Transaction
 
-#: What a forged notification adds to the true transaction id.
+#: The number that a forged notification adds to the true transaction id.
 _FOREIGN: Final = 1_000_000_007
 
 _TIMEOUT: Final = 5.0  # seconds, for one delivery

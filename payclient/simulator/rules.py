@@ -1,4 +1,4 @@
-"""What a request must be: its body as the settings let a client write it, and the field rules (§2.1 to §2.4).
+"""Rules of a request: its body as the settings let a client write it, and its fields (§2.1 to §2.4).
 
 Only what the document states is checked, and what the settings add. Unknown fields pass.
 """
@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from .addresses import is_address
-from .messages import FieldFault, RefusedError, invalid
+from .messages import FieldFault, RefusalError, invalid
 from .settings import Settings
 
 
@@ -72,7 +72,7 @@ def fields_of(operation: str, settings: Settings) -> Mapping[str, type]:
 
 
 def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, object]:
-    """Return the members of a body, in the document's names and types; RefusedError if there are none."""
+    """Return the members of a body, in the document's names and types; RefusalError if there are none."""
     body: object = None
     try:
         if settings.tolerant and content_type == "application/x-www-form-urlencoded":
@@ -125,16 +125,16 @@ def _converted(value: object, kind: type, nested: Mapping[str, type]) -> object:
 
 
 def check(operation: str, body: Mapping[str, object], settings: Settings) -> None:
-    """Raise RefusedError for a body that breaks a rule, names an unknown store, or is to be refused."""
+    """Raise RefusalError for a body that breaks a rule, names an unknown store, or is to be refused."""
     if faults := failing_fields(operation, body, settings):
         raise invalid(*faults)
     store = body.get("storeId")
     if settings.stores is not None and store is not None and store not in settings.stores:
-        raise RefusedError.of(100)
+        raise RefusalError.of(100)
     for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):
         value = body.get(name)
         if isinstance(value, str) and value in settings.refuse_with:
-            raise RefusedError.of(settings.refuse_with[value])
+            raise RefusalError.of(settings.refuse_with[value])
 
 
 def failing_fields(operation: str, body: Mapping[str, object], settings: Settings) -> list[FieldFault]:

@@ -6,7 +6,7 @@ from typing import Final
 from attrs import define, field
 
 from .answers import Answers
-from .messages import RefusedError
+from .messages import RefusalError
 from .notifications import Notifications
 from .rules import check
 from .settings import ACCEPTED, CANCELLED
@@ -41,22 +41,22 @@ class Sales:
 
     def __init__(self, books: Books, notifications: Notifications, answers: Answers | None) -> None:
         self.by_id: dict[int, Sale] = {}
-        #: What the customers of the sales to come do; None: nobody does anything by itself.
+        #: The customers of the sales to come; None: nobody answers by itself.
         self.answers = answers
         self._books = books
         self._notifications = notifications
         self._pending: set[tuple[str, str | None, str]] = set()
 
     def create(self, body: Mapping[str, object], account: str = "") -> Sale:
-        """Create a pending sale with its push on the way, or raise RefusedError."""
+        """Create a pending sale with its push on the way, or raise RefusalError."""
         books, window = self._books, self._books.settings.sale_window
         check("sale", body, books.settings)
         sale = self._read(body, account)
         code = books.settings.duplicate_code
         if code is not None and books.find_by_client_id(sale.client_transaction_id, account):
-            raise RefusedError.of(code)
+            raise RefusalError.of(code)
         if sale.lane in self._pending:
-            raise RefusedError.of(22, 2061)
+            raise RefusalError.of(22, 2061)
         self.by_id[books.add(sale)] = sale
         self._pending.add(sale.lane)
         books.created_per_client_id[sale.client_transaction_id] += 1

@@ -11,7 +11,7 @@ from .faults import Fault, Faults
 
 @frozen
 class Scenario:
-    """What the customers do and what goes wrong; without `answers` the customers wait for you."""
+    """Customers and faults; without `answers` the customers wait for you."""
 
     says: str
     answers: Answers | None = None

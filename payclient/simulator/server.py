@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final, Self
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from attrs import asdict
 from .answers import Answers
 from .clock import JumpClock, ServiceClock, sleep
 from .control_api import ControlApi
-from .event_log import Entry
+from .event_log import LogEntry
 from .faults import KINDS, Fault, FaultPlan, Faults
 from .form_pages import FormPages
 from .forms import METHODS, Form, FormBook, Method
@@ -152,8 +153,6 @@ class Simulator:
 
     def restart_soon(self, down: float = 0.0) -> None:
         """Restart in the background, once the answer to the request for it is on its way."""
-        if not 0 <= down <= _LONGEST:
-            raise ValueError(f"down must be 0 to {_LONGEST}")
         if self._restarting is None or self._restarting.done():
             self._restarting = asyncio.create_task(self.restart(down))
 
@@ -168,11 +167,11 @@ class Simulator:
         self._books.timetable.run_due()
         self._books.log.write("service", f"{seconds:g} seconds passed")
 
-    # What goes wrong
+    # Faults
 
     @property
     def faults(self) -> FaultPlan:
-        """What is to go wrong, and in `done` what did."""
+        """The plan of what goes wrong; `done` counts what did."""
         return self._faults
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
@@ -196,7 +195,7 @@ class Simulator:
         self._faults.chances = chosen.faults
         self._books.log.write("service", f"scenario {name}")
 
-    # What was executed
+    # Results
 
     @property
     def sales(self) -> Mapping[int, Sale]:
@@ -210,7 +209,7 @@ class Simulator:
 
     @property
     def counts(self) -> Counts:
-        """What the service has executed so far."""
+        """Counts of all that the service has executed so far."""
         return self._books.counts
 
     @property
@@ -224,27 +223,28 @@ class Simulator:
         return self._books.collected_per_client_id
 
     @property
-    def log(self) -> tuple[Entry, ...]:
-        """What happened, oldest first; the last thousand entries."""
+    def log(self) -> tuple[LogEntry, ...]:
+        """The last thousand entries, oldest first."""
         return tuple(self._books.log.after(0))
 
-    def read_log(self, after: int = 0) -> list[Entry]:
+    def read_log(self, after: int = 0) -> list[LogEntry]:
         """Return the entries after that number."""
         return self._books.log.after(after)
 
     def overview(self) -> dict[str, object]:
         """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
         self._books.timetable.run_due()
-        pending = [sale.as_json() for sale in self.sales.values() if sale.how is None]
-        decided = [sale.as_json() for sale in self.sales.values() if sale.how is not None]
+        newest = list(self.sales.values())[::-1]
+        pending = islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)
+        decided = islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)
         forms = list(self.forms.values())[-_SHOWN:][::-1]
         return {
             "time": self.clock.time(),
             "sale_window": self.settings.sale_window,
             "log": self._books.log.last,
             "counts": asdict(self.counts),
-            "pending": pending[-_SHOWN:][::-1],
-            "decided": decided[-_SHOWN:][::-1],
+            "pending": list(pending),
+            "decided": list(decided),
             "forms": [{**form.as_json(), "links": self._live_links(form)} for form in forms],
         }
 
@@ -305,7 +305,7 @@ class Simulator:
     # The merchant
 
     def create_sale(self, body: Mapping[str, object], account: str = "") -> Sale:
-        """Create a sale from the body of a Sale, without a token; RefusedError with the service's error object."""
+        """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
         sale = self._sales.create(body, account)
         self._books.log.write("service", "sale created", sale.client_transaction_id, sale.transaction_id)
         return sale

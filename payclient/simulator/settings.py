@@ -1,16 +1,16 @@
-"""What the document leaves open about a concrete service, each with the least that a default can claim."""
+"""The points that the document leaves open about a concrete service, each with the least that a default can claim."""
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from attrs import Attribute, field, frozen, validators
+from attrs import field, frozen, validators
 
 PENDING = "Pendiente"
 ACCEPTED = "Aceptado"
 CANCELLED = "Cancelado"
 
-#: What the document does not have at all, so that `Settings.paths` says where it is.
+#: Operations that the document does not have at all; `Settings.paths` says where they are.
 OPERATIONS: Final = ("confirm", "cancel", "cancel_by_client_id", "reverse", "reverse_by_client_id", "regions")
 
 #: The state that follows each of these. Not shown (§3) of the first two; "unconfirmed" is a paid form that must be
@@ -20,38 +20,8 @@ _STATES: Final = {"approved": ACCEPTED, "rejected": CANCELLED, "unconfirmed": AC
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # in small letters, without scheme and port
 
 
-def _has_placeholder(_: object, attribute: "Attribute[Any]", template: str | None) -> None:
-    placeholder = "{" + attribute.name.removeprefix("status_by_") + "}"
-    if template is not None and not (template.startswith("/") and placeholder in template):
-        raise ValueError(f"{attribute.name} must be a path that contains {placeholder}")
-
-
-def _is_free_name(_: object, attribute: "Attribute[Any]", name: str) -> None:
-    if name in {"", "paymentId", "payWithCard"}:
-        raise ValueError(f"{attribute.name} must be a name that no other field of the answer has")
-
-
-def _are_hosts(_: object, attribute: "Attribute[Any]", hosts: frozenset[str] | None) -> None:
-    for host in hosts or ():
-        if not _HOST.fullmatch(host):
-            raise ValueError(f"{attribute.name} must hold hosts such as 'shop.example', not {host!r}")
-
-
-def _are_paths(_: object, attribute: "Attribute[Any]", paths: Mapping[str, tuple[str, ...]]) -> None:
-    for operation, ways in paths.items():
-        if operation not in OPERATIONS:
-            raise ValueError(f"{attribute.name} must name {', '.join(OPERATIONS)}, not {operation!r}")
-        if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
-            raise ValueError(f"{attribute.name} must give each operation a tuple of paths")
-
-
 def _completed(states: Mapping[str, str]) -> Mapping[str, str]:
     return {**_STATES, **states}
-
-
-def _are_states(_: object, attribute: "Attribute[Any]", states: Mapping[str, str]) -> None:
-    if states.keys() != _STATES.keys() or not {PENDING, ACCEPTED, CANCELLED}.issuperset(states.values()):
-        raise ValueError(f"{attribute.name} must give a state of §3 to {', '.join(_STATES)}")
 
 
 @frozen(kw_only=True)
@@ -64,14 +34,14 @@ class Settings:
     form_window: float = field(default=600.0, validator=validators.gt(0))
     #: Seconds within which a paid form must be confirmed, or it is reversed. None: it need not be.
     confirm_window: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    #: Not shown (§3): the state after "approved" and "rejected", of a form "unconfirmed", and after "reversed". What is
-    #: left out is as by default.
-    states: Mapping[str, str] = field(factory=dict, converter=_completed, validator=_are_states)
+    #: Not shown (§3): the state after "approved" and "rejected", of a form "unconfirmed", and after "reversed"; those
+    #: left out are as by default.
+    states: Mapping[str, str] = field(factory=dict, converter=_completed)
 
     #: Not shown (§4.2): the path of the status query, such as "/api/Sale/{transaction_id}"; None: no route.
-    status_by_transaction_id: str | None = field(default=None, validator=_has_placeholder)
+    status_by_transaction_id: str | None = None
     #: Not shown (§4.2): the path of the query by the merchant's id, with "{client_transaction_id}" in it.
-    status_by_client_transaction_id: str | None = field(default=None, validator=_has_placeholder)
+    status_by_client_transaction_id: str | None = None
     #: Not shown: whether the query by the merchant's id answers all its sales or only the newest.
     client_status_as_array: bool = True
     #: Not shown: the name of the field that carries the state, and its words for the states of §3, else its own word.
@@ -116,7 +86,7 @@ class Settings:
     application: Literal["API", "WEB"] | None = None
 
     #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST.
-    paths: Mapping[str, tuple[str, ...]] = field(factory=dict, validator=_are_paths)
+    paths: Mapping[str, tuple[str, ...]] = field(factory=dict)
     #: Hours from UTC in which a status tells its date, and in which the day of a reversal is counted.
     utc_offset: float = 0.0
     #: The hour of that zone until which a payment of the same day can be reversed.
@@ -125,13 +95,13 @@ class Settings:
     #: Not shown (§2.3): the name of the parameter for a form's language; None: there is none, and all are in "es".
     language_field: str | None = None
     #: Not shown (§2.6): the real name of the wallet link's field, which carries the service's brand.
-    wallet_link_field: str = field(default="payWithWallet", validator=_is_free_name)
+    wallet_link_field: str = "payWithWallet"
     #: Paths of the forms. "code", where it is given, is a third link to the wallet form, `payWithPaymentCode`, for a
     #: Prepare with `transactionSummaryUrl`.
     form_paths: Mapping[str, str] = field(factory=lambda: {"wallet": "/form/wallet", "card": "/form/card"})
     #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example". None: from any, but the
     #: redirecting site must tell which it is.
-    registered_domains: frozenset[str] | None = field(default=None, validator=_are_hosts)
+    registered_domains: frozenset[str] | None = None
     #: Whether a form from an unregistered domain leads back to `responseUrl` with `msg` instead of a page.
     domain_problem_redirects: bool = False
     #: Not shown (§6): the names of the two ids that a form adds to `responseUrl`.
@@ -148,3 +118,24 @@ class Settings:
     notification_names: tuple[str, str] = ("id", "clientTransactionID")
     #: Where each approved payment is told of by a POST of JSON; None: nowhere.
     external_notification_url: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("transaction_id", "client_transaction_id"):
+            path = getattr(self, f"status_by_{name}")
+            if path is not None and not (path.startswith("/") and f"{{{name}}}" in path):
+                raise ValueError(f"status_by_{name} must be a path that contains {{{name}}}")
+        for operation, ways in self.paths.items():
+            if operation not in OPERATIONS:
+                raise ValueError(f"paths must name {', '.join(OPERATIONS)}, not {operation!r}")
+            if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
+                raise ValueError("paths must give each operation a tuple of paths")
+        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= {
+            PENDING,
+            ACCEPTED,
+            CANCELLED,
+        }:
+            raise ValueError(f"states must give a state of §3 to {', '.join(_STATES)}")
+        if self.wallet_link_field in {"", "paymentId", "payWithCard"}:
+            raise ValueError("wallet_link_field must be a name that no other field of the answer has")
+        if not all(map(_HOST.fullmatch, self.registered_domains or ())):
+            raise ValueError("registered_domains must hold hosts such as 'shop.example'")

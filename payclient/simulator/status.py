@@ -10,7 +10,7 @@ from .transactions import Transaction
 
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
-#: What a simulated payment is made with.
+#: The card of a simulated payment.
 _CARD: Final = {
     "cardType": "Credit",
     "bin": "530219",

@@ -13,7 +13,7 @@ from aiohttp import web
 from .clock import sleep
 from .faults import Fault, FaultPlan
 from .merchant_api import MerchantApi
-from .messages import FieldFault, RefusedError, invalid
+from .messages import FieldFault, RefusalError, invalid
 from .replies import json_reply
 from .transactions import Books
 
@@ -21,7 +21,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: Where a redirect leads: nothing is there.
 _ASIDE: Final = "/aside"
-#: What a merchant's own id is called, here and in a Confirm, in small letters.
+#: Names of the merchant's own id, here and in a Confirm, in small letters.
 _CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
 
 
@@ -114,9 +114,9 @@ def _instead(fault: Fault) -> web.Response:
         response.headers["Location"] = _ASIDE
     elif fault.kind == "refuse" or fault.error_code is not None:
         code = fault.error_code or 22
-        refused = RefusedError.of(22, 2061) if code == 2061 else RefusedError.of(code)  # §7.3
+        refused = RefusalError.of(22, 2061) if code == 2061 else RefusalError.of(code)  # §7.3
         if fault.kind == "throttle":
-            refused = RefusedError(code, "throttled")
+            refused = RefusalError(code, "throttled")
         elif code == 800:
             refused = invalid(FieldFault("Amount", "simulated"))
         response = json_reply(refused.as_json("es"), fault.status)

@@ -17,7 +17,7 @@ _PRIVATE: Final = frozenset({"response_url", "details"})
 
 @define(eq=False, kw_only=True)
 class Transaction:
-    """What a sale and a button payment have in common; amounts in cents, `*_at` in UTC seconds since the epoch."""
+    """The common part of a sale and a button payment; amounts in cents, `*_at` in UTC seconds since the epoch."""
 
     transaction_id: int | None = None
     client_transaction_id: str
@@ -30,15 +30,14 @@ class Transaction:
     created_at: float
     state: str = PENDING
     decided_at: float | None = None
-    #: What decided it.
-    how: str | None = None
-    #: Who gave it back: the merchant by Reverse, or the service because nobody confirmed it.
+    how: str | None = None  # the cause of the decision
+    #: Given back by the merchant's Reverse, or by the service because nobody confirmed it.
     reversal: Literal["merchant", "unconfirmed"] | None = None
     #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.
     notification: str | None = None
     #: The same of the external notification; "acknowledged" or "duplicate" for an answer in the service's words.
     external_notification: str | None = None
-    #: What a full status repeats of the request, by the service's names.
+    #: The request's words that a full status repeats, by the service's names.
     details: dict[str, object] = field(factory=dict, repr=False)
 
     @property
@@ -53,7 +52,7 @@ class Transaction:
 
 @frozen(kw_only=True)
 class Counts:
-    """What the service really executed.
+    """Counts of all that the service really executed.
 
     `requests` is `created` + `prepared` + `refused` + `queries` + `confirms` + `cancelled` + `reversed`; a query of the
     regions is not counted. `collected` are the cents that were paid and not reversed; `confirms` includes repeats.
@@ -85,7 +84,7 @@ class Counts:
 
 
 class Books:
-    """What all parts of the service share: settings, clock, timetable, log, tally, and every transaction."""
+    """The shared state of all parts of the service: settings, clock, timetable, log, tally, and every transaction."""
 
     def __init__(self, settings: Settings, clock: ServiceClock) -> None:
         self.settings = settings

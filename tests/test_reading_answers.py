@@ -67,12 +67,13 @@ TABLE: list[tuple[list[int], list[str], str]] = [
             '{"errorCode": 5, "\\u0074ransactionId": 5}',
             '{"errorCode": 5, "errors": [{"errorCode": 2061, "x": [[{"transactionid": 5}]]}]}',
             '{"errorCode": 5, "data": {"transactionId": 5}, "data": null}',
+            '{"errorCode": 5, "transactionId": {"transactionId": 5}}',
             '{"errorCode": 22, "transactionId": 5}',
         ],
         "unknown 5",
     ),
     ([400], ['{"errorCode": 5, "data": {"transactionId": "5"}}'], "unknown None"),
-    ([400], ['{"errorCode": 5, "transactionId": 0}'], "unknown None"),
+    ([400], ['{"errorCode": 5, "transactionId": 0}', '{"errorCode": 5, "a": {"transactionId": {}}}'], "unknown None"),
     (
         [400],
         ['{"errorCode": 5, "message": "transactionId 5 ClientTransactionId", "transactionId": null}'],
@@ -188,6 +189,32 @@ async def test_a_users_own_source_is_read_as_strictly(name: str, value: Any) -> 
         report = attrs.evolve(report, amount=None, currency=None)
         await service.clock.advance(700)
         assert (await pending.wait()).paid is True
+
+
+@pytest.mark.parametrize("readable_first", [True, False])
+@pytest.mark.parametrize("word", ["Aceptado", "Pendiente", "Cancelado"])
+async def test_of_several_the_unreadable_one_never_decides(word: str, readable_first: bool) -> None:
+    """One that is paid and can be read is a verdict, in any order; of all others the unreadable one is told."""
+    good = {"transactionId": 1, "clientTransactionId": "a", "amount": 5, "currency": "USD", "state": word}
+    several = [good, good | {"transactionId": 2, "amount": "5"}]
+
+    async def transport(
+        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        assert before_send is not None
+        await before_send()
+        body = json.dumps(several if readable_first else several[::-1]).encode()
+        return payclient.HttpResponse(200, {}, body)
+
+    async with payclient.PaySession(
+        "https://pay.example", "token", profile=PROFILE, transport=transport
+    ) as session:
+        report = await session.status(client_transaction_id="a")
+    assert report is not None
+    assert report.state == word
+    assert report.unreadable == (() if word == "Aceptado" else ("amount",))
+    assert report.transaction_id == (1 if word == "Aceptado" else None)
+    assert report.also_accepted == ((2,) if word == "Aceptado" else ())
 
 
 CODED = attrs.evolve(

@@ -75,6 +75,8 @@ class Oracle:
         #: When the permit of (client transaction id, attempt) was committed.
         self.permits: dict[tuple[str, int], float] = {}
         self.violations: list[str] = []
+        #: Attempts that were recorded as cancelled; a transaction that is created later was not there to look at.
+        self._cancelled: set[str] = set()
 
     def violated(self, what: str) -> None:
         """A promise is broken."""
@@ -153,7 +155,8 @@ class Oracle:
             word = "Aceptado" if record.state is State.ACCEPTED else "Cancelado"
             if not self._holds(record.client_transaction_id, record.transaction_id, word):
                 self.violated(f"{name}: recorded as {record.state}, which the service does not hold")
-            elif word == "Cancelado" and record.evidence is Evidence.QUERY:
+            elif word == "Cancelado" and record.evidence is Evidence.QUERY and name not in self._cancelled:
+                self._cancelled.add(name)
                 self._one_of_several(record)
 
     def _holds(self, client_id: str, number: int | None, word: str) -> bool:

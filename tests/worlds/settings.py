@@ -202,11 +202,6 @@ def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
     }
 
 
-#: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
-MENDED = frozenset[str](
-    {"repeats", "twins", "names", "lag", "sheds", "storms", "hangs", "another account", "rotated token"}
-)
-
 #: Name -> what a world of this kind has beside what its seed says.
 KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "repeats": lambda r, s: {"repeat": r.uniform(0.1, 0.7)},
@@ -216,7 +211,12 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
         "checks_busy": False,
         "by_client": True,
     },
-    "names": lambda r, s: {"named": r.uniform(0.1, 0.9), "lag": r.uniform(0.3, 1.0)},
+    "names": lambda r, s: {
+        "named": r.uniform(0.0, 0.7),
+        "lag": r.uniform(0.3, 1.0),
+        "forge": s.forge or 1.0,
+        "flood": r.choice((0, 6, 12)),
+    },
     "lag": lambda r, s: {"lag": r.uniform(0.2, 1.0)},
     "sheds": lambda r, s: {
         "shed": r.choice((0.2, 0.3, 0.4)),
@@ -234,3 +234,6 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
 }
+
+#: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
+MENDED = frozenset(KINDS) - {"eager"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,7 @@ from unittest.mock import patch
 import attrs
 
 import payclient
-from payclient import State, wire
+from payclient import State, lifecycle, permits, tracker, wire
 from payclient.credentials import Credentials
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
@@ -18,9 +20,13 @@ from payclient.exchanging import Exchanges
 from payclient.following import Following
 from payclient.following.driving import Driver
 from payclient.following.entries import Case, Entry
+from payclient.following.planning import Planning
+from payclient.following.querying import Querying
+from payclient.following.turns import Pace
 from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
+from payclient.sending import Sender
 from payclient.session import PaySession
 from payclient.tracker import Tracker
 
@@ -192,6 +198,72 @@ def _no_candidates() -> list[Patch]:
     return [(Case, "candidate", lambda self, record: None), (Case, "all_missing", lambda self, record: True)]
 
 
+def _refusals_are_proof() -> list[Patch]:
+    """What is refused as existing does not exist: 2061 and duplicates are taken at their word."""
+
+    async def find_existing(self: Sender, *_: object) -> None:
+        return None
+
+    return [(Sender, "_find_existing", find_existing)]
+
+
+def _look_alikes_refuse() -> list[Patch]:
+    """An error object refuses, whatever transaction id stands beside or within it."""
+    return [(wire, "seen_ids", lambda _: [])]
+
+
+def _one_of_several_decides() -> list[Patch]:
+    """A cancelled transaction is the whole story, whatever else its client transaction id has."""
+
+    async def look_at_all(self: Querying, entry: Entry) -> payclient.StatusReport:
+        return payclient.StatusReport(state="Cancelado")
+
+    return [(Querying, "_look_at_all", look_at_all)]
+
+
+def _one_name_mutes_another() -> list[Patch]:
+    """Of the transaction ids that were named only the first is kept."""
+    return [(lifecycle, "_with_candidate", lambda known, candidate_id: known or (candidate_id,))]
+
+
+def _slower_without_end() -> list[Patch]:
+    """Each 429 doubles the gap, however long it is already, and its pause has no bound."""
+
+    def rate_limited(self: Pace, now: float, made_at: float, retry_after: float | None) -> None:
+        if not self.paused(now):
+            self._slowness = max(2 * self._slowness, 0.1)
+        self._paused_until = max(self._paused_until, now + (5.0 if retry_after is None else retry_after))
+
+    def answered(self: Pace, made_at: float) -> None:
+        self._slowness = self._slowness * 0.95 if self._slowness > 0.01 else 0.0
+
+    return [
+        (Pace, "rate_limited", rate_limited),
+        (Pace, "answered", answered),
+        (Planning, "end", lambda self, case, expires: math.inf),
+    ]
+
+
+def _late_news_at_once() -> list[Patch]:
+    """A notification of what is decided is asked for past the rate."""
+
+    def look_again(self: Driver, record: Record) -> None:
+        if self._querying is not None and record.state is not State.ACCEPTED:
+            asyncio.get_running_loop().create_task(self._query_late(Entry(record, 0.0)))
+
+    return [(Driver, "look_again", look_again)]
+
+
+def _endless_source() -> list[Patch]:
+    """A status source of the user's has all the time that it takes."""
+    return [(tracker, "bounded_status", lambda source, clock, seconds: source)]
+
+
+def _memory_says_more() -> list[Patch]:
+    """What the ledger could not take is true all the same."""
+    return [(permits, "_unwritten", lifecycle.advance)]
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
@@ -208,6 +280,14 @@ VARIANTS = {
     "no permit": Variant(_no_permit),
     "another account is believed": Variant(_believe_another_account, frozenset({"another account"})),
     "no candidate is asked for": Variant(_no_candidates, frozenset({"names"})),
+    "one name mutes another": Variant(_one_name_mutes_another, frozenset({"names"})),
+    "look-alikes refuse": Variant(_look_alikes_refuse, frozenset({"names"})),
+    "refusals are proof": Variant(_refusals_are_proof, frozenset({"repeats"})),
+    "one of several decides": Variant(_one_of_several_decides, frozenset({"twins"})),
+    "slower without end": Variant(_slower_without_end, frozenset({"sheds"})),
+    "late news at once": Variant(_late_news_at_once, frozenset({"storms"})),
+    "endless source": Variant(_endless_source, frozenset({"hangs"})),
+    "memory says more": Variant(_memory_says_more, frozenset({"outages"})),
 }
 
 

@@ -211,7 +211,7 @@ class World:
             for _ in range(r.randint(1, 3)):
                 self.at(r.uniform(0.0, settings.chaos), self._jump)
         if settings.forge:
-            for _ in range(r.randint(1, 6)):
+            for _ in range(r.randint(1, 6) + (0 if settings.storms else settings.flood)):
                 self.at(r.uniform(0.0, settings.chaos), self._forge, client_ids)
         for _ in range(settings.storms):
             self.at(r.uniform(settings.window, settings.chaos + settings.window), self._storm, client_ids)

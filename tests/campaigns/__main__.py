@@ -4,7 +4,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from campaigns import power, scenarios
@@ -29,7 +28,7 @@ CAMPAIGNS: dict[str, tuple[Callable[..., Report], dict[str, int | float]]] = {
     "crashes": (scenarios.crashes, {"kills": 200, "stops": 100, "workers": 4}),
     "batches": (scenarios.batch, {"rows": 5000, "kills": 10, "faults": 0.05}),
     "hosts": (_hosts, {"kills": 200, "stops": 200, "rows": 300}),
-    "power": (partial(power.fail, weaker=False), {"images": 640}),
+    "power": (power.fail, {"images": 640, "weaker": 0}),
     "forgets": (scenarios.forgets, {}),
 }
 

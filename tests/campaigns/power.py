@@ -350,7 +350,7 @@ async def lost(path: Path, promised: dict[int, State]) -> list[str]:
 def fail(
     *,
     images: int,
-    weaker: bool,
+    weaker: int = 0,
     seed: int = 0,
     compiler: str = "cc",
     say: Callable[[str], object] = lambda _: None,

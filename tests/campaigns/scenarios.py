@@ -70,10 +70,13 @@ def crashes(*, kills: int, stops: int, seed: int = 0, workers: int = 4, say: Say
             (signal.SIGKILL, itertools.cycle(KILLS), kills, "kills"),
             (signal.SIGSTOP, itertools.cycle(STOPS), stops, "stops"),
         ):
-            while not report.violations and report.counts[done] < wanted:
-                missing = min(-(-(wanted - report.counts[done]) // len(KILLS[0])), 4 * workers)
+            while not report.violations and (missing := wanted - report.counts[done]) > 0:
+                batches = [
+                    _hits(kind, next(plans)[:missing], chance)
+                    for _ in range(min(-(-missing // 3), 4 * workers))
+                ]
                 with ThreadPoolExecutor(workers) as pool:
-                    list(pool.map(carry_out, [_hits(kind, next(plans), chance) for _ in range(missing)]))
+                    list(pool.map(carry_out, batches))
         report.counts.update(service.told()["faults"])
     return report
 

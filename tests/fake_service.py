@@ -246,6 +246,20 @@ class Scripted:
         return [(request.method, request.path, json.loads(request.body)) for request in self.requests]
 
 
+class Permit:
+    """A `before_send` that counts, and does what it is told on the way."""
+
+    def __init__(self, action: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.entered = self.completed = 0
+        self.action = action
+
+    async def __call__(self) -> None:
+        self.entered += 1
+        if self.action is not None:
+            await self.action()
+        self.completed += 1
+
+
 async def lost_answer(
     service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
 ) -> payclient.HttpResponse:

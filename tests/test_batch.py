@@ -367,6 +367,8 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeServic
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
             await run(service, tracker, Failing(3, 1), each_second=accept_all(service))
         assert sum(service.posted.values()) == 2
+        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
+            await run(service, tracker, Failing(2), each_second=accept_all(service))
 
         class Unreadable(ByLane):
             def next_of(self, lane: int) -> payclient.SaleRequest | None:
@@ -577,16 +579,18 @@ async def test_the_permit_is_the_judge_of_what_the_look_up_missed(service: FakeS
 
 async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
     """Whoever asks for a sale that a batch is sending gets the same sale, or the same error."""
-    service.scripts = [slow, refuses(22)]
+    held = Held()
+    service.scripts = [held, refuses(22)]
     async with tracking(service) as tracker:
         batch = asyncio.create_task(
             run(service, tracker, rows(2), each_second=accept_all(service), max_in_flight=1)
         )
-        await asyncio.sleep(0)
-        while not tracker._sending:  # noqa: ASYNC110 - what the batch does tells nobody
-            await asyncio.sleep(0)
-        pending = await tracker.sale(rows(1)[0])
-        results = await batch
+        await turns(20)
+        assert service.posted["row-0"] == 1
+        asking = asyncio.create_task(tracker.sale(rows(1)[0]))
+        await turns(20)
+        held.go.set()
+        pending, results = await asking, await batch
     assert pending.transaction_id == 1000
     assert results["row-0"].paid is True
     assert isinstance(results["row-1"].error, payclient.RefusedError)
@@ -606,15 +610,6 @@ async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: Fake
     async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
         results = [result async for result in charges]
     assert isinstance(results[0].error, payclient.CustomerBusyError)
-
-
-async def slow(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
-    """The service takes a while."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-    return await service.take(request, before_send)
 
 
 # --- At its edges
@@ -764,21 +759,6 @@ async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) 
         results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
     assert len(service.posted) == 15
     assert sum(result.error is not None for result in results.values()) == 5
-
-
-async def test_a_lane_that_cannot_be_read_on_ends_the_batch(service: FakeService) -> None:
-    """The only customer's second row is unreadable: its first has its result, and the error ends the rest."""
-
-    class Failing(ByLane):
-        def next_of(self, lane: int) -> payclient.SaleRequest | None:
-            if self.left[lane] < self.sizes[lane]:
-                raise payclient.InvalidRequestError("the file changed")
-            return super().next_of(lane)
-
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, Failing(3), each_second=accept_all(service))
-    assert sum(service.posted.values()) == 1
 
 
 async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: FakeService) -> None:

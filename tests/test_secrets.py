@@ -35,6 +35,7 @@ import aiohttp
 import attrs
 import pytest
 
+import fake_service
 import payclient
 from payclient.errors import (
     ConfigurationError,
@@ -128,16 +129,9 @@ PREPARE = PrepareRequest(
     optional_parameter=ADDRESS, lat=LATITUDE, lng=LATITUDE, order=ORDER,
 )  # fmt: skip
 
-PROFILE = payclient.ServiceProfile(
-    name="secrets",
+PROFILE = attrs.evolve(
+    fake_service.PROFILE,
     nick_name_flag="byNickName",
-    duplicate_codes=frozenset({23}),
-    not_found_codes=frozenset({20}),
-    status=payclient.StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-        state_field="state",
-    ),
     confirm=payclient.ConfirmProfile(
         path="/confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
     ),
@@ -1132,7 +1126,7 @@ async def test_a_tracker_that_cannot_be_opened(how: str, tmp_path: Path) -> None
 async def test_the_services_messages_are_kept_and_bounded(tmp_path: Path, heard: Listener) -> None:
     """A service that repeats a phone in its message has it in the error and the ledger, 500 characters, and no log."""
     debug()
-    message = f"{PHONE} is busy\n" + "x" * 9000
+    message = f"{PHONE} is busy\n" + "x" * 2000
     body = {"message": "no", "errorCode": 22, "errors": [{"message": message, "errorCode": 5}] * 99, **ECHO}
     path = tmp_path / "charges.db"
     ledger = await SqliteLedger.open(str(path))

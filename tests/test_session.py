@@ -17,7 +17,8 @@ import orjson
 import pytest
 
 import virtual_loop
-from fake_service import Scripted
+from fake_service import PROFILE as QUERIES
+from fake_service import Permit, Scripted
 from payclient.deadlines import Timeouts
 from payclient.errors import (
     ConfigurationError,
@@ -31,7 +32,7 @@ from payclient.errors import (
 )
 from payclient.exchanging import RETRY_DELAYS, Exchange
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.profiles import PAYPHONE
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
@@ -43,16 +44,6 @@ BASE = "https://pay.example"
 SHORT = Timeouts(connect=0.2, total=0.2)
 
 TRIES = 1 + len(RETRY_DELAYS)
-
-QUERIES = ServiceProfile(
-    name="shop",
-    not_found_codes=frozenset({20}),
-    status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-        state_field="state",
-    ),
-)
 
 SALE = SaleRequest(
     phone_number="0987654321",
@@ -84,16 +75,6 @@ async def endless(_request: HttpRequest, before_send: BeforeSend | None) -> Http
     await before_send()
     await asyncio.Event().wait()
     raise AssertionError
-
-
-class Permit:
-    """A `before_send` that counts."""
-
-    def __init__(self) -> None:
-        self.entered = 0
-
-    async def __call__(self) -> None:
-        self.entered += 1
 
 
 class Tokens:

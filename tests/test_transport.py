@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,8 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 import required
+from fake_service import PROFILE as QUERIES
+from fake_service import Permit
 from payclient.deadlines import Timeouts
 from payclient.errors import (
     CustomerBusyError,
@@ -36,7 +38,7 @@ from payclient.errors import (
 )
 from payclient.exchanging import RETRY_DELAYS
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.results import PrepareResult, SaleResult, StatusReport
 from payclient.session import PaySession
 from ports import kept_port
@@ -86,20 +88,6 @@ def sale_request(identifier: str = "order-1") -> SaleRequest:
         amount_without_tax=100,
         reference=PERSON,
     )
-
-
-class Permit:
-    """A `before_send` that counts, and does what it is told on the way."""
-
-    def __init__(self, action: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.entered = self.completed = 0
-        self.action = action
-
-    async def __call__(self) -> None:
-        self.entered += 1
-        if self.action is not None:
-            await self.action()
-        self.completed += 1
 
 
 pytestmark = pytest.mark.usefixtures("delays")
@@ -289,7 +277,7 @@ ROWS = [
     answers("the largest id", {"transactionId": 2**63 - 1}, 2**63 - 1),
     answers("a number of 5,000 digits", b'{"transactionId": ' + b"1" * 5000 + b"}", UNKNOWN),
     answers("deep nesting", DEEP, UNKNOWN),
-    answers("NaN", b'{"transactionId": 12, "amount": NaN}', UNKNOWN),
+    answers("NaN", b'{"transactionId": 12, "amount": NaN}', UNKNOWN, candidate=12),
     answers("id named twice", b'{"transactionId": 11, "transactionId": 12}', UNKNOWN, candidate=12),
     answers("id and error", {"transactionId": 12, **BUSY}, UNKNOWN, candidate=12),
     *(
@@ -449,16 +437,6 @@ def test_the_rows_that_a_form_shares_are_there() -> None:
 
 
 # --- A status query
-
-QUERIES = ServiceProfile(
-    name="queries",
-    not_found_codes=frozenset({20}),
-    status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-        state_field="state",
-    ),
-)
 
 
 def state(word: object, identifier: object = 12) -> dict[str, object]:

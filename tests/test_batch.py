@@ -25,7 +25,6 @@ from fake_service import (
     sale,
     tracking,
 )
-from payclient.batch.estimate import Estimate, estimate
 from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
 from payclient.batch.pace import Pace
@@ -498,29 +497,6 @@ async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
     assert used == ["Bearer new", "Bearer newer"]
     assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in results.values()) == 1
     assert not [key for key in service.posted if key.startswith("late")]
-
-
-def test_an_estimate_says_what_binds() -> None:
-    """The rate, the queries, the prompts, one customer, or the people."""
-
-    def of(profile: payclient.ServiceProfile = PROFILE, **changes: object) -> Estimate:
-        options: dict[str, object] = {
-            "rows": 10_000, "longest_lane": 1, "max_in_flight": 50, "max_pending": 1000, "rate": None
-        }  # fmt: skip
-        return estimate(profile, **(options | changes))  # type: ignore[arg-type]  # a test's options
-
-    assert of(rate=1.0).seconds == pytest.approx(10_000, rel=0.05)
-    assert of(rate=1.0).bound_by == "the rate of sends"
-    assert of(max_pending=10).bound_by == "the prompts that may be open at once"
-    assert of(longest_lane=100).bound_by == "the customer with most charges"
-    assert of(rows=100).bound_by == "people's answers"
-    slow = of(attrs.evolve(PROFILE, queries_per_minute=30))
-    assert slow.bound_by == "queries_per_minute"
-    assert slow.seconds == pytest.approx(40_000, rel=0.05)
-    assert slow.queries <= slow.seconds / 2 + 1
-    assert of().queries == pytest.approx(10_000 * 33.1)
-    assert of(payclient.ServiceProfile()).queries == 0
-    assert of(rows=0) == Estimate(seconds=0.0, queries=0.0, bound_by="nothing to send")
 
 
 class Counting(MemoryLedger):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient import ConfigurationError, schedule
-from payclient.batch import estimate
+from payclient.cli import plan
 from payclient.schedule import (
     AFTERTHOUGHTS,
     LAST_QUERIES,
@@ -112,8 +112,8 @@ def test_the_table_is_the_models() -> None:
     """What `benchmarks/schedule_table.py` prints stands in the package."""
     assert table() == schedule.AGES
     assert round(price_of_a_second(), 6) == schedule.PRICE
-    assert round(NORMAL_WINDOW - PRESUMED.waits[-1], 1) == estimate.OPEN_SECONDS
-    assert round(forecast(Attentive(), PRESUMED).queries, 1) == estimate.QUERIES
+    assert round(NORMAL_WINDOW - PRESUMED.waits[-1], 1) == plan.OPEN_SECONDS
+    assert round(forecast(Attentive(), PRESUMED).queries, 1) == plan.QUERIES
 
 
 @given(st.floats(0, 400), st.floats(0, 400), st.floats(0.01, 10))

@@ -20,7 +20,6 @@ from payclient.cli.lines import NEVER_SENT, Line, Tally
 from payclient.cli.page import LISTED, Page
 from payclient.cli.progress import (
     JsonProgress,
-    Limits,
     LiveProgress,
     PlainProgress,
     Progress,
@@ -31,7 +30,6 @@ from payclient.cli.progress import (
 from payclient.errors import ConfigurationError
 from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest
-from payclient.profile import ServiceProfile
 from payclient.session import PaySession
 from payclient.simulator import ManualClock
 from payclient.tracker import Tracker
@@ -96,31 +94,35 @@ async def test_what_is_open_of_this_run_is_counted() -> None:
             )  # fmt: skip
             await clock.advance(10)
 
-        def now(*, stopped: bool, wait: float | None = None, rate: float | None = None) -> Unfinished:
-            return unfinished(
-                tracker.open_sales(), {"row-1", "row-2", "row-3", "row-9"}, unsent=0 if stopped else 2001,
-                limits=Limits(max_pending=1000, wait=wait, rate=rate), profile=tracker.profile, clock=clock,
-            )  # fmt: skip
+        def now() -> Unfinished:
+            return unfinished(tracker.open_sales(), {"row-1", "row-2", "row-3", "row-9"}, clock.time())
 
-        seen = now(stopped=True)
+        seen = now()
         assert (seen.pending, seen.unknown, seen.expired, seen.queued) == (2, 1, 0, 1)
         assert seen.next_left == 270  # row 1: asked 30 s ago
         assert seen.expires_at == NOW + 330
-        # The unknown one: 30 s of time-out and the window, then until it is proven absent.
-        assert seen.latest_end == NOW + 20 + 330 + 660
-        # Two rounds of a thousand prompts after the last, and the last queries.
-        assert now(stopped=False).latest_end == NOW + 330 + 3 * 300 + 140
-        assert now(stopped=False, rate=1.0).latest_end == NOW + 330 + 3 * 300 + 140 + 2001
-        assert now(stopped=True, wait=5.0).latest_end == NOW + 20 + 330 + 660
         await clock.advance(280)
-        later = now(stopped=True)
+        later = now()
         assert (later.pending, later.expired, later.next_left) == (1, 1, 10)
 
 
-def test_nothing_open_has_no_end() -> None:
-    assert unfinished(
-        [], set(), unsent=0, limits=Limits(), profile=ServiceProfile(name="x"), clock=ManualClock()
-    ) == Unfinished()  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rate", "0.1"], "40 s (the rate of sends)"),
+        (["--max-pending", "1"], "(the prompts that may be open at once)"),
+        ([], "(people's answers)"),
+    ],
+)
+def test_a_plan_says_what_it_waits_for_most(
+    tmp_path: Path, options: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """About how long it takes, and why."""
+    profile = tmp_path / "profile.toml"
+    profile.write_text("sale_window = 3")
+    file = write_csv(tmp_path / "charges.csv", rows_of("binds", 4))
+    assert main(["charge", str(file), "--dry-run", "--profile", str(profile), *options]) == 0
+    assert said in " ".join(capfd.readouterr().out.split())
 
 
 # --- What is shown
@@ -132,8 +134,8 @@ async def picture(monkeypatch: pytest.MonkeyPatch, width: int) -> str:
         terminal, "err", Console(file=out, width=width, force_terminal=True, color_system=None)
     )
     tally = tally_of(*(line(n) for n in range(3)), line(3, "cancelled"), line(4, "expired", currency="EUR"))
-    live = LiveProgress(tally, 12_345, Limits(), set())
-    now = Unfinished(pending=980, expired=3, unknown=2, queued=50, next_left=192.0, latest_end=NOW)
+    live = LiveProgress(tally, 12_345, set())
+    now = Unfinished(pending=980, expired=3, unknown=2, queued=50, next_left=192.0)
     monkeypatch.setattr(live, "unfinished", lambda: now)
     bars = live.picture()
     with bars:
@@ -154,7 +156,7 @@ async def test_the_picture_fits_its_terminal(monkeypatch: pytest.MonkeyPatch, wi
 
 
 async def test_a_plain_line_says_all_of_it() -> None:
-    plain = PlainProgress(tally_of(line(1), line(2, "refused")), 9, Limits(), {"row-3"})
+    plain = PlainProgress(tally_of(line(1), line(2, "refused")), 9, {"row-3"})
     assert (
         "2 of 9 done; 1 accepted (USD 10.01); 1 refused (USD 10.02); no customer pending" in plain.sentence()
     )
@@ -172,7 +174,7 @@ async def test_a_machine_that_hangs_up_ends_no_run(
     said: list[str] = []
     monkeypatch.setattr(terminal, "complain", said.append)
     monkeypatch.setattr("sys.stdout", Closed())
-    events = JsonProgress(Tally(), 2, Limits(), set())
+    events = JsonProgress(Tally(), 2, set())
     events.row(line(1))
     events.row(line(2))
     assert said == ["stdout is closed: no more events; the run goes on"]

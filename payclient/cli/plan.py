@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from payclient.batch.estimate import estimate
+from payclient.batch.pace import sends_per_second
 from payclient.batch.results import passes
 from payclient.cli import terminal
 from payclient.cli.lines import LABELS
@@ -25,11 +25,19 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
+from payclient.schedule import ANSWERED, NORMAL_WINDOW
 
 __all__: list[str] = []
 
 #: Rows that the ledger is asked for at once.
 CHUNK = 500
+
+#: Seconds of one exchange with the service.
+EXCHANGE = 0.3
+
+#: Of one sale under the schedule used unless told otherwise: mean seconds that it is open, for a window of 300 s, and
+#: status queries. `benchmarks/schedule_table.py` works them out.
+OPEN_SECONDS, QUERIES = 78.7, 33.1
 
 #: Errors shown of one file; all are counted.
 MAX_ERRORS = 50
@@ -145,20 +153,35 @@ class Plan:
             return "nothing"
         if self.file.bad and self.skip_bad is None:
             return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
-        limits = self.limits
-        expected = estimate(
-            self.profile,
-            rows=self.to_send,
-            longest_lane=min(longest_lane, self.to_send),
-            max_in_flight=limits.max_in_flight,
-            max_pending=limits.max_pending,
-            rate=limits.rate,
-            wait=limits.wait,
-        )
-        queries = f"{_rounded(expected.queries)} status queries"
+        seconds, bound_by, queries = expected(self.profile, self.to_send, longest_lane, self.limits)
+        asked = f"{_rounded(queries)} status queries"
         if self.profile.status is None:
-            queries = "no status queries: the profile names none"
-        return f"{self.to_send:,} charges; expect about {_about(expected.seconds)} ({expected.bound_by}), and {queries}"
+            asked = "no status queries: the profile names none"
+        return f"{self.to_send:,} charges; expect about {_about(seconds)} ({bound_by}), and {asked}"
+
+
+def expected(
+    profile: ServiceProfile, rows: int, longest_lane: int, limits: Limits
+) -> tuple[float, str, float]:
+    """Return about how many seconds a run takes, what it waits for most, and how many status queries it makes."""
+    window, asks = profile.sale_window, profile.status is not None and limits.wait != 0
+    # Seconds that a sale is open, on average.
+    held = OPEN_SECONDS * window / NORMAL_WINDOW if profile.status is not None else window
+    held = held if limits.wait is None else min(held, limits.wait)
+    sends = sends_per_second(profile, limits.rate, limits.wait)
+    parts = {
+        "the time of each request": rows * EXCHANGE / limits.max_in_flight,
+        "the rate of sends": 0.0 if limits.rate is None else rows / limits.rate,
+        "queries_per_minute": 0.0 if sends is None or sends == limits.rate else rows / sends,
+        "the prompts that may be open at once": rows * held / limits.max_pending,
+        "the customer with most charges": min(longest_lane, rows) * held,
+    }
+    bound_by = max(parts, key=lambda part: parts[part])
+    # The last ones answer late, or never.
+    late = window if rows * (1 - ANSWERED) >= 1 and limits.wait is None else held
+    seconds = max(parts[bound_by] - held, 0.0) + late
+    most = float("inf") if profile.queries_per_minute is None else seconds * profile.queries_per_minute / 60.0
+    return seconds, "people's answers" if seconds < 2 * late else bound_by, min(rows * QUERIES * asks, most)
 
 
 def show_errors(errors: Sequence[RowError]) -> None:

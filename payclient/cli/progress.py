@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Literal, Self
@@ -19,11 +20,8 @@ from payclient.cli import terminal
 from payclient.cli.lines import LABELS, Line, Tally
 from payclient.cli.summary import COLOURS, outcome_table
 from payclient.cli.terminal import at, duration, iso, money
-from payclient.clock import Clock
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
-from payclient.profile import ServiceProfile
-from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW
 from payclient.tracker import Tracker
 
 __all__: list[str] = []
@@ -54,92 +52,55 @@ class Limits:
 
 @attrs.frozen(kw_only=True)
 class Unfinished:
-    """What is open. Times are UTC seconds since the epoch, durations seconds."""
+    """What is open of a run. Times are UTC seconds since the epoch."""
 
-    #: Sales that a customer can still approve.
+    #: Sales that a customer can still approve, and those past their time, whose last queries are due.
     pending: int = 0
-    #: Sales past their time, whose last queries are due.
     expired: int = 0
     #: Sales that may exist or not.
     unknown: int = 0
     #: Rows read that are none of these: they queue, or are on their way.
     queued: int = 0
-    #: Time left of the pending sale that expires first.
+    #: Seconds left of the pending sale that expires first, and when the last one expires.
     next_left: float | None = None
-    #: When the last pending sale expires.
     expires_at: float | None = None
-    #: When the last row has its outcome, if nothing is answered, and the service slows nothing.
-    latest_end: float | None = None
 
     def words(self) -> str:
         """Return what is waited for."""
-        parts = []
-        if self.next_left is not None:
-            parts.append(f"for a customer; the next expires in {duration(self.next_left)}")
-        if self.expired:
-            parts.append(f"{self.expired:,} expired, last word awaited")
-        if self.unknown:
-            parts.append(f"{self.unknown:,} unknown, looked up")
-        if self.queued:
-            parts.append(f"{self.queued:,} queue")
-        if self.latest_end is not None:
-            parts.append(f"over by {at(self.latest_end)}")
-        return "; ".join(parts) or "no customer pending"
+        left = (
+            ""
+            if self.next_left is None
+            else f"for a customer; the next expires in {duration(self.next_left)}"
+        )
+        expired = f"{self.expired:,} expired, last word awaited" if self.expired else ""
+        unknown = f"{self.unknown:,} unknown, looked up" if self.unknown else ""
+        queued = f"{self.queued:,} queue" if self.queued else ""
+        return "; ".join(filter(None, (left, expired, unknown, queued))) or "no customer pending"
 
 
-def unfinished(
-    sales: Iterable[PendingSale],
-    under_way: Collection[str],
-    *,
-    unsent: int,
-    longest_lane: int = 1,
-    limits: Limits,
-    profile: ServiceProfile,
-    clock: Clock,
-) -> Unfinished:
-    """Return what is left of a run, by the tracker's open sales; those of other runs are passed over.
-
-    `unsent`: rows that will still be sent, those under way and not open included.
-    """
-    now, window = clock.time(), profile.sale_window
-    last_words = sum(LAST_QUERIES) * window / NORMAL_WINDOW
-    if limits.wait is not None:
-        window, last_words = min(window, limits.wait), 0.0
-    # An unknown sale is queried until it is proven absent, a tenth later than the first proof.
-    absence = max(last_words, 1.1 * profile.absent_after)
-    found = [sale for sale in sales if sale.client_transaction_id in under_way]
-    counts = {state: [sale for sale in found if sale.state is state] for state in State}
-    pending = sorted(sale.expires_at for sale in counts[State.PENDING] if sale.expires_at is not None)
-    ends = [end + last_words for end in pending]
-    ends += [(sale.expires_at or now) + last_words for sale in counts[State.EXPIRED]]
-    ends += [(sale.expires_at or now) + absence for sale in counts[State.UNKNOWN]]
-    if unsent:
-        rounds = max(-(-unsent // limits.max_pending), longest_lane)
-        sending = 0.0 if limits.rate is None else unsent / limits.rate
-        ends.append((pending[-1] if pending else now) + rounds * window + sending + last_words)
-    opened = sum(len(counts[state]) for state in (State.PENDING, State.EXPIRED, State.UNKNOWN))
+def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: float) -> Unfinished:
+    """Return what is open of a run, by the tracker's open sales; those of other runs are passed over."""
+    found = [(sale.state, sale.expires_at) for sale in sales if sale.client_transaction_id in under_way]
+    counts = Counter(state for state, _ in found)
+    ends = sorted(end for state, end in found if state is State.PENDING and end is not None)
+    opened = counts[State.PENDING] + counts[State.EXPIRED] + counts[State.UNKNOWN]
     return Unfinished(
-        pending=len(counts[State.PENDING]),
-        expired=len(counts[State.EXPIRED]),
-        unknown=len(counts[State.UNKNOWN]),
+        pending=counts[State.PENDING],
+        expired=counts[State.EXPIRED],
+        unknown=counts[State.UNKNOWN],
         queued=max(len(under_way) - opened, 0),
-        next_left=max(pending[0] - now, 0.0) if pending else None,
-        expires_at=pending[-1] if pending else None,
-        latest_end=max(now, *ends) if ends else None,
+        next_left=max(ends[0] - now, 0.0) if ends else None,
+        expires_at=ends[-1] if ends else None,
     )
 
 
 class Progress:
     """Shows a tally that somebody else fills, and nothing by itself; opened by `async with`."""
 
-    def __init__(
-        self, tally: Tally, rows: int, limits: Limits, under_way: Collection[str], *, longest_lane: int = 1
-    ) -> None:
+    def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
         self._tally = tally
         self._rows = rows
-        self._limits = limits
         self._under_way = under_way
-        self._longest_lane = longest_lane
         self._task: asyncio.Task[None] | None = None
         self._began = time.monotonic()
         self.tracker: Tracker | None = None
@@ -184,21 +145,7 @@ class Progress:
         """Return what is open now."""
         if self.tracker is None:
             return Unfinished()
-        sales = self.tracker.open_sales()
-        left = (
-            self._rows
-            - self._tally.done
-            - sum(sale.client_transaction_id in self._under_way for sale in sales)
-        )
-        return unfinished(
-            sales,
-            self._under_way,
-            unsent=0 if self.stopped is not None else max(left, 0),
-            longest_lane=self._longest_lane,
-            limits=self._limits,
-            profile=self.tracker.profile,
-            clock=self.tracker.clock,
-        )
+        return unfinished(self.tracker.open_sales(), self._under_way, self.tracker.clock.time())
 
 
 class PlainProgress(Progress):
@@ -292,7 +239,6 @@ class JsonProgress(Progress):
                 rows=self._rows,
                 **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
                 next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
-                latest_end=None if now.latest_end is None else iso(now.latest_end),
                 outcomes=self._tally.summary(),
             )
 
@@ -319,10 +265,7 @@ class JsonProgress(Progress):
             terminal.complain("stdout is closed: no more events; the run goes on")
 
 
-def progress_of(look: Look) -> Callable[..., Progress]:
+def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]:
     """Return the class that shows a run in this way."""
-    if look == "json":
-        return JsonProgress
-    if look == "quiet":
-        return Progress
-    return LiveProgress if terminal.err.is_terminal else PlainProgress
+    auto = LiveProgress if terminal.err.is_terminal else PlainProgress
+    return JsonProgress if look == "json" else Progress if look == "quiet" else auto

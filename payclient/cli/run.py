@@ -53,7 +53,6 @@ class LaneQueues:
         for request in requests:
             self._lanes.setdefault(lane_text(request), deque()).append(request)
         self._under_way = under_way
-        self.longest = max(map(len, self._lanes.values()), default=0)
         #: Lanes of one length come in an order of this process's own, so that several over one file seldom meet.
         self.scattered = False
 
@@ -96,9 +95,7 @@ class Run:
         #: Rows that `charge_all` has read and not given back.
         self._under_way: dict[str, SaleRequest] = {}
         self._queues = LaneQueues(requests, self._under_way)
-        self.progress = progress_of(look)(
-            self.tally, len(requests), limits, self._under_way, longest_lane=self._queues.longest
-        )
+        self.progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False

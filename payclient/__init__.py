@@ -22,6 +22,7 @@ from payclient.deadlines import (
     Timeouts,
 )
 from payclient.errors import (
+    AlreadyPaidError,
     ConfigurationError,
     CustomerBusyError,
     DifferentRequestError,
@@ -38,6 +39,7 @@ from payclient.errors import (
     NotSentError,
     OutcomeUnknownError,
     PayError,
+    PurchaseOpenError,
     RateLimitedError,
     RefusedError,
     StillPendingError,
@@ -99,6 +101,7 @@ __all__ = [
     "DOCUMENT",
     "PAYPHONE",
     "TRANSITIONS",
+    "AlreadyPaidError",
     "Attentive",
     "BeforeSend",
     "BillTo",
@@ -141,6 +144,7 @@ __all__ = [
     "PendingSale",
     "PrepareRequest",
     "PrepareResult",
+    "PurchaseOpenError",
     "RateLimitedError",
     "Receipt",
     "Record",

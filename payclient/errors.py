@@ -20,6 +20,8 @@ PayError                        each carries client_transaction_id where there i
 ├── InvalidNotificationError
 ├── StillPendingError           also a TimeoutError: wait(timeout=...) ran out, tracking goes on
 ├── TrackerClosedError
+├── AlreadyPaidError            what is asked for is paid
+├── PurchaseOpenError           what is asked for has an open ask, which may be paid
 └── LedgerError
     ├── LedgerInUseError        another process owns the ledger
     ├── LedgerUnavailableError  it could not be read or written
@@ -32,10 +34,12 @@ into its own messages is kept, bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
 __all__ = [
+    "AlreadyPaidError",
     "ConfigurationError",
     "CustomerBusyError",
     "DifferentRequestError",
@@ -52,6 +56,7 @@ __all__ = [
     "NotSentError",
     "OutcomeUnknownError",
     "PayError",
+    "PurchaseOpenError",
     "RateLimitedError",
     "RefusedError",
     "StillPendingError",
@@ -253,6 +258,38 @@ class StillPendingError(PayError, TimeoutError):
 
 class TrackerClosedError(PayError):
     """The tracker was closed while this was waiting; the ledger knows the sale."""
+
+
+class AlreadyPaidError(PayError):
+    """This purchase is paid: nothing was sent. `outcome` is what was paid."""
+
+    def __init__(
+        self, message: str = "", *, outcome: Any = None, client_transaction_id: str | None = None
+    ) -> None:
+        super().__init__(message, client_transaction_id=client_transaction_id)
+        self.outcome = outcome
+
+
+class PurchaseOpenError(PayError):
+    """This purchase has an open ask, which may be paid: nothing was sent.
+
+    `pending` is that ask (None once this was pickled), `until` when it may end, in UTC seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        pending: Any = None,
+        until: float | None = None,
+        client_transaction_id: str | None = None,
+    ) -> None:
+        super().__init__(message, client_transaction_id=client_transaction_id)
+        self.pending = pending
+        self.until = until
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, self.__dict__ | {"pending": None}
 
 
 class LedgerError(PayError):

@@ -6,9 +6,9 @@ Links are secrets and are never stored: a form is handed out by the process that
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 
 import attrs
 
@@ -26,6 +26,10 @@ from payclient.results import PrepareResult
 from payclient.session import PaySession
 
 __all__ = ["FormLink", "PaymentForm"]
+
+
+#: Generations of one key that are looked up at once.
+GENERATIONS = 8
 
 
 @attrs.define
@@ -162,22 +166,47 @@ class Forms:
         self,
         key: str,
         prepare: Callable[[str], asyncio.Task[PaymentForm]],
+        check: Callable[[list[Record]], None],
         margin: float,
     ) -> PaymentForm:
-        """The live form of a key, or a new one, prepared once however many ask."""
+        """The live form of a key, or a new one, prepared once however many ask.
+
+        `check` raises where one of the earlier generations forbids another.
+        """
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
-        while (form := self._live.get(key)) is not None and form.is_live(self._clock.time() + margin):
-            record = await self._permits.ledger.get(form.client_transaction_id)
-            if record is None or record.state is not State.CANCELLED:
-                return form
-            self.forget(form.client_transaction_id)  # declined, or closed: its links are of no more use
-        task = self._preparing.get(key)
-        if task is None:
-            task = prepare(f"{derive_id('form', key)[:14]}{secrets.token_hex(6)}")
-            self._preparing[key] = task
-            task.add_done_callback(lambda task: self._prepared(key, task))
-        return await asyncio.shield(task)
+        while True:
+            records, free = await self._generations(key)
+            check(list(records.values()))
+            form = self._live.get(key)
+            if form is not None and form.is_live(self._clock.time() + margin):
+                record = records.get(form.client_transaction_id)
+                if record is None or record.state is not State.CANCELLED:
+                    return form
+                self.forget(form.client_transaction_id)  # declined, or closed: its links are of no more use
+            task = self._preparing.get(key)
+            if task is None:
+                task = prepare(free)
+                self._preparing[key] = task
+                task.add_done_callback(lambda task: self._prepared(key, task))
+            try:
+                return await asyncio.shield(task)
+            except DifferentRequestError as used:
+                # Another process prepares, or prepared, this generation: look again at what there is.
+                if used.client_transaction_id != free or free not in (await self._generations(key))[0]:
+                    raise
+
+    async def _generations(self, key: str) -> tuple[dict[str, Record], str]:
+        """Every form of this key in the ledger, whoever prepared it, and the id of the next one."""
+        records: dict[str, Record] = {}
+        for first in count(1, GENERATIONS):
+            ids = [derive_id("form", key, number) for number in range(first, first + GENERATIONS)]
+            found = await self._permits.ledger.get_many(ids)
+            for identifier in ids:
+                if identifier not in found:
+                    return records, identifier
+                records[identifier] = found[identifier]
+        raise AssertionError  # there are always more numbers
 
     def forget(self, client_transaction_id: str) -> None:
         """Hand this form out no more: its customer came back without paying."""

@@ -15,9 +15,11 @@ from payclient.asking import StatusSource, bounded_status, session_status
 from payclient.clock import Clock, LoopClock, start
 from payclient.confirming import Confirming
 from payclient.errors import (
+    AlreadyPaidError,
     ConfigurationError,
     CustomerBusyError,
     InvalidNotificationError,
+    PurchaseOpenError,
     TrackerClosedError,
 )
 from payclient.following import Following
@@ -313,9 +315,28 @@ class Tracker:
 
         However many ask at once, one is prepared; one that the service calls cancelled is not handed out.
         `make_request(client_transaction_id)` builds the request of each generation, with the id that it is given.
-        An old form may still be payable for up to ten minutes after a late load, so look for payments of every
-        generation. Links are not stored: each process has forms of its own.
+        Every generation in the ledger counts, whichever process prepared it. Raises `AlreadyPaidError` where one is
+        paid, and `PurchaseOpenError` where one came back and is not decided yet. A form that did not come back may
+        still be payable for up to ten minutes after a late load. Links are not stored: each process has forms of
+        its own.
         """
+
+        def check(records: list[Record]) -> None:
+            for record in records:
+                if record.state is State.ACCEPTED:
+                    raise AlreadyPaidError(
+                        "a form of this key is paid; none was prepared",
+                        outcome=Outcome.of(record),
+                        client_transaction_id=record.client_transaction_id,
+                    )
+            for record in records:
+                if not record.state.decided and (record.candidate_ids or record.transaction_id is not None):
+                    raise PurchaseOpenError(
+                        "a form of this key came back and is not decided; none was prepared",
+                        pending=PendingSale(self._following, record),
+                        until=record.expires_at,
+                        client_transaction_id=record.client_transaction_id,
+                    )
 
         def prepare(client_transaction_id: str) -> asyncio.Task[PaymentForm]:
             request = make_request(client_transaction_id)
@@ -323,7 +344,7 @@ class Tracker:
                 raise ConfigurationError("make_request: build the request with the id that it is given")
             return start(self.prepare(request))
 
-        return await self._forms.live(key, prepare, margin)
+        return await self._forms.live(key, prepare, check, margin)
 
     def forget_form(self, client_transaction_id: str) -> None:
         """Let `live_form` hand this form out no more: its customer closed it by the X and comes back for another.

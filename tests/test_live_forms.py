@@ -1,0 +1,151 @@
+"""`live_form` over the generations of its key in the ledger: after long, after a restart, and in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from pathlib import Path
+
+import pytest
+
+import payclient
+from fake_ledgers import SharedLedger
+from payclient.ledger.memory import MemoryLedger
+from test_rates import FORMS, Forms, form_request
+from test_storms import in_virtual_time, tracking
+
+#: Seconds after the form was prepared: at once, as its margin begins, and once its links are dead.
+AGES = [0.0, 541.0, 1300.0]
+
+
+class Shop(Forms):
+    """Confirms no form while `silent`."""
+
+    silent = False
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        if self.silent and request.path.endswith("Confirm"):
+            assert before_send is not None
+            await before_send()
+            raise ConnectionResetError
+        return await super().__call__(request, before_send)
+
+
+def back_of(service: Shop, form: payclient.PaymentForm) -> str:
+    """What the browser of a customer who paid brings back."""
+    number = service.forms[form.client_transaction_id]["transactionId"]
+    return f"?id={number}&clientTransactionId={form.client_transaction_id}"
+
+
+async def assert_paid(tracker: payclient.Tracker, form: payclient.PaymentForm) -> None:
+    with pytest.raises(payclient.AlreadyPaidError) as raised:
+        await tracker.live_form("cart", form_request)
+    assert raised.value.outcome.paid is True
+    assert raised.value.client_transaction_id == form.client_transaction_id
+    assert pickle.loads(pickle.dumps(raised.value)).outcome.paid is True  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("age", AGES)
+def test_a_paid_cart_gets_no_other_form(age: float) -> None:
+    """In the same process, after a restart, and in another one over the same ledger."""
+
+    async def main() -> None:
+        service, ledger = Shop(), SharedLedger()
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            form = await tracker.live_form("cart", form_request)
+            assert await tracker.live_form("cart", form_request) is form
+            assert (await tracker.returned(back_of(service, form))).paid is True
+            await asyncio.sleep(age)
+            await assert_paid(tracker, form)
+            async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+                await assert_paid(other, form)
+                await other.live_form("other cart", form_request)
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            await assert_paid(tracker, form)
+        assert len(service.forms) == 2
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("age", AGES[:2])
+def test_a_form_that_came_back_undecided_forbids_another(age: float) -> None:
+    """No confirmation comes through: nobody knows, so that none is prepared here, elsewhere or after a restart."""
+
+    async def main() -> None:
+        service, ledger = Shop(), SharedLedger()
+        service.silent = True
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            form = await tracker.live_form("cart", form_request)
+            assert (await tracker.returned(back_of(service, form))).paid is None
+            await asyncio.sleep(age)
+            async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+                for each in (tracker, other):
+                    with pytest.raises(payclient.PurchaseOpenError) as raised:
+                        await each.live_form("cart", form_request)
+                    assert raised.value.pending.client_transaction_id == form.client_transaction_id
+                    assert raised.value.until == raised.value.pending.expires_at
+                    assert pickle.loads(pickle.dumps(raised.value)).until == raised.value.until  # noqa: S301 - our own
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            with pytest.raises(payclient.PurchaseOpenError):
+                await tracker.live_form("cart", form_request)
+        assert len(service.forms) == 1
+
+    in_virtual_time(main)
+
+
+def test_an_older_generation_counts() -> None:
+    """The ninth of one key is live as the first is paid after all."""
+
+    async def main() -> None:
+        service, ledger = Shop(), MemoryLedger()
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            forms = []
+            for _ in range(9):
+                forms.append(await tracker.live_form("cart", form_request))
+                tracker.forget_form(forms[-1].client_transaction_id)
+            assert len({form.client_transaction_id for form in forms}) == 9
+            last = await tracker.live_form("cart", form_request)
+            assert await tracker.live_form("cart", form_request) is last
+            await tracker.returned(back_of(service, forms[0]))
+            await assert_paid(tracker, forms[0])
+
+    in_virtual_time(main)
+
+
+def test_two_workers_that_prepare_at_once_use_different_ids() -> None:
+    """The one that loses the permit of a generation looks again, and takes the next."""
+
+    async def main() -> None:
+        service, ledger = Shop(), SharedLedger()
+        async with (
+            tracking(service, ledger=ledger, profile=FORMS) as one,
+            tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
+        ):
+            forms = await asyncio.gather(*(each.live_form("cart", form_request) for each in (one, other) * 3))
+            assert len({form.client_transaction_id for form in forms}) == 2
+            await one.returned(back_of(service, forms[1]))
+            await assert_paid(one, forms[1])
+            await assert_paid(other, forms[1])
+
+    in_virtual_time(main)
+
+
+async def test_a_paid_cart_stays_paid_in_a_file_that_is_opened_again(tmp_path: Path) -> None:
+    """A SQLite ledger, closed and opened by the next process."""
+    service = Shop()
+    forms: list[payclient.PaymentForm] = []
+    for _ in range(2):
+        ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+        try:
+            session = payclient.PaySession("https://pay.example", "token", profile=FORMS, transport=service)
+            async with payclient.Tracker(session, ledger) as tracker:
+                if forms:
+                    await assert_paid(tracker, forms[0])
+                else:
+                    forms.append(await tracker.live_form("cart", form_request))
+                    await tracker.returned(back_of(service, forms[0]))
+        finally:
+            await ledger.aclose()
+    assert len(service.forms) == 1

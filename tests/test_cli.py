@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import control
 from payclient.cli import main
 from payclient.cli.lines import Line, defuse
 from payclient.cli.report import Report
@@ -57,17 +57,17 @@ class Service:
         self.url = url
         self.profile = profile
 
-    def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/_simulator/{path}", timeout=5) as answer:  # noqa: S310 - our own
-            return json.load(answer)
-
     def counts(self) -> dict[str, Any]:
-        counts: dict[str, Any] = self._get("counts")
+        counts: dict[str, Any] = control.call_process(self.url, "counts")
         return counts
 
     def truth(self, prefix: str) -> dict[str, str]:
         """What the service did with each client transaction id."""
-        sales = [sale for sale in self._get("sales") if sale["client_transaction_id"].startswith(prefix)]
+        sales = [
+            sale
+            for sale in control.call_process(self.url, "sales")
+            if sale["client_transaction_id"].startswith(prefix)
+        ]
         assert len({sale["client_transaction_id"] for sale in sales}) == len(sales)
         return {sale["client_transaction_id"]: sale["how"] for sale in sales}
 

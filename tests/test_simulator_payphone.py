@@ -61,6 +61,7 @@ ROWS = {
     "codes": "test_each_code_has_its_status",
     "error texts": "test_error_texts_are_the_service_s",
     "limits": "test_thirty_queries_a_minute",
+    "accounts": "test_another_accounts_id_is_unauthorized",
     "tokens": "test_an_application_of_the_wrong_kind",
 }
 
@@ -438,6 +439,22 @@ async def test_a_refusal_of_the_bank_is_a_status(client: Client) -> None:
         status, answer = await client.send("GET", f"/api/Sale/{number}")
         assert (status, answer["statusCode"], answer["transactionStatus"]) == (200, 2, "Canceled")
         assert who in answer["message"]
+
+
+async def test_another_accounts_id_is_unauthorized(clock: ManualClock) -> None:
+    """Only the token says whose transactions are seen: by id 401, by the merchant's id not found."""
+    accounts = {"token-1": "shop", "token-2": "other"}
+    other = {"Authorization": "Bearer token-2"}
+    async with (
+        Simulator(clock=clock, settings=PAYPHONE, accounts=accounts) as service,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(service, session)
+        one = await client.sale()
+        assert (await client.send("GET", f"/api/Sale/{one}", headers=other))[0] == 401
+        assert (await client.send("GET", "/api/Sale/7", headers=other))[0] == 404
+        assert (await client.send("GET", "/api/Sale/client/order-1", headers=other))[0] == 404
+        assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
 
 
 async def test_an_unpaid_form_is_not_found(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""The control routes of a simulator, for a test in its loop and for one that looks at another process."""
+"""The control routes of a simulator, for a test in its loop and for one that looks at another process, and a Sale."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["call", "call_process"]
+__all__ = ["call", "call_process", "sale_of"]
+
+
+def sale_of(number: int = 1, **changes: object) -> dict[str, object]:
+    """The body of a valid Sale; each number is another customer and another id."""
+    return {
+        "phoneNumber": f"09{number:08}",
+        "countryCode": "593",
+        "amount": 1150,
+        "amountWithoutTax": 1150,
+        "currency": "USD",
+        "clientTransactionId": f"order-{number}",
+        **changes,
+    }
 
 
 async def call(url: str, operation: str, /, **arguments: Any) -> tuple[int, Any]:

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 
 import control
 import required
+from control import sale_of
 from payclient.cli import main
 from payclient.simulator import SCENARIOS, Answers, Fault, ManualClock, Simulator, SimulatorThread
 from payclient.simulator.control_api import OPERATIONS, openapi
@@ -44,18 +45,6 @@ async def ask(service: Simulator, method: str, path: str, **options: Any) -> int
     ):
         assert response.content_type == "application/json"
         return response.status
-
-
-def sale_of(number: int = 1, **changes: object) -> dict[str, object]:
-    return {
-        "phoneNumber": f"09{number:08}",
-        "countryCode": "593",
-        "amount": 1150,
-        "amountWithoutTax": 1150,
-        "currency": "USD",
-        "clientTransactionId": f"order-{number}",
-        **changes,
-    }
 
 
 def form_of(number: int = 1, **changes: object) -> dict[str, object]:

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
 from browser import open_browser
+from control import sale_of
 from payclient.simulator import Fault, Simulator
 
 if TYPE_CHECKING:
@@ -60,22 +60,8 @@ async def page_of(browser: Browser, service: Simulator, viewport: ViewportSize =
         await page.close()
 
 
-async def sell(service: Simulator, number: int, **changes: object) -> None:
-    body = {
-        "phoneNumber": f"09{number:08}",
-        "countryCode": "593",
-        "amount": 1150,
-        "amountWithoutTax": 1150,
-        "currency": "USD",
-        "clientTransactionId": f"order-{number}",
-        "storeId": "Café Central",
-        **changes,
-    }
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": "Bearer any"}) as session,
-        session.post(f"{service.url}/api/Sale", json=body) as response,
-    ):
-        assert response.status == 200
+def sell(service: Simulator, number: int, **changes: object) -> None:
+    service.create_sale(sale_of(number, **{"storeId": "Café Central", **changes}))
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -85,7 +71,7 @@ async def test_a_push_is_approved_on_the_phone(
     """It appears by itself with amount, merchant and countdown (§6), and the button approves it."""
     async with page_of(browser, service, viewport) as page:
         await page.get_by_text("No payment requests.").wait_for()
-        await sell(service, 1)
+        sell(service, 1)
         card = page.locator(".push")
         await card.wait_for()
         text = await card.inner_text()
@@ -105,7 +91,7 @@ async def test_a_push_is_approved_on_the_phone(
 async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, service: Simulator) -> None:
     """Each by its own button; five minutes pass in another."""
     for number in (1, 2, 3):
-        await sell(service, number)
+        sell(service, number)
     async with page_of(browser, service) as page:
         second = page.locator(".push", has_text="order-2")
         await second.get_by_role("button", name="Reject").click()
@@ -121,7 +107,7 @@ async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, servi
 async def test_what_a_merchant_sends_is_text(browser: Browser, service: Simulator) -> None:
     """Markup in ids and names is shown, never obeyed."""
     markup = "<img src=x onerror=alert(1)>"
-    await sell(service, 1, storeId=markup, clientTransactionId=f"order-{markup}")
+    sell(service, 1, storeId=markup, clientTransactionId=f"order-{markup}")
     async with page_of(browser, service) as page:
         await page.locator(".push", has_text=markup).wait_for()
         assert await page.locator("img").count() == 0
@@ -177,8 +163,8 @@ async def test_every_text_can_be_read(
     browser: Browser, service: Simulator, scheme: Literal["light", "dark"]
 ) -> None:
     """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
-    await sell(service, 1)
-    await sell(service, 2)
+    sell(service, 1)
+    sell(service, 2)
     service.fail_next(Fault("html", operation="status"))
     await service.approve("order-1")
     async with page_of(browser, service) as page:
@@ -213,7 +199,7 @@ async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, ser
 
 async def test_the_page_finds_the_service_again(browser: Browser, service: Simulator) -> None:
     """While it is down the page says so; what was pending is there afterwards."""
-    await sell(service, 1)
+    sell(service, 1)
     page = await browser.new_page(viewport=NARROW)  # a failed request is an error in its console
     try:
         await page.goto(service.url)
@@ -229,7 +215,7 @@ async def test_the_page_finds_the_service_again(browser: Browser, service: Simul
 
 async def test_a_page_of_another_site_cannot_answer(browser: Browser, service: Simulator) -> None:
     """Neither a form nor a script of a foreign page approves a push, and none reads the phone."""
-    await sell(service, 1)
+    sell(service, 1)
     service.fail_next(Fault("reset"))
     async with Simulator() as other:
         page = await browser.new_page()
@@ -250,6 +236,6 @@ async def test_a_page_of_another_site_cannot_answer(browser: Browser, service: S
             )
             assert answers == [0, 0, 0, 0]  # nothing that it could read
             assert service.sales[1001].how is None
-            assert [entry.text for entry in service.log] == ["sale", "next sale: reset"]
+            assert [entry.text for entry in service.log] == ["sale created", "next sale: reset"]
         finally:
             await page.close()

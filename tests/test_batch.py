@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import pytest
@@ -613,6 +615,17 @@ class Held:
         return answer
 
 
+def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    """A test whose failure would be to hang."""
+
+    @functools.wraps(test)
+    async def in_time(**arguments: object) -> None:
+        async with asyncio.timeout(60):
+            await test(**arguments)
+
+    return in_time
+
+
 async def turns(count: int = 200) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -640,6 +653,7 @@ async def test_leaving_waits_for_the_answer_of_what_was_sent(service: FakeServic
     assert len(service.posted) == 3
 
 
+@bounded
 async def test_leaving_does_not_wait_for_a_reader(service: FakeService) -> None:
     """Results that nobody reads hold up no one: as many as the window are kept, and then nothing more is sent."""
     held = Held()
@@ -670,6 +684,7 @@ async def settled(service: FakeService) -> int:
     return before
 
 
+@bounded
 async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> None:
     """Whoever asks again gets the same, be it the end or the error, and nobody hangs."""
     async with tracking(service) as tracker:
@@ -687,6 +702,7 @@ async def test_after_its_end_a_batch_stays_at_its_end(service: FakeService) -> N
                     await anext(charges)
 
 
+@bounded
 async def test_the_first_reason_to_stop_is_the_reason(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -737,6 +753,7 @@ async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) 
     assert sum(result.error is not None for result in results.values()) == 5
 
 
+@bounded
 async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: FakeService) -> None:
     """A re-run reports the rows of the first run at once."""
     ledger = MemoryLedger()
@@ -949,9 +966,9 @@ async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
 async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeService) -> None:
     """A send a minute at the slowest, after its pause."""
     times = timed(service)
-    service.scripts = [refuses(5, status=429)] * 30
+    service.scripts = [refuses(5, status=429)] * 20
     async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(12), each_second=accept_all(service), seconds=9000)
+        results = await run(service, tracker, rows(12), each_second=accept_all(service), seconds=3000, rate=1)
     assert sum(result.paid is True for result in results.values()) >= 6
     assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 65
 

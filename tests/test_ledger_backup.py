@@ -66,12 +66,30 @@ async def test_a_backup_is_the_ledger(tmp_path: Path, how: str) -> None:
     assert os.listdir(copy.parent) == ["copy.db"]
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     assert copy.stat().st_nlink == 1
+    assert copy.read_bytes()[18:20] == b"\x01\x01", "it needs a write-ahead log"
     if how != "closed":
         await filled(ledger, range(20, 25))
         await ledger.aclose()
     key, records, histories = await held(url)
     copied = await held(f"sqlite:{copy}")
     assert copied == (key, records[:20], histories[:20])
+
+
+async def test_a_backup_harms_no_owner_without_posix_locks(tmp_path: Path) -> None:
+    """Where the owner's process dropped SQLite's locks by a foreign close, a backup leaves the log alone."""
+    path = tmp_path / "charges.db"
+    ledger = await open_ledger(f"sqlite:{path}")
+    await filled(ledger, range(5))
+    path.read_bytes()
+    command = [sys.executable, "-m", "payclient", "ledger", "backup", "copy.db", "--ledger", f"sqlite:{path}"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    await filled(ledger, range(5, 10))
+    await ledger.aclose()
+    assert len((await held(f"sqlite:{path}"))[1]) == 10
+    assert len((await held(f"sqlite:{tmp_path / 'copy.db'}"))[1]) == 5
 
 
 async def test_a_backup_beside_writes(tmp_path: Path) -> None:

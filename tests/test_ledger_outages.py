@@ -82,6 +82,7 @@ async def main():
     assert await ledger.get("before") == record
     assert not any(name.startswith("refused-") for name in known)
     await ledger.aclose()
+    print("lines", len(lines))
 
 asyncio.run(main())
 """
@@ -124,6 +125,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, how: str) -> None:
         "refused 200 lines 1 {'ERROR'}",
         "not recorded yet",
         "again 10 lines 2",
+        "lines 2",
     ]
 
 

@@ -10,11 +10,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import payclient
-from payclient import ConfigurationError, Ledger, LedgerInUseError, LedgerUnavailableError, open_ledger
+from payclient import (
+    ConfigurationError,
+    Ledger,
+    LedgerInUseError,
+    LedgerUnavailableError,
+    backup_ledger,
+    open_ledger,
+)
 from payclient.events import Created
 from payclient.lifecycle import Record
 
@@ -138,19 +146,28 @@ def test_a_child_can_own_another_ledger(tmp_path: Path) -> None:
                 await open_ledger("sqlite:" + sys.argv[2])
             except LedgerInUseError:
                 print("still its own", flush=True)
-            await own.aclose()
+            return own
+
+        async def grandchild():
+            await (await open_ledger(sys.argv[3])).aclose()
+            print("and its child another", flush=True)
 
         ledger = asyncio.run(parent())
         if pid := os.fork():
             os.waitpid(pid, 0)
             os._exit(0)
-        asyncio.run(child(ledger))
+        own = asyncio.run(child(ledger))
+        if pid := os.fork():
+            os.waitpid(pid, 0)
+            os._exit(0)
+        asyncio.run(grandchild())
         os._exit(0)
         """,
         tmp_path / "charges.db",
         tmp_path / "other.db",
+        f"sqlite:{tmp_path / 'third.db'}",
     )
-    assert said == "still its own"
+    assert said.splitlines() == ["still its own", "and its child another"]
 
 
 async def test_a_lock_that_is_not_a_file(tmp_path: Path) -> None:
@@ -197,10 +214,14 @@ def test_a_system_without_locks(tmp_path: Path) -> None:
 async def test_a_refused_file_is_let_go_of(tmp_path: Path) -> None:
     """What is refused after the lock was taken leaves no lock behind."""
     path = tmp_path / "charges.db"
-    path.write_text("no database " * 500)
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="not a SQLite database"):
-            await open_ledger(f"sqlite:{path}")
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE users (name TEXT)")
+    connection.close()
+    for words in ("another program's", "not a SQLite database"):
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=words):
+                await open_ledger(f"sqlite:{path}")
+        path.write_text("no database " * 500)
     path.unlink()
     await (await open_ledger(f"sqlite:{path}")).aclose()
 
@@ -299,6 +320,38 @@ async def test_batches_out_of_place(tmp_path: Path) -> None:
     assert second.transaction_id == 7
     for error in (first, third):
         assert isinstance(error, LedgerUnavailableError)
+    await ledger.aclose()
+
+
+async def test_a_copy_in_its_place_is_not_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fault that closed the file, a backup that lies there by then is not taken for the ledger."""
+    connect = sqlite3.connect
+    failing: set[str] = set()
+
+    class Breaking(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if sql.split()[0] in failing:
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *args)
+
+    path = tmp_path / "charges.db"
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            sqlite3, "connect", lambda *args, **options: connect(*args, factory=Breaking, **options)
+        )
+        ledger = await open_ledger(f"sqlite:{path}")
+    await backup_ledger(f"sqlite:{path}", tmp_path / "backup.db")
+    assert await ledger.permit(fresh())
+    failing |= {"COMMIT", "ROLLBACK"}
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.permit(fresh("order-2"))
+    failing.clear()
+    (tmp_path / "backup.db").replace(path)
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailableError, match="another file has taken"):
+            await ledger.permit(fresh())
     await ledger.aclose()
 
 

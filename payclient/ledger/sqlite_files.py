@@ -122,7 +122,7 @@ def open_file(path: str, connect: Connect, *, create: bool, lock: OwnerLock | No
         check_place(path)
         if os.path.exists(path):
             check_file(path)
-        if not create and not (os.path.exists(path) and os.path.getsize(path)):
+        if not create and not os.path.exists(path):
             raise _missing(path)
         lock = lock or (taken := _locked(path))
         with suppress(FileExistsError):

@@ -171,7 +171,7 @@ class Oracle:
         """Before one of several decides by being cancelled, a query by client transaction id looks at all of them."""
         world, client_id = self._world, record.client_transaction_id
         seen = [each for each in self.transactions_of(client_id) if each.listed_at < world.now - 5.0]
-        looks = world.settings.by_client and not world.settings.source and "twins" in world.settings.kinds
+        looks = world.settings.by_client and not world.settings.source
         if looks and len(seen) > 1 and client_id not in world.service.all_cancelled:
             self.violated(
                 f"{client_id}: recorded as cancelled by one of {len(seen)}, the others not looked at"
@@ -186,7 +186,10 @@ class Oracle:
     def queried(self, process: Process, path: str) -> None:
         """A status query leaves: within the rate, and soon for whom was notified."""
         settings, now, times = self._world.settings, self._world.now, process.queries
-        if settings.queries_per_minute is None:
+        again = path == process.queried and times and now - times[-1] < 0.8
+        process.queried = path
+        # The session's own retries of a query that failed are not counted against the rate.
+        if settings.queries_per_minute is None or again:
             return
         times.append(now)
         while times[0] <= now - 10.0:
@@ -201,9 +204,7 @@ class Oracle:
         """An application was told: True and False must be so."""
         client_id = outcome.client_transaction_id
         record = self._world.store.newest(client_id)
-        if "outages" not in self._world.settings.kinds:
-            pass
-        elif record is not None and record.state is State.SENDING and outcome.state is State.PENDING:
+        if record is not None and record.state is State.SENDING and outcome.state is State.PENDING:
             self.violated(f"{client_id}: said to be {outcome.state}, and the ledger does not know")
         if outcome.paid is True and not self._holds(client_id, outcome.transaction_id, "Aceptado"):
             self.violated(f"{client_id}: said to be paid ({outcome.state}), and it is not")
@@ -250,7 +251,7 @@ class Oracle:
             held = self.transactions_of(record.client_transaction_id)
             best = "Aceptado" if any(each.state == "Aceptado" for each in held) else "Cancelado"
             ours = [each.state for each in held if record.transaction_id in (None, each.number)]
-            if not settings.by_client or best not in ours or "twins" not in settings.kinds:
+            if not settings.by_client or best not in ours:
                 return False
         if not any(post.transactions for post in posts):
             # Whether nothing is there is only for the credentials that sent it to say.

@@ -55,6 +55,7 @@ class Process:
         self._stood = self._stands_since = 0.0
         #: When its last queries left.
         self.queries: deque[float] = deque()
+        self.queried = ""
         self._postponed: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._instant = (-1.0, 0)
         self._next_incident = world.draw_incident(self)
@@ -288,12 +289,7 @@ class Process:
         world = self.world
         world.note(f"{self.name} notified of {client_id} {transaction_id}: {receipt}")
         transaction = world.service.transactions.get(transaction_id)
-        if (
-            transaction is not None
-            and transaction.client_id == client_id
-            and world.settings.workers == 1
-            and "names" in world.settings.kinds
-        ):
+        if transaction is not None and transaction.client_id == client_id and world.settings.workers == 1:
             record = world.store.newest(client_id)
             if record is not None and record.state in (payclient.State.SENDING, payclient.State.UNKNOWN):
                 world.service.name(transaction)

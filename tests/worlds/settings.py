@@ -88,8 +88,6 @@ class Settings:
     accounts: str = "one"
     #: Tasks begin at once (CPython 3.12).
     eager: bool = False
-    #: What is looked at beside the kinds that this world is of.
-    kinds: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, seed: int, kinds: Collection[str] = ()) -> Settings:
@@ -98,9 +96,9 @@ class Settings:
         r = random.Random(f"kinds {seed}")  # noqa: S311 - it must repeat
         for name, draw in KINDS.items():
             changes, drawn = draw(r, settings), r.random() < (0.04 if name == "storms" else 0.12)
-            if name in kinds or (drawn and not kinds and name in MENDED):
+            if name in kinds or (drawn and not kinds):
                 settings = attrs.evolve(settings, **changes)
-        return attrs.evolve(settings, kinds=MENDED | set(kinds))
+        return settings
 
     @classmethod
     def _plain(cls, seed: int) -> Settings:
@@ -234,6 +232,3 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
 }
-
-#: Kinds in which the shipped code keeps its promises; the others come only where they are asked for.
-MENDED = frozenset(KINDS) - {"eager"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from payclient.credentials import Credentials
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
 from payclient.exchanging import Exchanges
-from payclient.following import Following
+from payclient.following import Following, driving
 from payclient.following.driving import Driver
 from payclient.following.entries import Case, Entry
 from payclient.following.planning import Planning
@@ -264,6 +265,11 @@ def _memory_says_more() -> list[Patch]:
     return [(permits, "_unwritten", lifecycle.advance)]
 
 
+def _tasks_begin_at_once() -> list[Patch]:
+    """A query's task is stored by its creator, who may be the later one of the two."""
+    return [(driving, "start", lambda work: asyncio.get_running_loop().create_task(work))]
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
@@ -289,6 +295,8 @@ VARIANTS = {
     "endless source": Variant(_endless_source, frozenset({"hangs"})),
     "memory says more": Variant(_memory_says_more, frozenset({"outages"})),
 }
+if sys.version_info >= (3, 12):
+    VARIANTS["tasks begin at once"] = Variant(_tasks_begin_at_once, frozenset({"eager"}))
 
 
 @contextmanager

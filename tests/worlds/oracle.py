@@ -256,9 +256,9 @@ class Oracle:
         if not any(post.transactions for post in posts):
             # Whether nothing is there is only for the credentials that sent it to say.
             proves = settings.by_client and not settings.source and settings.accounts == "one"
-            # A forged number is asked for first, and must be seen to be somebody else's.
-            forged = bool(settings.forge or settings.flood)
-            return proves and (not forged or (settings.by_transaction and settings.reports_client_id))
+            # A number that somebody made up is asked for first, and must be seen to be nobody's or another's.
+            asked = settings.by_transaction and settings.reports_client_id
+            return proves and (asked or not record.candidate_ids)
         if any(post.account != account_of(world.token()) for post in posts):
             return False
         listed = any(each.listed_at <= world.now for post in posts for each in post.transactions)

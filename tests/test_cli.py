@@ -596,6 +596,16 @@ def test_cells_that_a_spreadsheet_would_calculate_are_defused(cell: str, tmp_pat
         assert list(csv.reader(file))[1][0] == f"'{cell}"
 
 
+@pytest.mark.parametrize(
+    ("cell", "safe"),
+    [("x\t=1", "x\t'=1"), ("x;=1;y", "x;'=1;y"), ("x\n@a", "x'\n'@a"), ("a-b=c", "a-b=c"), ("x;y", "x;y")],
+)
+def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:
+    """What parts cells or rows in some locale begins a formula, too."""
+    with_report = defuse(cell)
+    assert with_report.replace("'\n", "\n") == safe.replace("'\n", "\n")
+
+
 def test_a_line_is_on_its_way_to_the_disk_when_written(tmp_path: Path) -> None:
     """Read while the report is still open."""
     with Report(tmp_path / "r.csv") as report:

@@ -74,12 +74,12 @@ def settle() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             try:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-            except (OSError, ValueError):
+            except (OSError, ValueError, AttributeError):
                 pass
 
 

@@ -407,3 +407,23 @@ async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: boo
         assert len(service.queries) > 5
         with pytest.raises(payclient.DifferentRequestError):
             await tracker.prepare(request)
+
+
+async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagging) -> None:
+    """A source that goes by our own id names the true transaction, which is ours whatever candidate had its turn."""
+
+    async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
+        return payclient.StatusReport(
+            state="Aceptado",
+            transaction_id=1000,
+            client_transaction_id=reference.client_transaction_id,
+            amount=1150,
+            currency="USD",
+        )
+
+    service.scripts = [lost_answer]
+    async with tracking(service, status=source) as tracker:
+        pending = await tracker.sale(sale())
+        await tracker.notify(hint(777))
+        outcome = await outcome_of(service, pending)
+    assert (outcome.paid, outcome.transaction_id) == (True, 1000)

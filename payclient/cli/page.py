@@ -25,14 +25,11 @@ from payclient.web.pages import hash_of
 
 __all__: list[str] = []
 
-#: Rows listed of each outcome that needs a person; all are counted.
-LISTED = 200
+#: Rows listed of each outcome that needs a person (all are counted), and bars of the picture.
+LISTED, BARS = 200, 20
 
 #: Seconds after which the page of a run that goes on loads itself again.
 RELOAD = 30
-
-#: Bars of the picture.
-BARS = 20
 
 #: Outcomes of which a person has to look at the rows, in this order.
 _NEEDS = (
@@ -47,16 +44,12 @@ class Page:
         """Raises `ConfigurationError` where the path is not a place for a page."""
         check_output("--html", path, ".html", ".htm")
         self.path, self._title, self._window = path, title, window
-        try:
-            head = path.read_bytes()[:400] if path.exists() else b""
-        except OSError as error:
-            raise ConfigurationError(f"--html {path.name}: cannot be written: {error.strerror}") from None
-        if head and b'content="payclient"' not in head:
+        if path.exists() and b'content="payclient"' not in (
+            path.read_bytes()[:400] or b'content="payclient"'
+        ):
             raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
         jinja = Environment(autoescape=True, undefined=StrictUndefined)
-        jinja.filters["plain"] = bounded
-        jinja.filters["hash"] = lambda style: hash_of(str(style))
-        jinja.filters["money"] = lambda sums: [bounded(money(sums[name], name)) for name in sums]
+        jinja.filters.update(plain=bounded, hash=hash_of, money=_money)
         template = files("payclient.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
         self._template = jinja.from_string(template)
 
@@ -84,11 +77,10 @@ class Page:
             if line.state in times and answered is not None and line.created_at is not None:
                 times[line.state].append(max(answered - line.created_at, 0.0))
         heard = {state: [each for each in found if each < self._window] for state, found in times.items()}
-        counted = {
-            state: Counter(int(each / self._window * BARS) for each in found)
-            for state, found in heard.items()
-        }
-        bars = [(counted[State.ACCEPTED][bar], counted[State.CANCELLED][bar]) for bar in range(BARS)]
+        lower, upper = (
+            Counter(int(each / self._window * BARS) for each in found) for found in heard.values()
+        )
+        bars = [(lower[bar], upper[bar]) for bar in range(BARS)]
         every = sorted(heard[State.ACCEPTED] + heard[State.CANCELLED])
         late = {state: len(times[state]) - len(heard[state]) for state in times}
         return {
@@ -104,12 +96,15 @@ def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, 
     first = min((line.created_at for line in lines if line.created_at is not None), default=None)
     last = max((line.decided_at for line in lines if line.decided_at is not None), default=None)
     facts = [("Rows in the file", f"{total:,}"), ("Rows with an outcome", f"{tally.done:,}")]
-    facts += [
-        (name, _moment(at)) for name, at in (("First sent", first), ("Last decided", last)) if at is not None
-    ]
+    named = (("First sent", first), ("Last decided", last), ("This page written", time.time()))
+    facts += [(name, _moment(when)) for name, when in named if when is not None]
     if first is not None and last is not None and last > first:
-        facts.append(("Between them", duration(last - first)))
-    return [*facts, ("This page written", _moment(time.time()))]
+        facts.insert(4, ("Between them", duration(last - first)))
+    return facts
+
+
+def _money(sums: Mapping[str, int]) -> list[str]:
+    return [bounded(money(cents, currency)) for currency, cents in sums.items()]
 
 
 def _moment(when: float) -> str:

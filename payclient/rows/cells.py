@@ -59,9 +59,13 @@ class RowError:
     column: str | None
     reason: str
 
+    @property
+    def words(self) -> str:
+        """The column and the reason."""
+        return f"{self.column}: {self.reason}" if self.column else self.reason
+
     def __str__(self) -> str:
-        place = f"line {self.line}" + (f", {self.column}" if self.column else "")
-        return f"{place}: {self.reason}"
+        return f"line {self.line}{', ' if self.column else ': '}{self.words}"
 
 
 @attrs.define

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections import Counter
+from contextlib import suppress
 
 import aiohttp
 from aiohttp import web
@@ -77,8 +78,9 @@ class Proxy:
             return web.Response(status=503)
         if fault == "answer cut":
             response = web.StreamResponse(headers={"Content-Length": str(len(answer))})
-            await response.prepare(request)
-            await response.write(answer[: len(answer) // 2])
+            with suppress(ConnectionError):  # the client is gone
+                await response.prepare(request)
+                await response.write(answer[: len(answer) // 2])
             return self._cut(request, response)
         return web.Response(status=status, body=answer, content_type="application/json")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from payclient.cli import main, terminal
 from payclient.cli.lines import NEVER_SENT, Line, Tally
-from payclient.cli.page import LISTED, Page
+from payclient.cli.page import LISTED, RunPage
 from payclient.cli.progress import (
     JsonProgress,
     LiveProgress,
@@ -249,7 +249,7 @@ def read_page(text: str) -> Strict:
 
 
 def page_of(path: Path, *lines: Line, code: int | None = 4, total: int | None = None) -> str:
-    page = Page(path, title="charges.csv", window=300)
+    page = RunPage(path, title="charges.csv", window=300)
     page.write(lines, tally_of(*lines), total=len(lines) if total is None else total, code=code)
     return path.read_text(encoding="utf-8")
 
@@ -287,7 +287,7 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
 def test_what_others_wrote_is_escaped(tmp_path: Path) -> None:
     """No markup, no quotes that end an attribute, no characters that turn the line around."""
     nasty = "\"><script>alert(1)</script>'\u202etxt.exe\x00"
-    page = Page(tmp_path / "r.html", title=nasty, window=300)
+    page = RunPage(tmp_path / "r.html", title=nasty, window=300)
     each = line(1, "refused", message=nasty, client_transaction_id=nasty, currency=nasty)
     page.write([each], tally_of(each), total=1, code=3)
     text = (tmp_path / "r.html").read_text()
@@ -325,14 +325,14 @@ def test_no_rows_make_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "said"), [("r.txt", "must end in .html"), ("no/r.html", "directory")])
 def test_a_page_has_its_place(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        Page(tmp_path / name, title="x", window=300)
+        RunPage(tmp_path / name, title="x", window=300)
 
 
 def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
     """One of ours is replaced in one step, and nothing stays beside it."""
     (tmp_path / "a.html").write_text("<h1>mine</h1>")
     with pytest.raises(ConfigurationError, match="not a page of ours"):
-        Page(tmp_path / "a.html", title="x", window=300)
+        RunPage(tmp_path / "a.html", title="x", window=300)
     for _ in range(2):
         page_of(tmp_path / "b.html", line(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write, check_apart, check_regular
-from payclient.cli.page import Page
+from payclient.cli.page import RunPage
 from payclient.cli.plan import MAX_ERRORS, Plan, ask_ledger, show_errors
 from payclient.cli.progress import Limits, Look
 from payclient.cli.report import Report
@@ -207,7 +207,7 @@ def charge(
             terminal.say(f"{file.name} {_verdict(rows)}; nothing was sent")
         return 0 if good else 2
     book = None if report is None else Report(report)
-    page = None if html is None else Page(html, title=file.name, window=known_profile.sale_window)
+    page = None if html is None else RunPage(html, title=file.name, window=known_profile.sale_window)
     if not yes:
         if known is not None and known.in_use:
             raise LedgerInUseError(
@@ -265,7 +265,7 @@ async def charge_file(
     limits: Limits,
     report: Report | None,
     *,
-    page: Page | None = None,
+    page: RunPage | None = None,
     look: Look = "auto",
 ) -> tuple[int, Run]:
     """Charge the rows, print the outcome, and return the exit code with the run."""

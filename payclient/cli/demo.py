@@ -17,7 +17,7 @@ from payclient.amounts import split_tax
 from payclient.cli import terminal
 from payclient.cli.charge import charge_file
 from payclient.cli.lines import Tally
-from payclient.cli.page import Page
+from payclient.cli.page import RunPage
 from payclient.cli.progress import Limits
 from payclient.cli.report import Report
 from payclient.cli.settings import Service
@@ -84,7 +84,7 @@ async def _run(files: Files, refused: frozenset[str]) -> int:
             ledger=f"sqlite:{files.ledger}",
             new_ledger=True,
         )
-        page = Page(files.page, title=files.charges.name, window=profile.sale_window)
+        page = RunPage(files.page, title=files.charges.name, window=profile.sale_window)
         rows = read_file(files.charges, profile=profile)
         code, run = await charge_file(rows, service, Limits(), Report(files.report), page=page)
     if code == 130:

@@ -41,7 +41,7 @@ MAX_REDIRECTS = 6
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
 
 
-class Line(NamedTuple):
+class Check(NamedTuple):
     """One thing that was looked at. `gap`: something will not work as it could; `wrong`: something will fail."""
 
     level: Literal["ok", "note", "gap", "wrong"]
@@ -78,7 +78,7 @@ def doctor(
     return 4 if "wrong" in levels else 3 if "gap" in levels else 0
 
 
-def _show(title: str, lines: Iterable[Line]) -> list[str]:
+def _show(title: str, lines: Iterable[Check]) -> list[str]:
     """Print a section and return its levels."""
     out, levels = terminal.out(), list[str]()
     out.print(f"[bold]{title}[/]")
@@ -91,34 +91,34 @@ def _show(title: str, lines: Iterable[Line]) -> list[str]:
 # --- What it looks at
 
 
-def check_settings(base_url: str | None) -> Iterator[Line]:
+def check_settings(base_url: str | None) -> Iterator[Check]:
     """Check where requests go, and the shape of the token, which is never shown."""
     try:
         yield (
-            Line("ok", f"base_url: {check_base_url(base_url)}")
+            Check("ok", f"base_url: {check_base_url(base_url)}")
             if base_url
-            else Line("wrong", "base_url: give --base-url, or set PAYCLIENT_BASE_URL")
+            else Check("wrong", "base_url: give --base-url, or set PAYCLIENT_BASE_URL")
         )
     except ConfigurationError as error:
-        yield Line("wrong", str(error))
+        yield Check("wrong", str(error))
     try:
         source = token_of()
         count = len(source.read() if isinstance(source, RotatingToken) else source)
-        yield Line(
+        yield Check(
             "ok", f"token: {count} characters, of a shape that can be sent; whether it is good is not tried"
         )
     except ConfigurationError as error:
-        yield Line("wrong", str(error))
+        yield Check("wrong", str(error))
 
 
-def check_named(profile: str | None) -> Iterator[Line]:
+def check_named(profile: str | None) -> Iterator[Check]:
     """Check a profile by its name or path."""
     try:
         found = profile_of(profile)
     except ConfigurationError as error:
-        yield Line("wrong", str(error))
+        yield Check("wrong", str(error))
     else:
-        yield Line("ok", f"profile: {found.name}")
+        yield Check("ok", f"profile: {found.name}")
         yield from check_profile(found)
 
 
@@ -134,7 +134,7 @@ async def fetch(url: str) -> HttpResponse:
         await transport.aclose()
 
 
-def check_reach(base_url: str) -> Iterator[Line]:
+def check_reach(base_url: str) -> Iterator[Check]:
     """Check TCP, TLS and one GET without a token. `base_url` has passed `check_base_url`."""
     parts = urlsplit(base_url)
     try:
@@ -142,59 +142,59 @@ def check_reach(base_url: str) -> Iterator[Line]:
     except Exception as error:
         fault = getattr(error, "certificate_error", None)
         if isinstance(fault, ssl.SSLCertVerificationError):
-            yield Line("wrong", f"TLS: the certificate is not trusted: {fault.verify_message}")
+            yield Check("wrong", f"TLS: the certificate is not trusted: {fault.verify_message}")
             return
         cause = getattr(error, "os_error", error)
         name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
-        yield Line("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
+        yield Check("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
         return
     if parts.scheme == "https":
-        yield Line("ok", f"TLS: the certificate is trusted and names {parts.hostname}")
+        yield Check("ok", f"TLS: the certificate is trusted and names {parts.hostname}")
     else:
-        yield Line("note", "TLS: none, as is right for this machine only")
+        yield Check("note", "TLS: none, as is right for this machine only")
     words = f"HTTP {answer.status} to a GET without a token (its status says nothing about charges)"
-    yield Line("ok", f"reachable: {words}")
+    yield Check("ok", f"reachable: {words}")
 
 
-async def check_ledger(url: str | None, base_url: str | None) -> list[Line]:
+async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
     """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
         words = "no ledger is named: give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
-        return [Line("gap", words)]
+        return [Check("gap", words)]
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
         text = "memory: forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-        return [Line("note" if here else "wrong", text)]
+        return [Check("note" if here else "wrong", text)]
     try:
         book = await open_ledger(url, create=False)
         states = [record.state async for record in book.unfinished()]
         await book.aclose()
     except LedgerInUseError:
-        return [Line("note", "the ledger is open in another process, which has checked it; not looked at")]
+        return [Check("note", "the ledger is open in another process, which has checked it; not looked at")]
     except LedgerMissingError:
         if kind != "sqlite":
-            return [Line("note", "the ledger does not exist yet: payclient ledger init makes it")]
+            return [Check("note", "the ledger does not exist yet: payclient ledger init makes it")]
         return [await _try_place(os.path.dirname(os.path.abspath(path)))]  # noqa: ASYNC240 - asks no disk
     except (ConfigurationError, LedgerError) as error:
-        return [Line("wrong", str(error))]
-    lines = [Line("ok", f"the ledger ({kind}) opens, and every setting that safety needs was read back")]
+        return [Check("wrong", str(error))]
+    lines = [Check("ok", f"the ledger ({kind}) opens, and every setting that safety needs was read back")]
     if states:
         unknown = sum(state is not State.PENDING for state in states)
         words = f"{len(states)} open, {unknown} of them unknown or expired: payclient ledger list"
-        lines.append(Line("note", words))
+        lines.append(Check("note", words))
     return lines
 
 
-async def _try_place(directory: str) -> Line:
+async def _try_place(directory: str) -> Check:
     try:
         with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
             await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
     except (ConfigurationError, LedgerError) as error:
-        return Line("wrong", str(error))
+        return Check("wrong", str(error))
     except OSError as error:
-        return Line("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
-    return Line("ok", "the ledger's file does not exist yet; its place is safe")
+        return Check("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
+    return Check("ok", "the ledger's file does not exist yet; its place is safe")
 
 
 #: What a setting means that the profile does not have.
@@ -210,7 +210,7 @@ _LEFT_OPEN = {
 }
 
 
-def check_profile(profile: ServiceProfile) -> Iterator[Line]:
+def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     """Say what the document leaves open (§4.2, §2.2, §2.3) and this profile does too: what will raise."""
     status, words = profile.status, set(profile.status.states.values()) if profile.status else set()
     missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - words)
@@ -227,39 +227,41 @@ def check_profile(profile: ServiceProfile) -> Iterator[Line]:
         (status and missing, f"status.states maps no word to {', '.join(missing)}"),
     ):  # fmt: skip
         if wrong:
-            yield Line("gap", text)
+            yield Check("gap", text)
     if by_client_id and not profile.not_found_codes:
-        yield Line(
+        yield Check(
             "note", 'no not_found_codes: an error object in answer to a status query is never "not found"'
         )
     if by_id and by_client_id and not missing:
-        yield Line("ok", "status: by both ids, with a word for each state")
+        yield Check("ok", "status: by both ids, with a word for each state")
     if profile.confirm is None or profile.returned is None:
-        yield Line("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
-    yield from (Line("note", means) for name, means in _LEFT_OPEN.items() if getattr(profile, name) is None)
+        yield Check("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
+    yield from (Check("note", means) for name, means in _LEFT_OPEN.items() if getattr(profile, name) is None)
 
 
-def check_site(url: str) -> Iterator[Line]:
+def check_site(url: str) -> Iterator[Check]:
     """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
     first = urlsplit(url).netloc
     for _ in range(MAX_REDIRECTS):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            yield Line("wrong", "--site: must be an address such as https://shop.example/checkout")
+            yield Check("wrong", "--site: must be an address such as https://shop.example/checkout")
             return
         try:
             answer = asyncio.run(fetch(url))
         except Exception as error:
-            yield Line("wrong", f"the page cannot be read: {type(error).__name__}")
+            yield Check("wrong", f"the page cannot be read: {type(error).__name__}")
             return
         if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
             break
         url = urljoin(url, target)
     if answer.status != 200:
-        yield Line("note", f"the page answers HTTP {answer.status}: is it the one that customers leave from?")
+        yield Check(
+            "note", f"the page answers HTTP {answer.status}: is it the one that customers leave from?"
+        )
     if urlsplit(url).netloc != first:
-        yield Line("note", f"it redirects to {urlsplit(url).hostname}, whose page was looked at")
+        yield Check("note", f"it redirects to {urlsplit(url).hostname}, whose page was looked at")
     for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
-        yield Line("ok" if finding.good else "wrong", finding.text)
-    yield Line("note", "payclient.web's redirect page has a policy of its own, whatever the rest of the site has; "
+        yield Check("ok" if finding.good else "wrong", finding.text)
+    yield Check("note", "payclient.web's redirect page has a policy of its own, whatever the rest of the site has; "
                        "a typed address answered by a redirect brings no referrer at all")  # fmt: skip

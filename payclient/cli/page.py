@@ -37,7 +37,7 @@ _NEEDS = (
 )  # fmt: skip
 
 
-class Page:
+class RunPage:
     """Writes the page of one run. `window`: seconds that people have to answer."""
 
     def __init__(self, path: Path, *, title: str, window: float) -> None:

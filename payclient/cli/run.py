@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, nullcontext
 from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.lines import NEVER_SENT, OTHER_CONTENT, Line, Tally, line_of
-from payclient.cli.page import RELOAD, Page
+from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Limits, Look, progress_of
 from payclient.cli.report import Report
 from payclient.cli.settings import Service
@@ -83,7 +83,7 @@ class Run:
         *,
         report: Report | None = None,
         look: Look = "auto",
-        page: Page | None = None,
+        page: RunPage | None = None,
     ) -> None:
         self._requests = requests
         self._limits = limits

@@ -20,7 +20,7 @@ from payclient.encoding import Encoder
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.rows.cells import CellError, Cells, Row, RowError, errors_of
+from payclient.rows.cells import CellError, Cells, FileRow, RowError, errors_of
 from payclient.rows.decimals import AMBIGUOUS, MARKS, find_mark, mark_of
 from payclient.rows.formats import AMOUNTS, KEY, Format
 from payclient.rows.objects import Objects
@@ -66,7 +66,7 @@ class ChargeFile:
     requests: list[SaleRequest] = attrs.field(repr=False)
     lines: list[int] = attrs.field(repr=False)
     #: The bad rows, as they were read.
-    bad: list[Row] = attrs.field(repr=False)
+    bad: list[FileRow] = attrs.field(repr=False)
     #: Why even the good rows cannot be told; None where they can.
     fatal: str | None
     #: The header of a table, and what stands between its columns.
@@ -222,7 +222,7 @@ def _constants(form: Format, cells: Cells) -> dict[str, object]:
 # --- What only the profile, or only the whole file, tells
 
 
-def _check_profile(rows: Iterable[Row], profile: ServiceProfile, spelled: Mapping[str, str]) -> None:
+def _check_profile(rows: Iterable[FileRow], profile: ServiceProfile, spelled: Mapping[str, str]) -> None:
     encoder = Encoder(profile)
     for row in rows:
         if row.request is not None:
@@ -232,7 +232,7 @@ def _check_profile(rows: Iterable[Row], profile: ServiceProfile, spelled: Mappin
                 row.errors = tuple(errors_of(error, row.line, spelled))
 
 
-def _check_keys(rows: Iterable[Row], column: str) -> None:
+def _check_keys(rows: Iterable[FileRow], column: str) -> None:
     """Call every row of an equal key bad: nobody can tell which is meant."""
     lines: dict[str, list[int]] = {}
     for row in rows:
@@ -248,10 +248,10 @@ def _check_keys(rows: Iterable[Row], column: str) -> None:
             row.errors += (RowError(row.line, column, words),)
 
 
-def _check_zeros(rows: Iterable[Row], column: str) -> None:
+def _check_zeros(rows: Iterable[FileRow], column: str) -> None:
     """Find phones one digit shorter than others of their country, which begin with a zero: a spreadsheet took it."""
 
-    def shapes() -> Iterator[tuple[Row, tuple[str, bool, int]]]:
+    def shapes() -> Iterator[tuple[FileRow, tuple[str, bool, int]]]:
         for row in rows:
             phone = None if row.request is None or row.errors else row.request.phone_number
             if row.request is not None and phone and phone.isascii() and phone.isdigit():

@@ -22,7 +22,7 @@ __all__ = [
     "SHOWABLE",
     "CellError",
     "Cells",
-    "Row",
+    "FileRow",
     "RowError",
     "check_text",
     "errors_of",
@@ -69,7 +69,7 @@ class RowError:
 
 
 @attrs.define
-class Row:
+class FileRow:
     """One row of a file: a request, or the errors that forbid one."""
 
     line: int

@@ -12,7 +12,7 @@ from cattrs import BaseValidationError, Converter
 
 from payclient.errors import InvalidRequestError
 from payclient.models import LineItem, SaleRequest
-from payclient.rows.cells import CellError, Cells, Row, RowError, check_text, errors_of
+from payclient.rows.cells import CellError, Cells, FileRow, RowError, check_text, errors_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
 from payclient.spelling import from_service, to_service
 
@@ -44,11 +44,11 @@ class Objects:
                 for names, found in ((AMOUNTS, values), *((_ITEM_AMOUNTS, item) for item in _items(values))):
                     yield from (text for name in names if isinstance(text := found.get(name), str))
 
-    def row(self, parsed: Parsed, cells: Cells, constants: Mapping[str, Any]) -> Row:
+    def row(self, parsed: Parsed, cells: Cells, constants: Mapping[str, Any]) -> FileRow:
         """Return one row."""
         line, data, text = parsed
         if isinstance(data, CellError):
-            return Row(line, None, None, (RowError(line, None, str(data)),), text)
+            return FileRow(line, None, None, (RowError(line, None, str(data)),), text)
         faults: Faults = []
         values = self._fields(data, faults)
         both = sorted(constants.keys() & values.keys())
@@ -70,11 +70,11 @@ class Objects:
                 _to_cents(cells, item, _ITEM_AMOUNTS, f"order.line_items[{number}].", faults)
         if faults:
             found = tuple(RowError(line, column, why) for column, why in faults)
-            return Row(line, key, None, found, text)
+            return FileRow(line, key, None, found, text)
         try:
-            return Row(line, key, _converter.structure(values, SaleRequest), (), text)
+            return FileRow(line, key, _converter.structure(values, SaleRequest), (), text)
         except (InvalidRequestError, BaseValidationError) as error:
-            return Row(line, key, None, tuple(errors_of(error, line, {})), text)
+            return FileRow(line, key, None, tuple(errors_of(error, line, {})), text)
 
     def _fields(self, data: Mapping[str, Any], faults: Faults) -> dict[str, Any]:
         """Return the row's values by the model's names; other names stay as they are, for the converter to refuse."""

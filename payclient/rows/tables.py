@@ -17,7 +17,7 @@ from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
-from payclient.rows.cells import SHOWABLE, CellError, Cells, Row, RowError, errors_of
+from payclient.rows.cells import SHOWABLE, CellError, Cells, FileRow, RowError, errors_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
 from payclient.spelling import from_service
 
@@ -181,17 +181,17 @@ class Table:
             if isinstance(cells, list) and len(cells) == len(self.names):
                 yield from (cells[number] for number in wanted if isinstance(cells[number], str))
 
-    def row(self, record: Record, cells: Cells, constants: Mapping[str, Any]) -> Row | None:
+    def row(self, record: Record, cells: Cells, constants: Mapping[str, Any]) -> FileRow | None:
         """Return one row; None where it is blank."""
         line, found = record
         if isinstance(found, RowError):
-            return Row(line, None, None, (found,), ())
+            return FileRow(line, None, None, (found,), ())
         if all(cell == "" for cell in found):
             return None
         if len(found) != len(self.names):
             cut = ": is it cut?" if len(found) < len(self.names) else ""
             why = f"has {len(found)} cells and the header {len(self.names)}{cut}"
-            return Row(line, None, None, (RowError(line, None, why),), found)
+            return FileRow(line, None, None, (RowError(line, None, why),), found)
         values = {"country_code": None, "currency": None, **constants}
         errors = []
         for number, field in self._plan:
@@ -210,10 +210,10 @@ class Table:
             errors.append(RowError(line, self._key, "is required"))
         if not errors:
             try:
-                return Row(line, key, SaleRequest(**values), (), found)
+                return FileRow(line, key, SaleRequest(**values), (), found)
             except InvalidRequestError as error:
                 errors = errors_of(error, line, self.spelled)
-        return Row(line, key if isinstance(key, str) else None, None, tuple(errors), found)
+        return FileRow(line, key if isinstance(key, str) else None, None, tuple(errors), found)
 
 
 def make_columns(names: Iterable[str], form: Format) -> list[Column]:

@@ -261,8 +261,10 @@ class Oracle:
             return proves and (asked or not record.candidate_ids)
         if any(post.account != account_of(world.token()) for post in posts):
             return False
-        listed = any(each.listed_at <= world.now for post in posts for each in post.transactions)
-        by_client = (settings.by_client or settings.source) and listed
-        return by_client or (
-            (settings.by_transaction or settings.source) and record.transaction_id is not None
-        )
+        held = [each for post in posts for each in post.transactions]
+        listed = any(each.listed_at <= world.now for each in held)
+        if (settings.by_client or settings.source) and listed:
+            return True
+        # A cancelled one decides only after a query by client transaction id has looked for others.
+        decides = not settings.by_client or any(each.state == "Aceptado" for each in held)
+        return (settings.by_transaction or settings.source) and record.transaction_id is not None and decides

@@ -72,8 +72,10 @@ def tracking(
     profile: payclient.ServiceProfile = virtual.PROFILE,
     status: payclient.StatusSource | None = None,
     schedule: payclient.Schedule | None = None,
+    session: payclient.PaySession | None = None,
 ) -> payclient.Tracker:
-    session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=service)
+    if session is None:
+        session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=service)
     return payclient.Tracker(
         session,
         MemoryLedger() if ledger is None else ledger,

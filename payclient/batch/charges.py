@@ -15,7 +15,7 @@ from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
 from payclient.batch.pace import Pace, sends_per_second
 from payclient.batch.results import ChargeResult
 from payclient.batch.tries import Tries
-from payclient.clock import Timer
+from payclient.clock import Timer, start
 from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
@@ -145,7 +145,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._pump()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

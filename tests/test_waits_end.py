@@ -1,0 +1,103 @@
+"""Every wait ends within the sale window and ten minutes, whatever the service does, short of silence for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crowd as virtual
+import payclient
+from test_storms import BOUND, Service, in_virtual_time, limited, now, tracking
+
+Body = payclient.HttpResponse
+
+#: What a query may come to; the last is the truth.
+BEHAVIOURS = [
+    "429", "429 0", "429 5", "429 9999", "401", "500", "503", "html", "empty", "hangs", "resets", "slow",
+    "unmapped", "not found", "another's", "truth",
+]  # fmt: skip
+
+
+async def misbehave(what: str) -> Body | None:
+    """Answer as told; None is the truth."""
+    await asyncio.sleep(0.05)
+    match what.split():
+        case ["429", *after]:
+            return limited(after[0] if after else None)
+        case ["401"]:
+            return Body(401, {}, b'{"message": "no"}')
+        case ["500" | "503"]:
+            return Body(int(what), {}, b"{}")
+        case ["html"]:
+            return Body(200, {}, b"<html>busy</html>")
+        case ["empty"]:
+            return Body(200, {}, b"")
+        case ["hangs"]:
+            await asyncio.sleep(3600.0)
+        case ["resets"]:
+            raise ConnectionResetError
+        case ["slow"]:
+            await asyncio.sleep(20.0)
+        case ["unmapped"]:
+            return Body(200, {}, b'{"transactionId": 1, "state": "Pondering"}')
+        case ["not", "found"]:
+            return Body(404, {}, b'{"message": "none", "errorCode": 20}')
+        case ["another's"]:
+            return Body(
+                200, {}, b'{"transactionId": 999999, "clientTransactionId": "x", "state": "Aceptado"}'
+            )
+    return None
+
+
+def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
+    async def main() -> None:
+        number = 0
+
+        async def trouble() -> Body | None:
+            nonlocal number
+            number += 1
+            return await misbehave(behaviours[number % len(behaviours)])
+
+        service = Service(trouble)
+
+        async def transport(
+            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+        ) -> payclient.HttpResponse:
+            answer = await service(request, before_send)
+            if lost and request.method == "POST" and len(service.truth) % 3 == 0:
+                raise ConnectionResetError
+            return answer
+
+        session = payclient.PaySession(
+            "https://pay.example", "token", profile=virtual.PROFILE, transport=transport
+        )
+        async with tracking(service, session=session) as tracker:
+            began = now()
+            pendings = [await tracker.sale(virtual.request(f"order-{each}")) for each in range(count)]
+            async with asyncio.timeout(100 * BOUND):
+                outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+            assert now() - began <= BOUND, f"the last wait took {now() - began:.0f} s"
+        for outcome in outcomes:
+            if outcome.paid is not None and outcome.evidence is not payclient.Evidence.ABSENT:
+                assert outcome.paid is (service.truth[outcome.client_transaction_id][1] == "Aceptado")
+
+    in_virtual_time(main)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=12), st.sampled_from([1, 5, 40]), st.booleans()
+)
+def test_every_wait_ends(behaviours: list[str], count: int, lost: bool) -> None:
+    """Of any mixture, repeated for ever, for one sale or forty, where answers were lost or not; and never a lie."""
+    check(behaviours, count, lost)
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_every_wait_ends_whatever_the_service_always_does(behaviour: str) -> None:
+    """One and the same, for forty sales of which some answers were lost."""
+    check([behaviour], 40, lost=True)

@@ -66,9 +66,7 @@ def conflict_of(
     """
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
-    known = record.transaction_id
-    if known is None and report.client_transaction_id is None:
-        known = candidate_id  # a report that names our own id is ours, whichever candidate it was queried by
+    known = record.transaction_id if record.transaction_id is not None else candidate_id
     if known is not None and report.transaction_id not in (None, known) and known not in report.others:
         return f"transaction id {report.transaction_id}"
     if _differs(report.client_transaction_id, record.client_transaction_id):

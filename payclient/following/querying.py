@@ -136,7 +136,9 @@ class Querying:
         """Apply what a report says; False where the report is about something that is not ours."""
         record = entry.record
         unproven = candidate_id is not None or not self._proves_absence
-        conflict = conflict_of(record, report, by_candidate=unproven, candidate_id=candidate_id)
+        # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
+        asked = None if self._credentials is None else candidate_id
+        conflict = conflict_of(record, report, by_candidate=unproven, candidate_id=asked)
         if candidate_id is not None and report.client_transaction_id not in (
             None,
             record.client_transaction_id,

@@ -253,6 +253,17 @@ def test_a_reader_that_hangs_up_ends_no_run(silent: Service, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("option", ["--json", "--quiet", None])
+def test_closed_streams_end_no_run(willing: Service, tmp_path: Path, option: str | None) -> None:
+    """Without stdin, stdout and stderr, as some daemons start a program, all is charged and the report is whole."""
+    prefix = f"closed{option}"
+    file, report = write_csv(tmp_path / "charges.csv", rows_of(prefix, 3)), tmp_path / "report.csv"
+    arguments = charge_arguments(willing, file, "--report", str(report), *([option] if option else []))
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *PYTHON, *arguments]
+    assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
+    assert [row["paid"] for row in read_report(report).values()] == ["true"] * 3
+
+
 def test_a_full_disk_behind_the_log_ends_no_run(silent: Service, tmp_path: Path) -> None:
     """Nothing that is printed can be written, and the run goes on to its end."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("full", 4)), tmp_path / "report.csv"

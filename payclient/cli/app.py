@@ -38,6 +38,7 @@ def make_app() -> App:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and give its exit code: 2 where our own checks refuse it, 130 where it is interrupted."""
+    terminal.open_closed()
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
     try:

@@ -204,7 +204,6 @@ class Run:
             self.tally.remove(before)
         self.lines[line.client_transaction_id] = line
         self.tally.add(line)
-        self.progress.row(line)
         if self._report is not None:
             try:
                 self._report.write(line)
@@ -213,6 +212,7 @@ class Run:
                     f"the report cannot be written: {error.strerror}; sending ends, what is open is followed"
                 )
                 self._report = None
+        self.progress.row(line)
 
     def _fail(self, why: str) -> None:
         self._failed = True

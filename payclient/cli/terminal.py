@@ -69,6 +69,16 @@ err = Console(file=cast(IO[str], _Stream("stderr")), highlight=False, soft_wrap=
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
 
 
+def open_closed() -> None:
+    """Open the standard streams that were closed: a file of ours would take their numbers, and what is written to them.
+
+    In this order each takes its own number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the end
+
+
 def settle() -> None:
     """Write what is left, and replace a stream that takes nothing more: the interpreter would exit with 120."""
     for stream in (sys.stdout, sys.stderr):

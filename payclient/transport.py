@@ -172,6 +172,7 @@ class AiohttpTransport:
                 "Content-Type": "application/json",
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
+                "Cache-Control": "no-cache",  # what somebody stored between us and the service is old
                 "User-Agent": f"payclient (aiohttp {aiohttp.__version__}; Python {platform.python_version()})",
             },
             trust_env=False,

@@ -141,8 +141,24 @@ def decode_status(
     """Read the answer to a status query, by the profile; None is "no such transaction".
 
     An array holds every transaction of a client transaction id: any accepted is accepted, else any pending is
-    pending, else cancelled. Raises a `RefusedError`, or `OutcomeUnknownError` where nothing can be read.
+    pending, else cancelled. Raises a `RefusedError`, or `OutcomeUnknownError` where nothing can be read and where a
+    cache says "not found".
     """
+    report = _decode_status(response, profile, client_transaction_id)
+    if report is None and any(
+        name.lower() == "age" and value.strip() != "0" for name, value in response.headers.items()
+    ):
+        raise OutcomeUnknownError(
+            '"not found" came from a cache, of an earlier query',
+            http_status=response.status,
+            client_transaction_id=client_transaction_id,
+        )
+    return report
+
+
+def _decode_status(
+    response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
+) -> StatusReport | None:
     if profile.status is None:
         raise ConfigurationError("a status query needs [status] in the profile")
     data = parse_json(response.body)

@@ -113,10 +113,22 @@ def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
     (tmp_path / "ledger.db").unlink()
     assert main(arguments) == 2
     err = " ".join(capfd.readouterr().err.split())
-    assert f"calls 4 rows paid that the ledger does not know (knows{ending}-0," in err
+    assert f"calls 4 rows paid or open that the ledger does not know (knows{ending}-0," in err
     assert "nothing was sent" in err
     assert willing.counts() == before
     assert report.read_bytes() == kept
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_report_of_open_rows_is_a_refusal_too(silent: Service, tmp_path: Path, ending: str) -> None:
+    """Rows that were sent and are not decided would be charged again by a ledger that does not know them."""
+    prefix = f"open{ending}"
+    file, report = write_csv(tmp_path / "charges.csv", rows_of(prefix, 3)), tmp_path / f"r.{ending}"
+    arguments = charge_arguments(silent, file, "--wait", "0", "--report", str(report))
+    assert main(arguments) == 4
+    (tmp_path / "ledger.db").unlink()
+    assert main(arguments) == 2
+    assert len(silent.truth(f"{prefix}-")) == 3  # each of them once
 
 
 # --- Files that are not files

@@ -371,3 +371,30 @@ def test_a_file_with_such_a_key_is_refused(
     assert status == 2, said
     assert MISTAKABLE[identifier] in said
     assert not ledger.exists()
+
+
+# --- Caches
+
+
+@pytest.mark.parametrize(
+    ("age", "found"), [("0", True), ("1", False), (" 3600", False), ("unreadable", False)]
+)
+@pytest.mark.parametrize("body", ["[]", '{"errorCode": 20}'])
+async def test_a_cache_proves_no_absence(age: str, found: bool, body: str) -> None:
+    """A "not found" of some age is of an earlier query, when the sale may not have been there yet."""
+
+    async def transport(
+        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        assert before_send is not None
+        await before_send()
+        return payclient.HttpResponse(200, {"age": age}, body.encode())
+
+    async with payclient.PaySession(
+        "https://pay.example", "token", profile=PROFILE, transport=transport
+    ) as session:
+        if found:
+            assert await session.status(client_transaction_id="order-17") is None
+        else:
+            with pytest.raises(payclient.OutcomeUnknownError, match="cache"):
+                await session.status(client_transaction_id="order-17")

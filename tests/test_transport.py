@@ -1110,6 +1110,7 @@ async def test_the_request_on_the_wire(context: ssl.SSLContext | None) -> None:
         assert data.count(b"\r\nauthorization: bearer " + TOKEN.lower().encode() + b"\r\n") == 2
         assert data.count(b"\r\ncontent-type: application/json\r\n") == 2
         assert data.count(b"\r\naccept-encoding: identity\r\n") == 2
+        assert data.count(b"\r\ncache-control: no-cache\r\n") == 2
         assert data.count(b"\r\naccept-language: es\r\n") == 2
         assert b"cookie" not in data
         assert b"expect" not in data

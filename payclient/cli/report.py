@@ -47,17 +47,21 @@ class Report:
                 f"--report {path.name}: is there already and is not a report; nothing was sent"
             )
 
-    def paid(self) -> set[str]:
-        """Return the client transaction ids that an earlier run's report calls paid."""
+    def sent(self) -> set[str]:
+        """Return the client transaction ids that an earlier run's report calls paid, or sent and not decided."""
         rows: Iterator[Mapping[str, Any]] = (
             csv.DictReader(io.StringIO(self._before.decode("utf-8", "replace"), newline=""))
             if self._is_csv
             else map(_object, self._before.splitlines())
         )
         # After a crash the last row of a key counts.
-        last = {row.get("client_transaction_id"): row.get("paid") for row in rows}
-        paid = [str(key) for key, paid in last.items() if paid in (True, "true")]
-        return {*paid, *(key[1:] for key in paid if key[:1] == "'")}  # a key that was defused
+        last = {row.get("client_transaction_id"): row for row in rows}
+        sent = [
+            str(key)
+            for key, row in last.items()
+            if row.get("state") and row.get("paid") not in (False, "false")
+        ]
+        return {*sent, *(key[1:] for key in sent if key[:1] == "'")}  # a key that was defused
 
     def _unwritable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(

@@ -115,16 +115,16 @@ class Run:
                     return self._exit_code()
 
     async def _check_report(self, tracker: Tracker, report: Report) -> None:
-        """Refuse a ledger that does not know what the report calls paid: all of it would be charged again."""
-        paid = report.paid() & {request.client_transaction_id for request in self._requests}
+        """Refuse a ledger that does not know what the report calls paid or open: all of it would be charged again."""
+        sent = report.sent() & {request.client_transaction_id for request in self._requests}
         missing = []
-        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in paid]):
+        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in sent]):
             known = await tracker.find_many([request.client_transaction_id for request in chunk])
             missing += [key for request in chunk if (key := request.client_transaction_id) not in known]
         if missing:
             more = ", ..." if len(missing) > SHOWN else ""
             raise ConfigurationError(
-                f"--report {report.path.name} calls {len(missing):,} rows paid that the ledger does not know "
+                f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
                 f"({', '.join(missing[:SHOWN])}{more}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )

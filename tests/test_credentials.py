@@ -162,6 +162,28 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
 
 
+async def test_a_number_alone_proves_no_account(service: Accounts, ledger: payclient.Ledger) -> None:
+    """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
+    service.scripts = [FakeService.take, lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale("order-18", "0984111333"))
+        await tracker.sale(sale())
+    service.decide("Aceptado", 1001)
+    other = Accounts()
+    other.clock = service.clock
+    async with tracking(other, await payclient.open_ledger("memory:"), "token-2") as tracker:
+        await tracker.sale(sale("another-1", "0984111444"))
+    other.sales[1000]["clientTransactionId"] = None  # a short report
+    async with tracking(other, ledger, "token-2") as tracker:
+        await service.clock.advance(100)
+        assert (await outcome_of(service, await found(tracker))).paid is None
+        await tracker.sale(sale())
+    assert other.posted == {"another-1": 1}
+    async with tracking(service, ledger, "token-1") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is True
+    assert service.posted == {"order-18": 1, "order-17": 1}
+
+
 async def test_each_attempt_keeps_the_token_of_its_own_exchange(
     service: Accounts, ledger: payclient.Ledger
 ) -> None:

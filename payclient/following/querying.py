@@ -160,6 +160,7 @@ class Querying:
             and record.state is PENDING
             and record.evidence is Evidence.ANSWER
             and report.transaction_id == record.transaction_id
+            and report.client_transaction_id is not None  # numbers alone are another account's too
         ):
             self._credentials.found(record)
         transaction_id = report.transaction_id or candidate_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from payclient.clock import sleep
-from payclient.errors import NotCancellableError, OutcomeUnknownError, UsageError
+from payclient.errors import NotCancellableError, OutcomeUnknownError, PayError, UsageError
 from payclient.events import Withdrawn
 from payclient.lifecycle import Record, State
 from payclient.outcomes import Outcome
@@ -52,9 +52,25 @@ class Withdrawing:
                 await self._session.cancel(client_transaction_id=record.client_transaction_id)
         except (NotCancellableError, OutcomeUnknownError):
             return await self._ask(record)
+        if await self._has_another(record):
+            return await self._ask(record)
         record = await self._permits.write(record, Withdrawn(at=self._permits.clock.time()))
         self._changed(record)
         return Outcome.of(record)
+
+    async def _has_another(self, record: Record) -> bool:
+        """Whether another transaction of this sale may be open or paid: what stands in front may repeat a POST."""
+        status = self._session.profile.status
+        if status is None or status.by_client_transaction_id is None:
+            return False
+        try:
+            report = await self._session.status(client_transaction_id=record.client_transaction_id)
+        except PayError:
+            return True  # nobody knows: its own queries decide
+        if report is None or report.state == "Cancelado":
+            return False
+        others = {report.transaction_id, *report.others} - {None, record.transaction_id}
+        return report.state == "Aceptado" or bool(others)
 
     async def _ask(self, record: Record) -> Outcome:
         if self._check is None:

@@ -666,6 +666,30 @@ async def test_a_push_that_nobody_answers_is_withdrawn(service: FakeService) -> 
     assert service.cancels == [{"id": 1000}]
 
 
+@pytest.mark.parametrize("state", ["Approved", "Pending"])
+async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
+    service: FakeService, state: str
+) -> None:
+    """A POST was repeated in front: the one that we know of is withdrawn, and the customer may pay the other."""
+
+    async def twice(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        service.sales[service.create(request)]["transactionStatus"] = state
+        service.sales[own := service.create(request)]["transactionStatus"] = "Canceled"
+        return answer(200, {"transactionId": own})
+
+    service.scripts = [twice]
+    async with tracking(service, profile=PROFILE) as tracker:
+        pending = await tracker.sale(sale())
+        outcome = await drive(service, asyncio.create_task(tracker.cancel(pending)))
+        assert outcome.paid is (True if state == "Approved" else None)
+        service.sales[1000]["transactionStatus"] = "Approved"
+        assert (await outcome_of(service, pending)).paid is True
+    assert service.cancels == [{"id": 1001}]
+
+
 @pytest.mark.parametrize("said", [lambda: refusal(25, 2029), lost, lambda: answer(200, "true")])
 async def test_a_customer_who_was_quicker_is_told_of(
     service: FakeService, said: Callable[[], payclient.HttpResponse]

@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import crowd as virtual
@@ -204,9 +205,8 @@ def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> N
             await before_send()
             return payclient.HttpResponse(200, {}, b"true")
 
-        session = payclient.PaySession(
-            "https://pay.example", "token", profile=payclient.PAYPHONE, transport=transport
-        )
+        profile = attrs.evolve(virtual.PROFILE, cancel=payclient.PAYPHONE.cancel)
+        session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=transport)
         schedule = payclient.Fixed(1000.0)
         async with payclient.Tracker(
             session, ledger, schedule=schedule, clock=virtual.VirtualClock()

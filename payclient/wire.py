@@ -76,7 +76,10 @@ def decode_sale(
     status = response.status
     data = parse_object(response.body)
     identifier = data.get("transactionId") if data is not None else None
-    usable = data is None or not repeats(response.body, *_DECIDING)
+    usable = data is None or (
+        not repeats(response.body, *_DECIDING)
+        and data.get("clientTransactionId") in (None, client_transaction_id)  # else another Sale is answered
+    )
     if (
         200 <= status <= 299
         and data is not None

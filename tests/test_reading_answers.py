@@ -100,6 +100,12 @@ TABLE: list[tuple[list[int], list[str], str]] = [
     ([418, 503], ["", "<html>\\\\</html>", "[]", "{}", '{"transactionId": null}'], "refused RefusedError"),
     ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', '[{"transactionId": 5}]'], "unknown 5"),
     ([418, 429, 503], ['{"TransactionId": 5', '{"x": "' + "transaction" * 40_000 + '"}'], "unknown None"),
+    # What is said of another Sale.
+    ([200], ['{"transactionId": 5, "clientTransactionId": "order-17"}'], "created 5"),
+    ([200], ['{"transactionId": 5, "clientTransactionId": "order-18"}'], "unknown 5"),
+    ([200], ['{"transactionId": 5, "clientTransactionId": 17}'], "unknown 5"),
+    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-17"}'], "refused RefusedError"),
+    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}'], "unknown None"),
     # All else.
     ([301, 302, 307, 399], [ERROR, BUSY, "", "<html>"], "unknown None"),
     ([400, 404, 500, 502], [CREATED], "unknown 5"),

@@ -258,7 +258,7 @@ SALE_ANSWERS: list[tuple[int, str | bytes, type]] = [
     # 2xx, one strict transactionId, no errorCode
     (200, f"{{{ID}}}", SaleResult), (201, f"{{{ID}}}", SaleResult), (299, f"{{{ID}}}", SaleResult),
     (200, f'{{{ID}, "message": null, "extra": [1]}}', SaleResult), (200, f'{{{ID}, "errorCode": null}}', SaleResult),
-    (200, f"\ufeff{{{ID}}}", SaleResult), (200, f' \n{{"clientTransactionId": "a", {ID}}}\n', SaleResult),
+    (200, f"\ufeff{{{ID}}}", SaleResult), (200, f' \n{{"clientTransactionId": "order-17", {ID}}}\n', SaleResult),
     (200, '{"transactionId": 1}', SaleResult), (200, f'{{"transactionId": {MAX_ID}}}', SaleResult),
     (200, f'{{{ID}, "note": "\\u00f3"}}', SaleResult), (200, '{"transaction\\u0049d": 5}', SaleResult),
     (200, f'{{{ID}, "inner": {{{ID}, "errorCode": 5}}}}', SaleResult),

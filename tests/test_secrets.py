@@ -440,7 +440,9 @@ def check_answer(operation: str, case: Answer, outcome: object) -> None:
     """It shows nothing, and is what it should be, so that each case goes the way it is for."""
     check_hidden(outcome)
     if case not in MIXED and (operation, case.name) != ("tracker.prepare", "another code"):
-        check_kind(operation, outcome, case.kind)
+        # A query that "not found" does not answer proves no refusal as busy: the sale may exist (a repeated POST).
+        busy = case.name == "2061" and operation in HANDLES
+        check_kind(operation, outcome, OutcomeUnknownError if busy else case.kind)
 
 
 def function_of(case: Answer) -> payclient.Transport:

@@ -1,0 +1,504 @@
+"""The half with the loop: what a second notification, a closing, a gone caller or a late write must not lose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import attrs
+import pytest
+
+import payclient
+from fake_ledgers import FailingLedger, SharedLedger
+from fake_service import (
+    PROFILE,
+    FakeService,
+    answer,
+    lost_request,
+    outcome_of,
+    refuses,
+    sale,
+    tracking,
+)
+from payclient.batch import charge_all
+from payclient.events import DecidedRefused
+from payclient.ledger.memory import MemoryLedger
+
+Receipt, State = payclient.Receipt, payclient.State
+pytestmark = pytest.mark.usefixtures("delays")
+
+#: One query a minute: whoever comes second waits.
+SCARCE = attrs.evolve(PROFILE, queries_per_minute=1)
+
+
+class Held(FakeService):
+    """A service whose answers to queries are held back while `open` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+    ) -> payclient.HttpResponse:
+        response = await super().__call__(request, before_send)
+        if request.method == "GET":
+            await self.open.wait()
+        return response
+
+
+@pytest.fixture
+def service() -> Held:
+    return Held()
+
+
+def hint(transaction_id: int = 1000, identifier: str = "order-17") -> payclient.Notification:
+    return payclient.Notification(transaction_id=transaction_id, client_transaction_id=identifier)
+
+
+async def pending_of(tracker: payclient.Tracker, identifier: str = "order-17") -> payclient.PendingSale:
+    found = await tracker.find(identifier)
+    assert found is not None
+    return found
+
+
+async def turns(true: Callable[[], object]) -> None:
+    """Let the loop turn until it is so; no time passes."""
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not come about")
+
+
+async def in_turns(task: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
+    """What comes of it while no time passes."""
+    await turns(task.done)
+    return await task
+
+
+# --- Notifications
+
+
+def paid_after_all(service: FakeService) -> None:
+    """Something in front of the service repeated the POST: the refused attempt has a sale, and it is paid."""
+    service.sales[1000] = {
+        "transactionId": 1000,
+        "clientTransactionId": "order-17",
+        "amount": 1150,
+        "currency": "USD",
+        "state": "Aceptado",
+    }
+
+
+async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
+    """Charge, and be refused."""
+    service.scripts = [refuses(22)]
+    with pytest.raises(payclient.NotCreatedError):
+        await tracker.sale(sale())
+
+
+async def test_a_notification_while_a_late_query_runs_earns_another(service: Held) -> None:
+    """A forged one came first, and its query was answered before what the genuine one tells of."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        service.open.clear()
+        assert await tracker.notify(hint(999)) is Receipt.LATE
+        await service.clock.advance(2)  # the service has answered, and the answer is on its way
+        paid_after_all(service)
+        assert await tracker.notify(hint(1000)) is Receipt.LATE
+        service.open.set()
+        await service.clock.advance(10)
+        assert (await pending_of(tracker)).outcome.paid is True
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.5, 600.0])
+async def test_every_late_notification_earns_a_query(service: Held, seconds: float) -> None:
+    """However long after the forged one's query the genuine one comes; and the two cost few."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        await tracker.notify(hint(999))
+        await service.clock.advance(seconds)
+        assert len(service.queries) <= 2
+        paid_after_all(service)
+        await tracker.notify(hint(1000))
+        await service.clock.advance(10)
+        assert (await pending_of(tracker)).outcome.paid is True
+        asked = len(service.queries)
+        await service.clock.advance(600)
+        assert len(service.queries) == asked
+
+
+async def test_a_notification_before_the_answer_is_queried_with_it(service: Held) -> None:
+    """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
+    answering = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        return response
+
+    service.scripts = [held]
+    async with tracking(service, schedule=payclient.Fixed(100.0)) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await turns(lambda: service.posted)
+        service.decide("Aceptado")
+        assert await tracker.notify(hint()) is Receipt.EARLY
+        answering.set()
+        pending = await sending
+        await service.clock.advance(1)
+        assert pending.outcome.paid is True
+
+
+# --- Closing
+
+
+async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Held) -> None:
+    """`check()` waits for its turn under a tight rate; a tracker that closes keeps nobody waiting."""
+    async with tracking(service, profile=SCARCE) as tracker:
+        first, second = await tracker.sale(sale("order-1")), await tracker.sale(sale("order-2", "0984111223"))
+        await first.check()
+        waiting = asyncio.ensure_future(second.check())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+    await turns(waiting.done)
+    assert isinstance(waiting.exception(), payclient.TrackerClosedError | None)
+    if waiting.exception() is None:
+        assert waiting.result().paid is None
+
+
+async def test_a_check_waits_no_longer_than_the_total_time_out(service: Held) -> None:
+    """Its turn by the rate is a minute off: it says what is known."""
+    async with tracking(service, profile=SCARCE) as tracker:
+        first, second = await tracker.sale(sale("order-1")), await tracker.sale(sale("order-2", "0984111223"))
+        await first.check()
+        waiting = asyncio.ensure_future(second.check())
+        await service.clock.advance(31)
+        assert (await in_turns(waiting)).paid is None
+
+
+# --- A caller that has gone
+
+
+async def test_what_a_gone_caller_sent_is_followed(service: Held) -> None:
+    """Nobody waits for it, and the feed has its end all the same."""
+    answering = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        return response
+
+    service.scripts = [held]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        caller = asyncio.ensure_future(tracker.sale(sale()))
+        await turns(lambda: service.posted)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        answering.set()
+        await service.clock.advance(1)
+        service.decide("Aceptado")
+        await service.clock.advance(120)
+        record = await ledger.get("order-17")
+    assert record is not None
+    assert record.state is State.ACCEPTED
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Held, fails: bool) -> None:
+    """The same id by `sale` while a batch sends it: one POST, and nobody hangs, also where the row is refused."""
+    answering = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await (refuses(22) if fails else FakeService.take)(service, request, before_send)
+        answering.set()
+        await asyncio.sleep(0)
+        return response
+
+    service.scripts = [held]
+    async with tracking(service) as tracker:
+
+        async def run() -> list[payclient.ChargeResult]:
+            async with charge_all(tracker, [sale()]) as results:
+                return [result async for result in results]
+
+        batch = asyncio.ensure_future(run())
+        await turns(answering.is_set)
+        beside = asyncio.ensure_future(tracker.sale(sale()))
+        if not fails:
+            service.decide("Aceptado")
+        for _ in range(100):
+            await service.clock.advance(1)
+        assert batch.done()
+        assert beside.done()
+        await batch
+        if fails and beside.exception() is not None:
+            assert isinstance(beside.exception(), payclient.NotCreatedError)
+        else:
+            assert beside.result().state is not State.REFUSED
+    assert service.posted["order-17"] <= 1 + fails
+
+
+# --- Attempts
+
+
+async def test_a_wait_for_an_attempt_that_has_a_successor_ends(service: Held) -> None:
+    """An operator calls an unknown sale refused and another process charges again: the first wait tells its own end."""
+    ledger = MemoryLedger()
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as first:
+        pending = await first.sale(sale())
+        assert pending.state is State.UNKNOWN
+        waiting = asyncio.ensure_future(pending.wait())
+        await asyncio.sleep(0)
+        record = await ledger.get("order-17")
+        assert record is not None
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        async with tracking(service, ledger) as second:
+            assert (await second.sale(sale())).state is State.PENDING
+            for _ in range(60):
+                await service.clock.advance(1)
+            service.decide("Aceptado")
+            for _ in range(60):
+                await service.clock.advance(1)
+            outcome = await in_turns(waiting)
+            assert outcome.paid is not True or outcome.transaction_id == 1000
+            assert (await pending_of(first)).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(service: Held) -> None:
+    """Its refusal went unheard and another process charged again: who waits for the first attempt does not hang."""
+    ledger = SharedLedger()
+    other = SharedLedger(ledger)
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as first, tracking(service, other) as second:
+        pending = await first.sale(sale())
+        waiting = asyncio.ensure_future(pending.wait())
+        await asyncio.sleep(0)
+        record = await ledger.get("order-17")
+        assert record is not None
+        unheard, ledger.watchers[:] = ledger.watchers[:], []
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        ledger.watchers[:] = unheard
+        assert (await second.sale(sale())).state is State.PENDING
+        await service.clock.advance(1)
+        assert (await in_turns(waiting)).paid is not True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Held) -> None:
+    """The commit is uncertain and the row is another process's, which sends: its attempt is left alone."""
+
+    class Uncertain(MemoryLedger):
+        async def permit(self, record: payclient.Record) -> bool:
+            assert await super().permit(attrs.evolve(record, created_at=record.created_at - 1))
+            raise payclient.LedgerUnavailableError("the connection was lost")
+
+    ledger = Uncertain()
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.LedgerUnavailableError):
+            await tracker.sale(sale())
+        await service.clock.advance(120)
+        assert [change.event for change in await ledger.history("order-17")] == ["Permitted"]
+    assert not service.posted
+
+
+async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(service: Held) -> None:
+    """REFUSED, notified and queried late while its successor is pending: the successor's wait still ends."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        service.open.clear()
+        assert await tracker.notify(hint(999)) is Receipt.LATE
+        await service.clock.advance(1)
+        pending = await tracker.sale(sale())
+        waiting = asyncio.ensure_future(pending.wait())
+        service.open.set()
+        await service.clock.advance(5)
+        service.decide("Aceptado")
+        for _ in range(60):
+            await service.clock.advance(1)
+        assert (await in_turns(waiting)).paid is True
+
+
+# --- Never early
+
+
+async def test_the_window_counts_from_the_answer(service: Held) -> None:
+    """The service may have begun it as late as it answered."""
+
+    async def slow(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        await service.clock.advance(20)
+        return answer(200, {"transactionId": service.create(request)})
+
+    service.scripts = [slow]
+    async with tracking(service) as tracker:
+        began = service.clock.time()
+        pending = await tracker.sale(sale())
+        assert pending.expires_at == began + 20 + 300
+        await service.clock.advance(299)
+        assert (await pending_of(tracker)).state is State.PENDING
+        await service.clock.advance(2)
+        assert (await pending_of(tracker)).state is State.EXPIRED
+
+
+async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(service: Held) -> None:
+    """Permitted and then a crash: it may have reached the service as late as the total time-out."""
+    ledger = MemoryLedger()
+    began = service.clock.time()
+    record = payclient.Record(client_transaction_id="order-17", created_at=began, amount=1150, currency="USD")
+    assert await ledger.permit(record)
+    await service.clock.advance(10)
+    async with tracking(service, ledger) as tracker:
+        found = await pending_of(tracker)
+        assert (found.state, found.expires_at) == (State.UNKNOWN, began + 30 + 300)
+
+
+# --- What the ledger could not take
+
+
+class Flaky(FailingLedger):
+    """Fails at what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda name: name in self.failing)
+        self.failing: set[str] = set()
+
+
+async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(service: Held) -> None:
+    """UNKNOWN while the ledger fails; PENDING, with its id, as soon as it is written, without a query."""
+    ledger = Flaky()
+
+    async def failing(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        ledger.failing = {"apply"}
+        return response
+
+    service.scripts = [failing]
+    service.open.clear()  # nothing is learnt by queries
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+        await service.clock.advance(20)
+        ledger.failing.clear()
+        await service.clock.advance(60)
+        found = await pending_of(tracker)
+        assert (found.state, found.transaction_id) == (State.PENDING, 1000)
+        service.open.set()
+
+
+async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Held) -> None:
+    """Its transaction id is what the query goes by, though the ledger does not have it yet."""
+    ledger = Flaky()
+
+    async def failing(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        ledger.failing = {"apply"}
+        return response
+
+    service.scripts = [failing]
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+        await service.clock.advance(40)
+        assert "/api/Sale/1000" in service.queries
+        ledger.failing.clear()
+        await service.clock.advance(60)
+
+
+@pytest.mark.parametrize("which", ["wall", "monotonic"])
+async def test_a_process_that_stood_still_sends_nothing(service: Held, which: str) -> None:
+    """By whichever of its clocks it sees that: a suspended machine stops one of them."""
+
+    class Slow(MemoryLedger):
+        async def permit(self, record: payclient.Record) -> bool:
+            granted = await super().permit(record)
+            if which == "wall":
+                service.clock.jump_wall(31)
+            else:
+                await service.clock.advance(31)
+                service.clock.jump_wall(-31)
+            return granted
+
+    ledger = Slow()
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.NotSentError):
+            await tracker.sale(sale())
+    assert not service.posted
+    record = await ledger.get("order-17")
+    assert record is not None
+    assert (record.state, record.evidence) == (State.REFUSED, payclient.Evidence.NOT_SENT)
+
+
+# --- The last queries
+
+
+async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Held) -> None:
+    """Who waits once more for a sale of which nothing more is queried hears what is known, also an operator's word."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).paid is None
+        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
+        record = await ledger.get("order-17")
+        assert record is not None
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is False
+
+
+@pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
+async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(service: Held, state: str) -> None:
+    """Whichever query finds the end of a sale, everybody who waits for it hears of it."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        waiting = [asyncio.ensure_future(pending.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await tracker.notify(hint())
+        service.decide(state)
+        for _ in range(500):
+            await service.clock.advance(1)
+        expected = {"Aceptado": True, "Cancelado": False}.get(state)
+        assert [(await in_turns(each)).paid for each in waiting[1:]] == [expected, expected]
+        assert waiting[0].cancelled()
+
+
+async def test_a_sale_of_another_tracker_in_one_process_is_not_taken_over_while_it_is_sent(
+    service: Held,
+) -> None:
+    """The permit's own sender is alive: its answer is what is written, whoever enters meanwhile."""
+    answering = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        return response
+
+    service.scripts = [held]
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as first:
+        sending = asyncio.ensure_future(first.sale(sale()))
+        await turns(lambda: service.posted)
+        async with tracking(service, ledger) as second:
+            assert (await pending_of(second)).state is State.SENDING
+            answering.set()
+            assert (await sending).state is State.PENDING
+    assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Created"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
 
 import payclient
+import virtual_loop
 from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
@@ -23,6 +24,7 @@ from fake_service import (
 from payclient.batch import charge_all
 from payclient.events import DecidedRefused
 from payclient.ledger.memory import MemoryLedger
+from virtual_loop import VirtualClock
 
 Receipt, State = payclient.Receipt, payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -502,3 +504,104 @@ async def test_a_sale_of_another_tracker_in_one_process_is_not_taken_over_while_
             answering.set()
             assert (await sending).state is State.PENDING
     assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Created"]
+
+
+async def test_without_a_source_what_was_notified_early_expires_all_the_same(service: Held) -> None:
+    """Nobody can be asked: the notification ends the wait, and the clock is still written down."""
+    answering = asyncio.Event()
+
+    async def held(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        return response
+
+    service.scripts = [held]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, profile=attrs.evolve(PROFILE, status=None)) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await turns(lambda: service.posted)
+        assert await tracker.notify(hint()) is Receipt.EARLY
+        answering.set()
+        pending = await sending
+        assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
+        await service.clock.advance(301)
+        record = await ledger.get("order-17")
+    assert record is not None
+    assert record.state is State.EXPIRED
+
+
+async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(service: Held) -> None:
+    """The batch's task is cancelled in its send: who waits for the same send is let go, and the sale is not lost."""
+    never = asyncio.Event()
+
+    async def hanging(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        response = await service.take(request, before_send)
+        await never.wait()
+        return response
+
+    service.scripts = [hanging]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        before = asyncio.all_tasks()
+
+        async def run() -> None:
+            async with charge_all(tracker, [sale()]) as results:
+                async for _ in results:
+                    pass
+
+        batch = asyncio.ensure_future(run())
+        await turns(lambda: service.posted)
+        rows = asyncio.all_tasks() - before
+        beside = asyncio.ensure_future(tracker.sale(sale()))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        for task in rows:
+            task.cancel()
+        await turns(lambda: batch.done() and beside.done())
+        await asyncio.gather(batch, beside, return_exceptions=True)
+        record = await ledger.get("order-17")
+        assert record is not None
+        assert record.state is State.UNKNOWN
+    assert service.posted == {"order-17": 1}
+
+
+class Paying(FakeService):
+    """Every customer approves at once."""
+
+    def create(self, request: payclient.HttpRequest) -> int:
+        identifier = super().create(request)
+        self.decide("Aceptado", identifier)
+        return identifier
+
+
+def test_a_customer_who_could_not_be_let_go_of_is_let_go_of_later() -> None:
+    """The ledger failed as a batch ended: the other host that waits for this customer goes on once it is back."""
+
+    class Failing(SharedLedger):
+        failed = 0
+
+        async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+            if not self.failed:
+                self.failed = 1
+                raise payclient.LedgerUnavailableError("the server restarts")
+            await super().drop_lanes(lanes)
+
+    async def charge(tracker: payclient.Tracker, request: payclient.SaleRequest) -> bool | None:
+        async with charge_all(tracker, [request]) as results:
+            charged = [result async for result in results]
+        return charged[0].paid
+
+    async def main() -> None:
+        service, ledger = Paying(), Failing()
+        service.clock = VirtualClock()  # type: ignore[assignment]  # that of the loop
+        async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+            assert await charge(first, sale("order-1")) is True
+            assert ledger.failed == 1
+            async with asyncio.timeout(120):
+                assert await charge(second, sale("order-2")) is True
+
+    virtual_loop.run(main())

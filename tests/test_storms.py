@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -366,3 +367,41 @@ def test_whatever_a_status_source_raises_is_a_failure(
     in_virtual_time(main)
     assert sum(when < 300.0 for when in asked) <= 20
     assert len([each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]) <= 3
+
+
+def test_a_service_that_sheds_does_not_keep_absence_from_being_proven() -> None:
+    """After a restart a wait for an unknown sale goes on to the proof, though one query in eight is shed for ever."""
+    queries = itertools.count()
+
+    async def shed() -> HttpResponse | None:
+        return limited("1") if next(queries) % 8 == 0 else None
+
+    class Loses(Service):
+        """Every POST is lost on its way."""
+
+        async def __call__(
+            self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
+        ) -> HttpResponse:
+            if request.method == "GET":
+                missing = HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
+                return await shed() or missing
+            assert before_send is not None
+            await before_send()
+            raise payclient.OutcomeUnknownError("lost")
+
+    async def main() -> None:
+        ledger, service = MemoryLedger(), Loses()
+        profile = attrs.evolve(virtual.PROFILE, not_found_codes=frozenset({20}))
+        async with tracking(service, ledger=ledger, profile=profile) as tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            assert pending.state is payclient.State.UNKNOWN
+        await asyncio.sleep(400)
+        async with tracking(service, ledger=ledger, profile=profile) as tracker:
+            found = await tracker.find("order-1")
+            assert found is not None
+            began = now()
+            outcome = await found.wait()
+            assert (outcome.state, outcome.evidence) == ("refused", "absent")
+            assert now() - began <= BOUND
+
+    in_virtual_time(main)

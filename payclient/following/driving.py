@@ -210,7 +210,7 @@ class Driver:
                 again = math.inf if entry.queued else now + AGAIN * self._planning.scale
                 self._agenda.put(entry, min(again, entry.expires))
             elif not entry.spent:
-                end = self._planning.end(self._entries.case(entry), entry.expires)
+                end = self._planning.end(entry, self._entries.case(entry))
                 if now >= end and self._querying.failing > FAILING:
                     self._entries.wake(entry, spent=True)
                 else:

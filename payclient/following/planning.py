@@ -107,9 +107,11 @@ class Planning:
         later = (entry.expires + age * self.scale for age in AFTERTHOUGHTS)
         return next((when for when in later if when > now), None)
 
-    def end(self, case: Case, expires: float) -> float:
-        """When a failing service has been given time enough for the last queries."""
-        return max(expires, case.begun) + MOST_PATIENCE * self.scale
+    def end(self, entry: Entry, case: Case) -> float:
+        """When a failing service has been given time enough for the last queries, and for a proof of absence."""
+        if entry.record.state is State.UNKNOWN:
+            return max(entry.expires + NORMAL_WINDOW * self.scale, case.begun + 1.2 * self._absent_after)
+        return max(entry.expires, case.begun) + MOST_PATIENCE * self.scale
 
     def patience(self, entry: Entry, now: float, lease: float) -> float:
         """When another process must have come to an end with it, though its follower died and the next began late."""
@@ -126,7 +128,8 @@ class Planning:
                 return max(now, entry.asked_at + self.least)
             due = case.absent_at + self._absent_after / 10
         # The queries that go by candidate ids prove nothing, and this one comes behind them.
-        return max(now, due, entry.asked_at + self.least) if case.client_asked_at < due else None
+        gap = self.least * 2 ** min(case.failures, MOST_DOUBLINGS)
+        return max(now, due, entry.asked_at + gap) if case.client_asked_at < due else None
 
     def _gap(self, kind: str, age: float, part: float, *, heard: float | None = None) -> float:
         if heard is None:

@@ -12,7 +12,7 @@ from payclient.clock import Clock
 from payclient.credentials import Credentials
 from payclient.errors import RateLimitedError, UnauthorizedError
 from payclient.events import Conflicted, Evidence, ProvenAbsent
-from payclient.following.entries import PENDING, Entries, Entry
+from payclient.following.entries import NEVER, PENDING, Entries, Entry
 from payclient.following.turns import Pace
 from payclient.lifecycle import DROPPED, State
 from payclient.results import StatusReport
@@ -78,6 +78,10 @@ class Querying:
         )
         answered, report = await self._fetch(entry, reference)
         if not answered:
+            if entry.case is not None:
+                entry.case.client_asked_at = (
+                    NEVER  # a query without an answer proves nothing: it is made again
+                )
             return None
         if report is None:
             entry.report = None

@@ -145,7 +145,9 @@ class Batch:
             for _ in range(MOST_RUNS):
                 codes = set(pool.map(self.run, range(self.hosts)))
                 # What one host said of a row, another may have charged since: then all are run again.
-                faults = self.faults(final=True) if codes <= {0, 3} else [f"{self.name}: ended with {codes}"]
+                said = (self.folder / "stderr-0").read_text(errors="replace")[-2000:]
+                open_rows = [f"{self.name}: ended with {codes}: {said}"]
+                faults = self.faults(final=True) if codes <= {0, 3} else open_rows
                 if not faults or self.report.violations:
                     break
         self.report.violations += faults

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 import attrs
 import pytest
@@ -605,3 +606,29 @@ def test_a_customer_who_could_not_be_let_go_of_is_let_go_of_later() -> None:
                 assert await charge(second, sale("order-2")) is True
 
     virtual_loop.run(main())
+
+
+async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Held) -> None:
+    """After ten minutes, an hour and a day, nobody waiting: the service's late word is a correction in the feed."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).paid is None
+        asked = len(service.queries)
+        await service.clock.advance(1000)
+        assert len(service.queries) - asked <= 2
+        service.decide("Aceptado")
+        await service.clock.advance(3600)
+        record = await ledger.get("order-17")
+        assert record is not None
+        assert record.state is State.ACCEPTED
+        assert [outcome.state async for outcome in feed_of(tracker, 2)] == [State.EXPIRED, State.ACCEPTED]
+
+
+async def feed_of(tracker: payclient.Tracker, count: int) -> AsyncGenerator[payclient.Outcome]:
+    """So many outcomes of the feed."""
+    async with aclosing(tracker.outcomes()) as told:
+        async for outcome in told:
+            yield outcome
+            if not (count := count - 1):
+                return

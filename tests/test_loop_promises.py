@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 
 import attrs
 import pytest
@@ -622,13 +621,16 @@ async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Hel
         record = await ledger.get("order-17")
         assert record is not None
         assert record.state is State.ACCEPTED
-        assert [outcome.state async for outcome in feed_of(tracker, 2)] == [State.EXPIRED, State.ACCEPTED]
+        feed = tracker.outcomes()
+        assert [(await anext(feed)).state for _ in range(2)] == [State.EXPIRED, State.ACCEPTED]
 
 
-async def feed_of(tracker: payclient.Tracker, count: int) -> AsyncGenerator[payclient.Outcome]:
-    """So many outcomes of the feed."""
-    async with aclosing(tracker.outcomes()) as told:
-        async for outcome in told:
-            yield outcome
-            if not (count := count - 1):
-                return
+async def test_a_busy_customer_is_evidence_about_nobody_else(service: Held) -> None:
+    """Code 2061 of one customer says nothing of another's unknown sale."""
+    ledger = MemoryLedger()
+    service.scripts = [lost_request, refuses(22, 2061)]
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale("order-18", "0984111223"))
+    assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Lost"]

@@ -13,6 +13,7 @@ from payclient.errors import (
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
+    PayError,
     RefusedError,
 )
 from payclient.events import Created, Event, Evidence, Lost, NotSent
@@ -69,6 +70,8 @@ class Sender:
         known = None if new else await self._ledger.get(identifier)
         if known is not None and known.state is not State.REFUSED:
             return same_request(known, digest)
+        if known is not None and (paid := await self._find_refused(known)) is not None:
+            return same_request(paid, digest)
         attempt = self._permits.attempt(
             partial(
                 Record,
@@ -127,6 +130,40 @@ class Sender:
         # Never early: whatever reached the service did so within the total time-out.
         end = record.created_at + self._permits.total + self._session.profile.sale_window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
+
+    async def _find_refused(self, before: Record) -> Record | None:
+        """Look again for an attempt that was refused as existing, before another one is sent; None: none is there.
+
+        The one query after that refusal may have lagged. Returns the attempt's record if it turns out to be paid.
+        Raises `CustomerBusyError` while it is open, and `NotSentError` if the query fails.
+        """
+        profile, identifier = self._session.profile, before.client_transaction_id
+        existed = (
+            before.error_type == CustomerBusyError.__name__ or before.error_code in profile.duplicate_codes
+        )
+        asks = profile.status is not None and profile.status.by_client_transaction_id is not None
+        if not (existed and asks and before.evidence is Evidence.ANSWER):
+            return None
+        try:
+            await self._turn(self._permits.total)
+            report = await self._session.status(client_transaction_id=identifier)
+        except PayError as failed:
+            words = (
+                f"an earlier attempt was refused as existing, and cannot be queried ({type(failed).__name__})"
+            )
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        if report is None or conflict_of(before, report) is not None:
+            return None
+        events, alarms = verdict(before, report, report.transaction_id, self._clock.time())
+        for alarm in alarms:
+            logger.critical("%s: %s", identifier, alarm)
+        if report.state == "Pendiente":
+            raise CustomerBusyError(
+                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
+            )
+        for event in events:
+            before = await self._permits.write(before, event)
+        return before if before.state is State.ACCEPTED else None
 
     async def _find_existing(
         self, record: Record, refused: RefusedError, before: Record | None

@@ -24,7 +24,7 @@ from fake_service import (
     sale,
     tracking,
 )
-from virtual_loop import VirtualClock, VirtualLoop
+from virtual_loop import VirtualClock, VirtualLoop, run
 
 State = payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -576,3 +576,45 @@ async def test_a_refused_attempt_stays_refused_on_any_other_word(
         assert found.state is State.REFUSED
     assert (word == "Pendiente") == ("Conflicted" in await events_of(ledger))
     assert "does not take" not in caplog.text
+
+
+class Repeated(FakeService):
+    """Each POST comes twice: the first creates, the second gets 2061; the query by our id sees it `lag` later."""
+
+    def __init__(self, lag: float) -> None:
+        super().__init__()
+        self.clock = VirtualClock()  # type: ignore[assignment]  # as far as it is used
+        self.lag = lag
+        self.created_at = 0.0
+
+    async def take(
+        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await asyncio.sleep(0)
+        await before_send()
+        self.create(request)
+        self.created_at = self.clock.monotonic()
+        return refusal(22, 2061)
+
+    def status(self, path: str) -> payclient.HttpResponse:
+        if self.clock.monotonic() - self.created_at < self.lag:
+            return refusal(20, status=404)
+        return super().status(path)
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_batch_looks_again_before_it_charges_after_2061(approved: bool) -> None:
+    """The query after 2061 lagged: made again before the next try, it finds the sale, and nothing is sent."""
+
+    async def main() -> tuple[dict[str, int], list[bool | None]]:
+        service = Repeated(3.0)
+        async with tracking(service) as tracker, payclient.charge_all(tracker, [sale()]) as results:
+            asyncio.get_running_loop().call_later(
+                60.0, service.decide, "Aceptado" if approved else "Pendiente"
+            )
+            paid = [None if each.outcome is None else each.outcome.paid async for each in results]
+        return dict(service.posted), paid
+
+    posted, paid = run(main())
+    assert posted == {"order-17": 1}
+    assert paid == [True if approved else None]

@@ -205,8 +205,10 @@ async def single(arguments: list[str]) -> int:
         try:
             async with room:
                 pending = await tracker.sale(payclient.SaleRequest(**row))
-        except payclient.PayError:
+        except payclient.CustomerBusyError:
             return False
+        except payclient.PayError as error:
+            return isinstance(error, payclient.NotCreatedError)  # the service's word, which no run changes
         say(pending.outcome)
         outcome = await pending.wait()
         say(outcome)

@@ -15,6 +15,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     answer,
+    lost_answer,
     lost_request,
     outcome_of,
     refuses,
@@ -634,3 +635,37 @@ async def test_a_busy_customer_is_evidence_about_nobody_else(service: Held) -> N
         with pytest.raises(payclient.CustomerBusyError):
             await tracker.sale(sale("order-18", "0984111223"))
     assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Lost"]
+
+
+async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(service: Held) -> None:
+    """Nobody asks for it after the restart: it is found, and decided, all the same."""
+    ledger = MemoryLedger()
+    record = payclient.Record(
+        client_transaction_id="order-17", created_at=service.clock.time(), amount=1150, currency="USD"
+    )
+    assert await ledger.permit(record)
+    paid_after_all(service)
+    async with tracking(service, ledger):
+        await service.clock.advance(120)
+    newest = await ledger.get("order-17")
+    assert newest is not None
+    assert (newest.state, newest.transaction_id) == (State.ACCEPTED, 1000)
+
+
+async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: Held) -> None:
+    """Queried by the id that a notification named, the service repeats our client id only."""
+
+    class Silent(Held):
+        def status(self, path: str) -> payclient.HttpResponse:
+            if path == "/api/Sale/1000":
+                return answer(200, {k: v for k, v in self.sales[1000].items() if k != "transactionId"})
+            return answer(200, [])
+
+    quiet = Silent()
+    quiet.scripts = [lost_answer]
+    async with tracking(quiet) as tracker:
+        pending = await tracker.sale(sale())
+        quiet.decide("Aceptado")
+        await tracker.notify(hint())
+        outcome = await outcome_of(quiet, pending)
+        assert (outcome.paid, outcome.transaction_id) == (True, 1000)

@@ -57,7 +57,7 @@ class Confirming:
         ledger: Ledger,
         clock: Clock,
         changed: Callable[[Record], object],
-        turn: Callable[[float], Awaitable[None]],
+        turn: Callable[[float], Awaitable[bool]],
         credentials: Credentials,
         trouble: Callable[[Exception], object],
     ) -> None:

@@ -41,10 +41,10 @@ class Sender:
     """Sends sales through the ledger, one attempt at a time for each client transaction id."""
 
     def __init__(
-        self, session: PaySession, permits: Permits, turn: Callable[[float], Awaitable[None]]
+        self, session: PaySession, permits: Permits, turn: Callable[[float], Awaitable[bool]]
     ) -> None:
         self._session = session
-        #: Waits until a query may be made by the rate, or for the seconds that it is given.
+        #: Waits until a query may be made by the rate, at most the seconds that it is given; whether it may.
         self._turn = turn
         self._permits = permits
         self._ledger = permits.ledger
@@ -145,7 +145,8 @@ class Sender:
         if not (existed and asks and before.evidence is Evidence.ANSWER):
             return None
         try:
-            await self._turn(self._permits.total)
+            if not await self._turn(self._permits.total):
+                raise NotSentError("a query could not be made in time by the rate")
             report = await self._session.status(client_transaction_id=identifier)
         except PayError as failed:
             words = (
@@ -183,7 +184,8 @@ class Sender:
             return await self._permits.write(record, lost) if duplicate else None
         identifier = record.client_transaction_id
         try:
-            await self._turn(self._permits.total)
+            if not await self._turn(self._permits.total):
+                raise NotSentError("a query could not be made in time by the rate")
             report = await self._session.status(client_transaction_id=identifier)
         except asyncio.CancelledError:
             await asyncio.shield(self._permits.write(record, lost))

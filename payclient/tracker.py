@@ -71,7 +71,9 @@ class Tracker:
             lambda each: self._following.permitted(each),
             self._changed,
         )
-        self._sender = Sender(session, self._permits, lambda patience: self._following.turn(patience))
+        self._sender = Sender(
+            session, self._permits, lambda patience: self._following.turn(patience, insists=False)
+        )
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(
             session,

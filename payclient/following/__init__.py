@@ -241,9 +241,9 @@ class Following:
         report = await self._driver.ask(entry)
         return Outcome.of(entry.record, report=report or entry.report)
 
-    async def turn(self, patience: float) -> None:
-        """Wait until another request than a query may be made, at most so many seconds. The request is counted."""
-        await self._driver.turn(patience)
+    async def turn(self, patience: float, *, insists: bool = True) -> bool:
+        """Wait until another request than a query may be made; see `Driver.turn`."""
+        return await self._driver.turn(patience, insists=insists)
 
     async def notify(self, notification: Notification) -> Receipt:
         """Take a hint; see `Tracker.notify`."""

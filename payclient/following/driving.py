@@ -269,17 +269,22 @@ class Driver:
         for started in self._starting.pop(entry, ()):
             _end(started)
 
-    async def turn(self, patience: float) -> None:
-        """Wait until another request than a query may be made, at most so many seconds. The request is counted."""
+    async def turn(self, patience: float, *, insists: bool = True) -> bool:
+        """Wait until another request than a query may be made, at most so many seconds; whether it may be by the rate.
+
+        The request is counted: also one that comes too early, if its caller `insists`.
+        """
         now = self._clock.monotonic()
         if not self._others and self._pace.ready_at() <= now:
             self._pace.spend(now)
-            return
+            return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._others.append(turn)
         self._arm()
-        if not await self._wait(turn, patience):
+        in_time = await self._wait(turn, patience)
+        if not in_time and insists:
             self._pace.spend(self._clock.monotonic())
+        return in_time
 
     async def _wait(self, ended: asyncio.Future[None], seconds: float) -> bool:
         """Whether it ended by itself within so many seconds."""

@@ -46,7 +46,7 @@ class Querying:
         credentials: Credentials | None,
         absent_after: float,
         scale: float,
-        turn: Callable[[], Awaitable[None]],
+        turn: Callable[[], Awaitable[bool]],
     ) -> None:
         self._entries = entries
         self._clock = clock

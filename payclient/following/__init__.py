@@ -112,7 +112,7 @@ class Following:
                 credentials=credentials,
                 absent_after=absent_after,
                 scale=planning.scale,
-                turn=lambda: self._driver.turn(total_timeout),
+                turn=lambda: self._driver.turn(total_timeout, insists=False),
             )
         self._driver = Driver(
             self._entries,

@@ -194,7 +194,8 @@ class Querying:
         None: nobody knows yet, and it is queried again.
         """
         case, record = self._entries.case(entry), entry.record
-        await self._turn()
+        if not await self._turn():
+            return None
         answered, report = await self._fetch(
             entry,
             TransactionRef(

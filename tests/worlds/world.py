@@ -247,13 +247,14 @@ class World:
 
     def _restart(self, client_ids: list[str]) -> None:
         """Everybody ends, well or not, and begins anew: what is in the ledger is found and followed to its end."""
-        for process in self.processes.values():
+        ending = tuple(self.processes.values())  # a crash under way may start another one meanwhile
+        for process in ending:
             if self.random.random() < 0.5:
                 process.do(process.close())
             else:
                 process.kill()
         self.run(self.now + self.settings.total + 5.0)
-        for process in self.processes.values():
+        for process in ending:
             if not process.dead:
                 self.oracle.violated(f"{process.name} does not close")
         self.run(self.now + self.settings.total + 30.0)

@@ -20,7 +20,7 @@ CHASE = (0.25, 0.75, 2.0, 5.0)
 FORM_SLOWNESS = 5
 
 #: Seconds after the expiry at which a wait ends though last queries are due, where the service fails.
-MOST_PATIENCE = 540.0
+MOST_PATIENCE = 500.0
 
 #: Gaps double with each failure in a row, up to this power of two.
 MOST_DOUBLINGS = 5

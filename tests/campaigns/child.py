@@ -208,7 +208,11 @@ async def single(arguments: list[str]) -> int:
         except payclient.CustomerBusyError:
             return False
         except payclient.PayError as error:
-            return isinstance(error, payclient.NotCreatedError)  # the service's word, which no run changes
+            known = await tracker.find(row["client_transaction_id"])
+            if known is None or not isinstance(error, payclient.NotCreatedError):
+                return False
+            say(known.outcome)  # the service's word, which no run changes
+            return True
         say(pending.outcome)
         outcome = await pending.wait()
         say(outcome)

@@ -33,7 +33,7 @@ StatusSource = Callable[[TransactionRef], Awaitable[StatusReport | None]]
 
 
 def session_status(session: PaySession) -> StatusSource | None:
-    """The session's query, by the id that says most; None where its profile names none."""
+    """The session's query, by the id that says most; None where its profile names none. One request for each call."""
     status = session.profile.status
     if status is None:
         return None
@@ -42,8 +42,8 @@ def session_status(session: PaySession) -> StatusSource | None:
         transaction_id = reference.transaction_id or reference.candidate_id
         by_client = status.by_client_transaction_id is not None
         if by_client and (transaction_id is None or status.by_transaction_id is None):
-            return await session.status(client_transaction_id=reference.client_transaction_id)
-        return await session.status(transaction_id=transaction_id)
+            return await session.status(client_transaction_id=reference.client_transaction_id, repeat=False)
+        return await session.status(transaction_id=transaction_id, repeat=False)
 
     return ask
 

@@ -290,7 +290,7 @@ class Confirming:
         """Whether the service's answer settles this id."""
         identifier = case.record.client_transaction_id
         await self._turn(self._window * TURN)
-        report = await self._session.confirm(transaction_id, identifier)
+        report = await self._session.confirm(transaction_id, identifier, repeat=False)
         if conflict := _not_confirmed(case.record, transaction_id, report):
             logger.error("%s: a confirmation is not ours: %s", identifier, conflict)
             return await self._take(case, Conflicted(at=self._clock.time(), what=conflict))
@@ -302,7 +302,7 @@ class Confirming:
             return True
         record = case.record
         await self._turn(self._window * TURN)
-        report = await self._session.status(client_transaction_id=record.client_transaction_id)
+        report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
         if report is None:
             if not self._credentials.may_deny(record):
                 return True

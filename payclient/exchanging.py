@@ -25,11 +25,8 @@ from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__ = ["Exchange"]
 
-#: Seconds before a second and a third try of what provably was not sent; jittered.
+#: Seconds before a second and a third try; jittered.
 RETRY_DELAYS = (0.1, 0.5)
-
-#: Operations that may be sent again although the last try may have arrived.
-REPEATABLE = frozenset({"status", "confirm"})
 
 logger = logging.getLogger("payclient.session")
 
@@ -147,8 +144,13 @@ class Exchanges:
         decode: Decode[_T],
         before_send: BeforeSend | None = None,
         timeouts: Timeouts | None = None,
+        *,
+        repeat: bool = False,
     ) -> _T:
-        """Send within the total time-out and read the answer; repeat only what is safe to repeat."""
+        """Send within the total time-out and read the answer; try again what provably was not sent.
+
+        `repeat`: the operation is safe to repeat, so that it is also tried again after a 5xx or a reset.
+        """
         deadline = self.enter().start(None if timeouts is None else timeouts.total)
         hook = self._on_exchange
         began = 0.0 if hook is None else time.perf_counter()
@@ -169,11 +171,7 @@ class Exchanges:
                     if tries == len(RETRY_DELAYS) or (gate.entered and before_send is not None):
                         raise
                 except OutcomeUnknownError as unknown:
-                    if (
-                        operation not in REPEATABLE
-                        or tries == len(RETRY_DELAYS)
-                        or (unknown.http_status or 500) < 500
-                    ):
+                    if not repeat or tries == len(RETRY_DELAYS) or (unknown.http_status or 500) < 500:
                         raise
                 else:
                     return result

@@ -147,7 +147,7 @@ class Sender:
         try:
             if not await self._turn(self._permits.total):
                 raise NotSentError("a query could not be made in time by the rate")
-            report = await self._session.status(client_transaction_id=identifier)
+            report = await self._session.status(client_transaction_id=identifier, repeat=False)
         except PayError as failed:
             words = (
                 f"an earlier attempt was refused as existing, and cannot be queried ({type(failed).__name__})"
@@ -186,7 +186,7 @@ class Sender:
         try:
             if not await self._turn(self._permits.total):
                 raise NotSentError("a query could not be made in time by the rate")
-            report = await self._session.status(client_transaction_id=identifier)
+            report = await self._session.status(client_transaction_id=identifier, repeat=False)
         except asyncio.CancelledError:
             await asyncio.shield(self._permits.write(record, lost))
             raise

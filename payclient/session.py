@@ -177,24 +177,31 @@ class PaySession:
         return await self._exchanges.make("prepare", request, decode_prepare, before_send, timeouts)
 
     async def status(
-        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+        self,
+        *,
+        transaction_id: int | None = None,
+        client_transaction_id: str | None = None,
+        repeat: bool = True,
     ) -> StatusReport | None:
         """Ask for a transaction's status by one of its ids, where the profile says how; None: not found.
 
         Raises `InvalidRequestError` for what is no id, `RefusedError` or a `TransportError`; none of them says
-        anything about the transaction. Repeated by itself on resets and 5xx, and once with a fresh token after a 401.
+        anything about the transaction. Repeated by itself twice on resets and 5xx, and once with a fresh token after a
+        401; with `repeat` False the service sees one request at most, for a caller that counts requests.
         """
         request = status_request(self.profile, transaction_id, client_transaction_id)
-        return await self._repeatable("status", request, decode_status)
+        return await self._ask("status", request, decode_status, repeat)
 
-    async def confirm(self, transaction_id: int, client_transaction_id: str) -> StatusReport:
+    async def confirm(
+        self, transaction_id: int, client_transaction_id: str, *, repeat: bool = True
+    ) -> StatusReport:
         """Confirm a paid form, which the service reverses otherwise; the report is its word on the payment.
 
-        Repeatable, and repeated by itself as a status query is. `RefusedError`: the service knows no such payment.
-        `OutcomeUnknownError`: it may be confirmed; confirm it again.
+        Repeatable, and repeated by itself as a status query is, unless `repeat` is False. `RefusedError`: the service
+        knows no such payment. `OutcomeUnknownError`: it may be confirmed; confirm it again.
         """
         request = confirm_request(self.profile, transaction_id, client_transaction_id)
-        return await self._repeatable("confirm", request, decode_confirm)
+        return await self._ask("confirm", request, decode_confirm, repeat)
 
     async def cancel(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -218,11 +225,11 @@ class PaySession:
         request = undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
         await self._exchanges.make("reverse", request, partial(decode_undone, operation="reverse"))
 
-    async def _repeatable(self, operation: str, request: HttpRequest, decode: Decode[_T]) -> _T:
-        """One exchange, and after a 401 once more with a fresh token where one can be asked for."""
+    async def _ask(self, operation: str, request: HttpRequest, decode: Decode[_T], repeat: bool) -> _T:
+        """Make one exchange; with `repeat` once more after a 401 where a fresh token can be asked for."""
         try:
-            return await self._exchanges.make(operation, request, decode)
+            return await self._exchanges.make(operation, request, decode, repeat=repeat)
         except UnauthorizedError as error:
-            if not self.renews_token or error.http_status != 401:
+            if not (repeat and self.renews_token and error.http_status == 401):
                 raise
-        return await self._exchanges.make(operation, request, decode)
+        return await self._exchanges.make(operation, request, decode, repeat=repeat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -71,9 +71,11 @@ class Tracker:
             lambda each: self._following.permitted(each),
             self._changed,
         )
-        self._sender = Sender(
-            session, self._permits, lambda patience: self._following.turn(patience, insists=False)
-        )
+
+        def turn(patience: float) -> Awaitable[bool]:
+            return self._following.turn(patience, insists=False)
+
+        self._sender = Sender(session, self._permits, turn)
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(
             session,
@@ -114,6 +116,7 @@ class Tracker:
             self._permits,
             check=self._following.check if self._asks else None,
             changed=self._changed,
+            turn=turn,
         )
         self._sending: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
         self._open = False

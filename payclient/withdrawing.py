@@ -20,7 +20,10 @@ CHECKS = (1.0, 2.0)
 
 
 class Withdrawing:
-    """Withdraws the sales of one tracker. `check` asks for a status, if anybody can; `changed` is told of events."""
+    """Withdraws the sales of one tracker. `check` asks for a status, if anybody can; `changed` is told of events.
+
+    `turn` waits until a query may be made by the rate, at most the seconds that it is given; whether it may.
+    """
 
     def __init__(
         self,
@@ -29,11 +32,13 @@ class Withdrawing:
         *,
         check: Callable[[Record], Awaitable[Outcome]] | None,
         changed: Callable[[Record], object],
+        turn: Callable[[float], Awaitable[bool]],
     ) -> None:
         self._session = session
         self._permits = permits
         self._check = check
         self._changed = changed
+        self._turn = turn
 
     async def cancel(self, record: Record) -> Outcome:
         """Withdraw it; where it was too late, or the answer was lost, ask what became of it."""
@@ -63,8 +68,12 @@ class Withdrawing:
         status = self._session.profile.status
         if status is None or status.by_client_transaction_id is None:
             return False
+        if not await self._turn(self._permits.total):
+            return True
         try:
-            report = await self._session.status(client_transaction_id=record.client_transaction_id)
+            report = await self._session.status(
+                client_transaction_id=record.client_transaction_id, repeat=False
+            )
         except PayError:
             return True  # nobody knows: its own queries decide
         if report is None or report.state == "Cancelado":

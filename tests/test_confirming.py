@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -536,10 +537,10 @@ async def test_a_fault_of_ours_loses_no_form(
     """It is logged by its class, and the form asked for again."""
     confirm, faults = PaySession.confirm, [RuntimeError("Canary")]
 
-    async def faulty(self: PaySession, transaction_id: int, identifier: str) -> payclient.StatusReport:
+    async def faulty(self: PaySession, *ids: Any, **options: Any) -> payclient.StatusReport:
         if faults:
             raise faults.pop()
-        return await confirm(self, transaction_id, identifier)
+        return await confirm(self, *ids, **options)
 
     monkeypatch.setattr(PaySession, "confirm", faulty)
     async with tracking(service, profile=BLIND) as tracker:

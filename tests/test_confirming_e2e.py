@@ -36,7 +36,7 @@ FIRST = """
         print(form.payment_id, flush=True)
         query = sys.stdin.readline().strip()
 
-        async def confirm(self, transaction_id, client_transaction_id):
+        async def confirm(self, *ids, **options):
             print("confirming", flush=True)
             await asyncio.sleep(3600)
 

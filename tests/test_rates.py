@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import attrs
+import pytest
 
 import crowd as virtual
 import payclient
@@ -141,6 +142,34 @@ def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
             await asyncio.sleep(200.0)
         assert_rate_kept(service.made)
         assert len(service.made) >= 90
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("trouble", [500, 503, 401, None])
+def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
+    """A service that fails at every other query, or resets it, sees no more requests than the rate says."""
+
+    async def fails() -> payclient.HttpResponse | None:
+        if len(service.made) % 2:
+            return None
+        if trouble is None:
+            raise ConnectionResetError
+        return payclient.HttpResponse(trouble, {}, b'{"message": "no"}')
+
+    async def token() -> str:
+        return "token"
+
+    service = Service(fails, undecided=True)
+
+    async def main() -> None:
+        session = payclient.PaySession("https://pay.example", token, profile=PROFILE, transport=service)
+        async with tracking(service, session=session, profile=PROFILE) as tracker:
+            for number in range(60):
+                await tracker.sale(virtual.request(f"order-{number}"))
+            await asyncio.sleep(120.0)
+            assert_rate_kept(service.made)
+            assert len(service.made) >= 50
 
     in_virtual_time(main)
 

@@ -58,8 +58,11 @@ class Service(virtual.Service):
     ) -> HttpResponse:
         if request.method == "GET":
             self.made.append(now())
-            if self.trouble is not None and (answer := await self.trouble()) is not None:
-                return answer
+            if self.trouble is not None:
+                if before_send is not None:
+                    await before_send()
+                if (answer := await self.trouble()) is not None:
+                    return answer
         answer = await super().__call__(request, before_send)
         if request.method == "POST" and self.undecided:
             self.truth[json.loads(request.body)["clientTransactionId"]] = (1e9, "Aceptado")

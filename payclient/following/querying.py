@@ -63,6 +63,8 @@ class Querying:
         #: Waits until one more query than planned may be made by the rate.
         self._turn = turn
         self._said: set[str] = set()
+        #: When the first 401 came after the last answer; infinity: none did.
+        self._refused_at = float("inf")
         #: Of late, the share of queries that brought no answer.
         self.failing = 0.0
 
@@ -102,8 +104,12 @@ class Querying:
             return False, None
         except UnauthorizedError:
             self._failed()
-            self._pace.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._scale)
-            self._say("401", "status queries are refused (401): is the token still good?")
+            # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
+            if made_at > self._refused_at:
+                self._pace.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._scale)
+                self._say("401", "status queries are refused (401): is the token still good?")
+            elif self._refused_at == float("inf"):
+                self._refused_at = self._clock.monotonic()
             return False, None
         except Exception as error:  # of a user's own source anything
             self._failed()
@@ -112,6 +118,7 @@ class Querying:
             return False, None
         self.failing -= FADING * self.failing
         self._pace.answered(made_at)
+        self._refused_at = float("inf")
         if entry.case is not None:
             entry.case.failures = 0
         return True, report

@@ -183,13 +183,10 @@ class Oracle:
 
     # --- Each query
 
-    def queried(self, process: Process, path: str) -> None:
+    def queried(self, process: Process) -> None:
         """A status query leaves: within the rate, and soon for whom was notified."""
         settings, now, times = self._world.settings, self._world.now, process.queries
-        again = path == process.queried and times and now - times[-1] < 0.8
-        process.queried = path
-        # The session's own retries of a query that failed are not counted against the rate.
-        if settings.queries_per_minute is None or again:
+        if settings.queries_per_minute is None:
             return
         times.append(now)
         while times[0] <= now - 10.0:

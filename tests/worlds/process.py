@@ -55,7 +55,6 @@ class Process:
         self._stood = self._stands_since = 0.0
         #: When its last queries left.
         self.queries: deque[float] = deque()
-        self.queried = ""
         self._postponed: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._instant = (-1.0, 0)
         self._next_incident = world.draw_incident(self)

@@ -240,7 +240,7 @@ class Line:
         self, request: payclient.HttpRequest, answer: asyncio.Future[payclient.HttpResponse]
     ) -> None:
         world, settings, token = self._world, self._world.settings, _token(request)
-        world.oracle.queried(self._process, request.path)
+        world.oracle.queried(self._process)
         if not world.service.knows(token):
             self._reply(answer, _REFUSALS[-1], 0.02)
         elif world.happens(settings.shed, endless=True):

@@ -17,7 +17,7 @@ from payclient.following import Following
 from payclient.following.entries import Entry
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.results import Notification, StatusReport
+from payclient.models import Notification, StatusReport
 from payclient.schedule import Schedule
 
 # The tests' loop in virtual time.

@@ -24,10 +24,10 @@ import cattrs
 import payclient
 from _measure import interleaved, pin, ratio, row, server
 from bench_wire import BILL_TO, ITEM, SALE, full, twin
-from payclient.encoding import Encoder
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import DOCUMENT
-from payclient.spelling import to_service
+from payclient.validation import to_service
+from payclient.wire import Encoder
 
 AT_ONCE = 50
 

@@ -29,7 +29,7 @@ from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record, State, advance
-from payclient.results import Notification, StatusReport
+from payclient.models import Notification, StatusReport
 from payclient.schedule import Attentive, Fixed, Schedule
 
 PENDING = "Pendiente"

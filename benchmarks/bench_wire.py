@@ -15,10 +15,10 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.orjson import make_converter
 
 from _measure import pin, ratio, row, time_of
-from payclient.encoding import Encoder
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import DOCUMENT
-from payclient.spelling import to_service
+from payclient.validation import to_service
+from payclient.wire import Encoder
 
 SALE: dict[str, Any] = {
     "phone_number": "0984111222", "country_code": "593", "amount": 315, "amount_without_tax": 200,

@@ -18,9 +18,6 @@ from payclient.clock import (
     Clock,
     SystemClock,
 )
-from payclient.deadlines import (
-    Timeouts,
-)
 from payclient.errors import (
     AlreadyPaidError,
     ConfigurationError,
@@ -51,7 +48,6 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Event, Evidence
-from payclient.exchanging import Exchange
 from payclient.forms import (
     FormLink,
     PaymentForm,
@@ -63,7 +59,19 @@ from payclient.ledger import (
     open_ledger,
 )
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, derive_id
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Notification,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+    derive_id,
+)
 from payclient.notifications import (
     Receipt,
     acknowledgement,
@@ -77,19 +85,25 @@ from payclient.outcomes import (
 from payclient.pending import (
     PendingSale,
 )
-from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.profile_tables import ConfirmProfile, ReturnProfile, StatusProfile, UndoProfile
-from payclient.profiles import (
+from payclient.profile import (
+    DOCUMENT,
     PAYPHONE,
+    ConfirmProfile,
+    ReturnProfile,
+    ServiceProfile,
+    StatusProfile,
+    UndoProfile,
 )
-from payclient.results import FormLinks, Notification, PrepareResult, SaleResult, StatusReport
 from payclient.schedule import (
     Attentive,
     Fixed,
     Schedule,
     Steps,
 )
-from payclient.session import PaySession
+from payclient.session import Exchange, PaySession
+from payclient.timeouts import (
+    Timeouts,
+)
 from payclient.tracker import (
     Tracker,
     as_decided,

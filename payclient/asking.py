@@ -9,7 +9,7 @@ import attrs
 from payclient.clock import Clock, within
 from payclient.events import Conflicted, Event, FoundAccepted, FoundCancelled, FoundPending
 from payclient.lifecycle import Record, State
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 from payclient.session import PaySession
 
 __all__ = ["StatusSource", "TransactionRef"]

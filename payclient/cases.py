@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from payclient.lifecycle import Record
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 
 __all__: list[str] = []
 

@@ -28,9 +28,9 @@ from payclient.errors import (
 from payclient.events import Abandoned, Conflicted, Event, FoundAccepted, FoundCancelled, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
+from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.recalling import given_up, heard_ids
-from payclient.results import StatusReport
 from payclient.session import PaySession
 
 __all__: list[str] = []

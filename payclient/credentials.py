@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from hashlib import blake2b
 
-from payclient.access import SIGNED_WITH
+from payclient.auth import SIGNED_WITH
 from payclient.lifecycle import Record
 
 __all__: list[str] = []

@@ -20,9 +20,8 @@ from payclient.errors import (
 )
 from payclient.events import Event, Lost, NotSent, Prepared
 from payclient.lifecycle import Record, State
-from payclient.models import PrepareRequest, derive_id
+from payclient.models import PrepareRequest, PrepareResult, derive_id
 from payclient.permits import Permits, TakenError
-from payclient.results import PrepareResult
 from payclient.session import PaySession
 
 __all__ = ["FormLink", "PaymentForm"]

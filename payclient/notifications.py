@@ -18,10 +18,10 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import attrs
 import orjson
 
-from payclient.checks import text_fault
 from payclient.errors import ConfigurationError, InvalidNotificationError
+from payclient.models import Notification
 from payclient.profile import ReturnProfile
-from payclient.results import Notification
+from payclient.validation import text_fault
 
 __all__ = [
     "Receipt",

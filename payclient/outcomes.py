@@ -14,7 +14,7 @@ from payclient.errors import LedgerUnavailableError, PayError, RefusedError, Usa
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger
 from payclient.lifecycle import Record, State
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 
 __all__ = ["Outcome"]
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar, cast
 import attrs
 import pytest
 
-from payclient.profile import ServiceProfile
-from payclient.profile_tables import StatusProfile
+from payclient.profile import ServiceProfile, StatusProfile
 from payclient.schedule import Fixed
 from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
 from payclient.tracker import Tracker, open_tracker

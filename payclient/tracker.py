@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from payclient.access import TokenSource, environment_digest
 from payclient.asking import StatusSource, bounded_status, session_status
+from payclient.auth import TokenSource, service_fingerprint
 from payclient.clock import Clock, LoopClock, start
 from payclient.confirming import Confirming
 from payclient.errors import (
@@ -26,17 +26,16 @@ from payclient.following import Following
 from payclient.forms import Forms, PaymentForm
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record, State
-from payclient.links import is_loopback
-from payclient.models import PrepareRequest, SaleRequest
+from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.outcomes import Outcome, feed
 from payclient.pending import PendingSale
 from payclient.permits import Permits, same_request
 from payclient.profile import ServiceProfile
-from payclient.results import Notification
 from payclient.schedule import Attentive, Schedule
 from payclient.sending import Sender
 from payclient.session import PaySession
+from payclient.validation import is_loopback
 from payclient.withdrawing import Withdrawing
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
@@ -414,7 +413,7 @@ class Tracker:
 
     async def _check_environment(self) -> None:
         """Another service knows nothing of what is in the ledger: its "not found" would prove what is not so."""
-        mine = environment_digest(self._session.base_url, self._ledger.digest_key)
+        mine = service_fingerprint(self._session.base_url, self._ledger.digest_key)
         if await self._ledger.environment(mine) != mine:
             raise ConfigurationError(
                 "this ledger was used with another service than base_url names; nothing was sent. Give each "

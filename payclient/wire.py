@@ -7,29 +7,165 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, TypeVar
+from urllib.parse import quote
 
 import attrs
+import orjson
 
-from payclient.bodies import is_id, parse_json, parse_object, read_details, read_message, repeats, seen_ids
-from payclient.checks import text_fault
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
+    ErrorDetail,
+    InvalidRequestError,
+    NotCancellableError,
     NotCreatedError,
+    NotReversibleError,
     OutcomeUnknownError,
     RateLimitedError,
     RefusedError,
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.links import is_safe_link
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+)
 from payclient.profile import GAVE_UP, ServiceProfile
-from payclient.results import FormLinks, PrepareResult, SaleResult, StatusReport
+from payclient.validation import DOTS, is_safe_link, text_fault, to_service
 
-__all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
+__all__: list[str] = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
+
+#: §2.5: an integer; a 64-bit one, since no service counts further.
+MAX_ID = 2**63 - 1
+
+#: An error's texts are kept to this many characters each, and this many entries.
+MAX_MESSAGE, MAX_ENTRIES = 500, 50
+
+
+#: Bytes of a refusal that are searched for a transaction id; an error object is a hundredth of it.
+MAX_SEARCHED = 1 << 18
+
+
+def parse_json(body: bytes) -> Any:
+    """The JSON value of a body, or None where there is none (a BOM is tolerated)."""
+    try:
+        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def parse_object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object of a body, or None."""
+    data = parse_json(body)
+    return data if isinstance(data, dict) else None
+
+
+def is_id(value: object) -> bool:
+    """Strict: an integer from 1 to 2**63 - 1; `"12"`, `12.0` and `true` are no ids."""
+    return type(value) is int and 1 <= value <= MAX_ID
+
+
+def repeats(body: bytes, *names: str) -> bool:
+    """Whether an object of the body names one of these fields more than once, and so says two things."""
+    if b"\\" not in body and all(body.count(name.encode()) <= 1 for name in names):
+        return False
+    repeated = False
+
+    def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        keys = [key for key, _ in pairs]
+        repeated = repeated or any(keys.count(name) > 1 for name in names)
+        return {}
+
+    try:
+        json.loads(body.removeprefix(b"\xef\xbb\xbf"), object_pairs_hook=keep, parse_int=float)
+    except (ValueError, RecursionError):
+        return True
+    return repeated
+
+
+def seen_ids(body: bytes) -> list[object] | None:
+    """Return every value but null that a body gives to a field called transactionId, in any letter case, at any depth.
+
+    None stands for a body that may name one and cannot be searched: too long, too deep, or cut.
+    """
+    lowered = body.lower()
+    if b"transaction" not in lowered and b"\\" not in lowered:
+        return []  # of nearly every error object
+    found: list[object] = []
+
+    def keep(pairs: list[tuple[str, Any]]) -> bool:
+        for key, value in pairs:
+            if value is not None and key.replace("_", "").replace("-", "").lower() == "transactionid":
+                found.append(value)
+        return True  # not null, whatever stands in it
+
+    if len(body) > MAX_SEARCHED:
+        return None
+    try:
+        json.loads(
+            body.removeprefix(b"\xef\xbb\xbf"),
+            object_pairs_hook=keep,
+            parse_int=lambda digits: int(digits) if len(digits) < 20 else digits,
+        )
+    except RecursionError:
+        return None
+    except ValueError:  # not JSON
+        return None if re.search(rb"transaction[_-]?id", lowered) else []
+    return found
+
+
+def read_message(data: dict[str, Any] | None) -> str:
+    message = (data or {}).get("message")
+    return _clean(message) if isinstance(message, str) else ""
+
+
+def read_details(data: dict[str, Any] | None) -> tuple[ErrorDetail, ...]:
+    """`errors` as far as it can be read; descriptions are absent but for field validation (§7)."""
+    entries = (data or {}).get("errors")
+    if not isinstance(entries, list):
+        return ()
+    details = []
+    for entry in entries[:MAX_ENTRIES]:
+        if not isinstance(entry, dict):
+            continue
+        message, code, descriptions = (
+            entry.get(name) for name in ("message", "errorCode", "errorDescriptions")
+        )
+        details.append(
+            ErrorDetail(
+                _clean(message) if isinstance(message, str) else "",
+                code if type(code) is int else 0,
+                tuple(_clean(text) for text in descriptions[:MAX_ENTRIES] if isinstance(text, str))
+                if isinstance(descriptions, list)
+                else (),
+            )
+        )
+    return tuple(details)
+
+
+def _clean(text: str) -> str:
+    """A text of the service, bounded, and without what could forge a line or block a record."""
+    text = text[:MAX_MESSAGE]
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    )
+
 
 #: Transactions under one client transaction id, beyond which an answer is none.
 MAX_REPORTS = 1000
@@ -356,3 +492,253 @@ def retry_after(response: HttpResponse) -> float | None:
             return None  # `email.utils` lets all of them through
         seconds = (until - since).total_seconds()
     return min(max(seconds, 0.0), 3600.0) if math.isfinite(seconds) else None
+
+
+_T = TypeVar("_T", bound=attrs.AttrsInstance)
+
+
+class Encoder:
+    """Encodes requests with the names of one profile."""
+
+    def __init__(self, profile: ServiceProfile) -> None:
+        self._profile = profile
+        self._sale, self._prepare = _unstructurers(
+            profile.nick_name_flag, profile.language_field, profile.response_url_field
+        )
+        self._checks = bool(profile.max_lengths or profile.ranges)
+        known = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
+        for setting, names in (("max_lengths", profile.max_lengths), ("ranges", profile.ranges)):
+            for name in names:
+                if name not in known:
+                    raise ConfigurationError(f"profile setting {setting}: no request has a field {name}")
+
+    def sale(self, request: SaleRequest) -> bytes:
+        """The body of a Sale (§2.2). `InvalidRequestError`, `ConfigurationError`: what the profile knows."""
+        if request.by_nick_name:
+            if self._profile.nick_name_flag is None:
+                raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
+            if request.phone_number is None and not self._profile.phone_optional_with_nick_name:
+                _refuse(request, "phone_number", "is required")
+        if self._checks:
+            self._check(request)
+        return orjson.dumps(self._sale(request))
+
+    def prepare(self, request: PrepareRequest) -> bytes:
+        """The body of a Button/Prepare (§2.3)."""
+        if request.language is not None and self._profile.language_field is None:
+            raise ConfigurationError("a form's language needs language_field in the profile")
+        if self._checks:
+            self._check(request)
+        return orjson.dumps(self._prepare(request))
+
+    def _check(self, request: SaleRequest | PrepareRequest) -> None:
+        # Raised here, where no local variable holds a value: error trackers show them.
+        if faults := self._faults(request):
+            raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
+
+    def _faults(self, request: SaleRequest | PrepareRequest) -> list[ErrorDetail]:
+        faults = []
+        for name, longest in self._profile.max_lengths.items():
+            value = getattr(request, name, None)
+            if isinstance(value, str) and len(value) > longest:
+                faults.append(_fault(name, f"is longer than {longest} characters"))
+        for name, (smallest, largest) in self._profile.ranges.items():
+            value = getattr(request, name, None)
+            if type(value) is int and not smallest <= value <= largest:
+                faults.append(_fault(name, f"is {smallest} to {largest}"))
+        return faults
+
+
+def _fault(name: str, description: str) -> ErrorDetail:
+    return ErrorDetail("Amount" if name == "amount" else to_service(name), 0, (description,))
+
+
+def _refuse(request: SaleRequest, name: str, description: str) -> NoReturn:
+    raise InvalidRequestError(
+        errors=[_fault(name, description)], client_transaction_id=request.client_transaction_id
+    )
+
+
+@lru_cache(maxsize=16)
+def _unstructurers(
+    nick_name_flag: str | None, language_field: str | None, response_url_field: str
+) -> tuple[Callable[[SaleRequest], dict[str, Any]], Callable[[PrepareRequest], dict[str, Any]]]:
+    """The functions that cattrs writes for a profile's names; the models checked every value already."""
+    import cattrs.fns  # with the first session: who reads a ledger or takes notifications needs none of it
+    from cattrs.gen import make_dict_unstructure_fn, override
+
+    converter = cattrs.Converter(detailed_validation=False)
+
+    def write(
+        model: type[_T], names: Mapping[str, str | None], **inner: Callable[[Any], Any]
+    ) -> Callable[[_T], dict[str, Any]]:
+        """`names` are the profile's (None: left out), all others the service's; `inner` functions are called."""
+        rules: dict[str, Any] = {}
+        for field in attrs.fields(model):
+            name = names.get(field.name, to_service(field.name))
+            hook = inner.get(field.name, cattrs.fns.identity)
+            rules[field.name] = override(rename=name, omit=name is None, unstruct_hook=hook)
+        return make_dict_unstructure_fn(model, converter, _cattrs_omit_if_default=True, **rules)
+
+    bill_to, item = write(BillTo, {}), write(LineItem, {})
+    order = write(Order, {}, bill_to=bill_to, line_items=lambda items: [item(one) for one in items])
+    sale = write(SaleRequest, {"by_nick_name": nick_name_flag}, order=order)
+    prepare_names = {"language": language_field, "response_url": response_url_field}
+    return sale, write(PrepareRequest, prepare_names, order=order)
+
+
+def status_request(
+    profile: ServiceProfile, transaction_id: int | None, client_transaction_id: str | None
+) -> HttpRequest:
+    """The query of a status by one of its two ids."""
+    if transaction_id is None and client_transaction_id is None:
+        raise ConfigurationError(
+            "a query needs a transaction id, or status.by_client_transaction_id in the profile"
+        )
+    _check_ids("status", transaction_id, client_transaction_id)
+    status = profile.status
+    if transaction_id is not None:
+        path = status.by_transaction_id if status else None
+        if path is None:
+            raise ConfigurationError(
+                "a query by transaction id needs status.by_transaction_id in the profile"
+            )
+        return HttpRequest("GET", path.replace("{transaction_id}", str(transaction_id)))
+    path = status.by_client_transaction_id if status else None
+    if path is None:
+        raise ConfigurationError(
+            "a query by client transaction id needs status.by_client_transaction_id in the profile"
+        )
+    assert client_transaction_id is not None  # noqa: S101 - one of the two is given
+    return HttpRequest(
+        "GET",
+        path.replace("{client_transaction_id}", quote(client_transaction_id, safe="")),
+        client_transaction_id=client_transaction_id,
+    )
+
+
+def confirm_request(profile: ServiceProfile, transaction_id: int, client_transaction_id: str) -> HttpRequest:
+    """The confirmation of a paid form, by both of its ids."""
+    for name, good in (
+        ("transactionId", is_id(transaction_id)),
+        ("clientTransactionId", is_client_id(client_transaction_id)),
+    ):
+        if not good:
+            raise InvalidRequestError(errors=[_no_id(name)])
+    confirm = profile.confirm
+    if confirm is None:
+        raise ConfigurationError("confirming a payment needs [confirm] in the profile")
+    body = orjson.dumps(
+        {
+            confirm.transaction_id_field: transaction_id,
+            confirm.client_transaction_id_field: client_transaction_id,
+        }
+    )
+    return HttpRequest("POST", confirm.path, body, client_transaction_id=client_transaction_id)
+
+
+def decode_confirm(
+    response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
+) -> StatusReport:
+    """Read the answer to a confirmation: a status object. Raises a `RefusedError`, else `OutcomeUnknownError`."""
+    report = decode_report(response, profile)
+    if report is not None:
+        return report
+    error = _refusal(response, profile, client_transaction_id)
+    if response.status == 429 and not isinstance(error, RefusedError):
+        # Said plainly, since it may be repeated whatever became of it.
+        raise RateLimitedError(
+            "HTTP 429",
+            http_status=429,
+            retry_after=retry_after(response),
+            client_transaction_id=client_transaction_id,
+        )
+    raise error
+
+
+def undo_request(
+    profile: ServiceProfile,
+    operation: Literal["cancel", "reverse"],
+    transaction_id: int | None,
+    client_transaction_id: str | None,
+) -> HttpRequest:
+    """A cancel or a reverse by one of the two ids."""
+    if transaction_id is None and client_transaction_id is None:
+        raise TypeError(f"{operation} takes transaction_id or client_transaction_id")
+    _check_ids(operation, transaction_id, client_transaction_id)
+    undo = profile.cancel if operation == "cancel" else profile.reverse
+    value: int | str | None
+    if transaction_id is not None:
+        setting, value = "by_transaction_id", transaction_id
+        path = undo.by_transaction_id if undo else None
+        field = undo.transaction_id_field if undo else None
+    else:
+        setting, value = "by_client_transaction_id", client_transaction_id
+        path = undo.by_client_transaction_id if undo else None
+        field = undo.client_transaction_id_field if undo else None
+    if path is None:
+        raise ConfigurationError(f"this {operation} needs {operation}.{setting} in the profile")
+    return HttpRequest(
+        "POST", path, orjson.dumps({field: value}), client_transaction_id=client_transaction_id
+    )
+
+
+def decode_undone(
+    response: HttpResponse,
+    profile: ServiceProfile,
+    client_transaction_id: str | None,
+    operation: Literal["cancel", "reverse"],
+) -> None:
+    """Read the answer to a cancel or a reverse: a bare `true` is the success, and nothing else is.
+
+    Raises a `RefusedError`, of its own class for the profile's codes of "too late", else `OutcomeUnknownError`.
+    """
+    if 200 <= response.status <= 299 and parse_json(response.body) is True:
+        return
+    error = _refusal(response, profile, client_transaction_id)
+    undo = profile.cancel if operation == "cancel" else profile.reverse
+    if isinstance(error, RefusedError) and undo is not None:
+        codes = {error.error_code, *(detail.error_code for detail in error.errors)}
+        if codes & undo.too_late_codes:
+            kind = NotCancellableError if operation == "cancel" else NotReversibleError
+            error = kind(
+                error.message,
+                error_code=error.error_code,
+                errors=error.errors,
+                http_status=error.http_status,
+                client_transaction_id=client_transaction_id,
+            )
+    raise error
+
+
+def _refusal(
+    response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
+) -> RefusedError | OutcomeUnknownError:
+    refusal = read_refusal(response, parse_object(response.body), profile, client_transaction_id)
+    if refusal is not None:
+        return refusal
+    return OutcomeUnknownError(
+        f"HTTP {response.status} with no usable answer",
+        http_status=response.status,
+        client_transaction_id=client_transaction_id,
+    )
+
+
+def _check_ids(operation: str, transaction_id: int | None, client_transaction_id: str | None) -> None:
+    """One of the two, and an id."""
+    if transaction_id is not None and client_transaction_id is not None:
+        raise TypeError(f"{operation} takes transaction_id or client_transaction_id")
+    if transaction_id is not None and not is_id(transaction_id):
+        raise InvalidRequestError(errors=[_no_id("transactionId")])
+    if client_transaction_id is not None and not is_client_id(client_transaction_id):
+        raise InvalidRequestError(errors=[_no_id("clientTransactionId")])
+
+
+def _no_id(name: str) -> ErrorDetail:
+    what = "is an int from 1 to 2**63 - 1" if name == "transactionId" else "is no client transaction id"
+    return ErrorDetail(name, 0, (what,))
+
+
+def is_client_id(value: object) -> bool:
+    """Whether a value can be a client transaction id at all."""
+    return isinstance(value, str) and bool(value.strip()) and text_fault(value) is None and value not in DOTS

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
-from payclient.exchanging import Exchanges
+from payclient.session import Exchanges
 from postgres_server import database, new_database, postgres
 
 __all__ = ["database", "new_database", "postgres"]  # fixtures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from payclient.access import environment_digest
+from payclient.auth import service_fingerprint
 
 KEY = b"k" * 32
 
@@ -15,7 +15,7 @@ KEY = b"k" * 32
 )
 def test_the_same_service(other: str) -> None:
     """However its address is spelled."""
-    assert environment_digest(other, KEY) == environment_digest("https://pay.example", KEY)
+    assert service_fingerprint(other, KEY) == service_fingerprint("https://pay.example", KEY)
 
 
 @pytest.mark.parametrize(
@@ -26,18 +26,18 @@ def test_the_same_service(other: str) -> None:
 )  # fmt: skip
 def test_another_service(other: str) -> None:
     """Another host, port or path is another service."""
-    assert environment_digest(other, KEY) != environment_digest("https://pay.example", KEY)
+    assert service_fingerprint(other, KEY) != service_fingerprint("https://pay.example", KEY)
 
 
 def test_simulators_are_one() -> None:
     """A simulator that starts again has another port."""
-    assert environment_digest("http://127.0.0.1:4711", KEY) == environment_digest(
+    assert service_fingerprint("http://127.0.0.1:4711", KEY) == service_fingerprint(
         "http://localhost:8080", KEY
     )
 
 
 def test_no_ledger_tells_another_where_it_was_used() -> None:
     """The digest is keyed."""
-    assert environment_digest("https://pay.example", KEY) != environment_digest(
+    assert service_fingerprint("https://pay.example", KEY) != service_fingerprint(
         "https://pay.example", b"l" * 32
     )

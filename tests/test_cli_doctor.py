@@ -19,7 +19,7 @@ import pytest
 from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
 from payclient.cli.doctor import check_profile
-from payclient.profiles import find_profile
+from payclient.profile import find_profile
 from raw_server import CERTIFICATE, server_context
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from payclient.access import environment_digest
+from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
 from payclient.cli.ledger import COLUMNS
 from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
@@ -307,7 +307,7 @@ def test_moved(book: Book, person: list[str], capfd: pytest.CaptureFixture[str])
 
     def belongs_to(address: str) -> bool:
         async def ask(ledger: Ledger) -> bool:
-            mine = environment_digest(address, ledger.digest_key)
+            mine = service_fingerprint(address, ledger.digest_key)
             return await ledger.environment(mine) == mine
 
         return book.use(ask)

@@ -177,6 +177,6 @@ def test_the_token_may_be_in_a_file(
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Proven not sent, or unknown: 4 either way, and the error says which."""
     monkeypatch.setenv("PAYCLIENT_BASE_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr("payclient.exchanging.RETRY_DELAYS", ())
+    monkeypatch.setattr("payclient.session.RETRY_DELAYS", ())
     assert main(["reverse", "--transaction-id", "7", "--yes"]) == 4
     assert main(["confirm", "--transaction-id", "7", "--client-transaction-id", "x"]) == 4

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fuzz import checks
-from payclient.results import SaleResult
+from payclient.models import SaleResult
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,15 +12,13 @@ ROOT = Path(payclient.__file__).parent
 
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
-    "errors amounts spelling",
-    "bodies checks links profile_tables events",
-    "models results profile",
-    "encoding wire lifecycle schedule notifications profiles",
-    "operations",
+    "errors amounts",
+    "validation events",
+    "profile models",
+    "wire lifecycle schedule notifications",
     "clock",
-    "access deadlines transport ledger",
-    "credentials outcomes exchanging",
-    "session",
+    "auth timeouts transport ledger",
+    "credentials outcomes session",
     "asking permits cases recalling",
     "sending following forms confirming withdrawing",
     "pending",
@@ -31,7 +29,7 @@ ROWS = [
 ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}
 
 #: No I/O, no clock, no randomness, no logging.
-CORE = ROWS[0:5]
+CORE = ROWS[0:4]
 WORLD = {
     "asyncio",
     "aiohttp",

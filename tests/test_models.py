@@ -16,10 +16,21 @@ from hypothesis import strategies as st
 
 from payclient import models
 from payclient.amounts import COMPONENTS, MAX_CENTS
-from payclient.checks import id_fault
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, derive_id
-from payclient.results import FormLinks, Notification, PrepareResult, SaleResult, StatusReport
+from payclient.models import (
+    BillTo,
+    FormLinks,
+    LineItem,
+    Notification,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+    derive_id,
+)
+from payclient.validation import id_fault
 
 CANARY = "Canary"
 

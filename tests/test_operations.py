@@ -25,11 +25,9 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.exchanging import Exchange
-from payclient.operations import decode_confirm, decode_undone
-from payclient.profiles import PAYPHONE
-from payclient.session import PaySession
-from payclient.wire import HttpResponse
+from payclient.profile import PAYPHONE
+from payclient.session import Exchange, PaySession
+from payclient.wire import HttpResponse, decode_confirm, decode_undone
 
 REPORT = {
     "transactionId": 7,

@@ -9,8 +9,8 @@ from payclient.errors import RefusedError
 from payclient.events import Evidence
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
+from payclient.models import StatusReport
 from payclient.outcomes import Outcome
-from payclient.results import StatusReport
 
 RECORD = Record(
     client_transaction_id="order-17",

@@ -9,12 +9,10 @@ import pytest
 
 import payclient
 from payclient.cli.settings import profile_of, session_settings
-from payclient.encoding import Encoder
 from payclient.errors import ConfigurationError
-from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.profiles import PAYPHONE, PRESETS, find_profile
+from payclient.profile import DOCUMENT, PAYPHONE, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
-from payclient.wire import HttpRequest, HttpResponse
+from payclient.wire import Encoder, HttpRequest, HttpResponse
 
 SHOP = 'name = "shop"\nnick_name_flag = "byNickName"\n'
 

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from payclient.checks import id_fault
 from payclient.errors import InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import ServiceProfile
 from payclient.rows import MAX_ROWS, read_file
 from payclient.rows.formats import Format
-from payclient.spelling import to_service
+from payclient.validation import id_fault, to_service
 from reading_rows import Row, read_rows
 
 HEADER = "phone_number,country_code,currency,amount_with_tax,tax,client_transaction_id"

@@ -16,11 +16,10 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
-from payclient.results import StatusReport
 from payclient.session import PaySession
-from payclient.spelling import from_service
+from payclient.validation import from_service
 
 SAMPLES = Path(__file__).parent / "samples"
 BASE = "https://pay.example/v1"

@@ -22,16 +22,14 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Evidence
-from payclient.exchanging import Exchange
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import State
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
-from payclient.results import StatusReport
-from payclient.session import PaySession
+from payclient.session import Exchange, PaySession
 from payclient.simulator import Form, ManualClock, Settings, Simulator
-from payclient.spelling import from_service
 from payclient.tracker import Tracker
+from payclient.validation import from_service
 from payclient.wire import HttpRequest, HttpResponse, decode_status
 
 SAMPLES = Path(__file__).parent / "samples"

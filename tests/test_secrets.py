@@ -58,12 +58,11 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Prepared
-from payclient.exchanging import Exchange
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
-from payclient.session import PaySession
+from payclient.session import Exchange, PaySession
 from payclient.simulator import ManualClock
 from payclient.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse

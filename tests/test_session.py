@@ -19,7 +19,6 @@ import pytest
 import virtual_loop
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit, Scripted
-from payclient.deadlines import Timeouts
 from payclient.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -30,11 +29,10 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.exchanging import RETRY_DELAYS, Exchange
 from payclient.models import PrepareRequest, SaleRequest
-from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.profiles import PAYPHONE
-from payclient.session import PaySession
+from payclient.profile import DOCUMENT, PAYPHONE, ServiceProfile
+from payclient.session import RETRY_DELAYS, Exchange, PaySession
+from payclient.timeouts import Timeouts
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from raw_server import RawServer, answer, hang, read, reset, turns, write
 
@@ -287,7 +285,7 @@ FORKED = """
 import asyncio, os, sys
 from payclient.errors import UsageError
 from payclient.models import SaleRequest
-from payclient.profiles import PAYPHONE
+from payclient.profile import PAYPHONE
 from payclient.session import PaySession
 from payclient.wire import HttpResponse
 

@@ -20,8 +20,8 @@ from payclient.following.budget import Budget
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connecting import Address
 from payclient.lifecycle import Record, State
+from payclient.models import Notification
 from payclient.notifications import Receipt
-from payclient.results import Notification
 from payclient.session import PaySession
 from payclient.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import payclient
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
-from payclient.exchanging import Exchanges
+from payclient.session import Exchanges
 from payclient.simulator import (
     PAYPHONE,
     SCENARIOS,

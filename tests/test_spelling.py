@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
-from payclient.results import PrepareResult, SaleResult
-from payclient.spelling import from_service, to_service
+from payclient.models import BillTo, LineItem, Order, PrepareRequest, PrepareResult, SaleRequest, SaleResult
+from payclient.validation import from_service, to_service
 
 #: §2.2, without the flag, whose name is not shown.
 SALE = """phoneNumber countryCode amount amountWithoutTax amountWithTax tax service tip currency clientTransactionId

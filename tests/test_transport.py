@@ -24,7 +24,6 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 import required
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit
-from payclient.deadlines import Timeouts
 from payclient.errors import (
     CustomerBusyError,
     NotCreatedError,
@@ -36,11 +35,10 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.exchanging import RETRY_DELAYS
-from payclient.models import PrepareRequest, SaleRequest
+from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.results import PrepareResult, SaleResult, StatusReport
-from payclient.session import PaySession
+from payclient.session import RETRY_DELAYS, PaySession
+from payclient.timeouts import Timeouts
 from ports import kept_port
 from raw_server import (
     ConnectProxy,

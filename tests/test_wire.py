@@ -14,8 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from payclient.bodies import MAX_ENTRIES, MAX_ID, MAX_MESSAGE, is_id
-from payclient.encoding import Encoder
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
@@ -28,12 +26,31 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.links import is_loopback, is_safe_link
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.models import (
+    BillTo,
+    LineItem,
+    Order,
+    PrepareRequest,
+    PrepareResult,
+    SaleRequest,
+    SaleResult,
+    StatusReport,
+)
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.results import PrepareResult, SaleResult, StatusReport
-from payclient.spelling import from_service
-from payclient.wire import HttpRequest, HttpResponse, decode_prepare, decode_sale, decode_status, retry_after
+from payclient.validation import from_service, is_loopback, is_safe_link
+from payclient.wire import (
+    MAX_ENTRIES,
+    MAX_ID,
+    MAX_MESSAGE,
+    Encoder,
+    HttpRequest,
+    HttpResponse,
+    decode_prepare,
+    decode_sale,
+    decode_status,
+    is_id,
+    retry_after,
+)
 
 SAMPLES = Path(__file__).parent / "samples"
 

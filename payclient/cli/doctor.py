@@ -17,16 +17,16 @@ from urllib.parse import urljoin, urlsplit
 from cyclopts import Parameter
 from rich.markup import escape
 
-from payclient.access import check_base_url
+from payclient.auth import check_base_url
 from payclient.cli import terminal
 from payclient.cli.settings import BaseUrl, LedgerUrl, Profile, RotatingToken, profile_of, token_of
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
 from payclient.transport import AiohttpTransport
+from payclient.validation import is_loopback
 from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 

@@ -15,7 +15,7 @@ from typing import Annotated, BinaryIO, Literal, TypeVar
 from cyclopts import App, Parameter
 from rich.markup import escape
 
-from payclient.access import check_base_url, environment_digest
+from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local, move, refusal, utc, what, why
 from payclient.cli.lines import PAID_WORDS, csv_line, json_line
@@ -246,7 +246,7 @@ def moved(
         return 2
 
     async def move(book: Ledger) -> None:
-        await book.environment(environment_digest(address, book.digest_key), moved=True)
+        await book.environment(service_fingerprint(address, book.digest_key), moved=True)
 
     with_ledger(ledger, move)
     terminal.say(f"the ledger belongs to {address} from now on")

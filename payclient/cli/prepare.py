@@ -21,10 +21,10 @@ from payclient.cli.settings import (
     service_of,
 )
 from payclient.cli.summary import facts
-from payclient.encoding import Encoder
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
 from payclient.models import PrepareRequest
+from payclient.wire import Encoder
 
 __all__: list[str] = []
 

@@ -24,8 +24,8 @@ from payclient.cli.settings import (
     service_of,
 )
 from payclient.cli.summary import facts
-from payclient.encoding import Encoder
 from payclient.models import SaleRequest
+from payclient.wire import Encoder
 
 __all__: list[str] = []
 

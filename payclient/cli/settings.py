@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 import attrs
 from cyclopts import Parameter, Token
 
-from payclient.access import TokenSource, check_base_url, token_fault
+from payclient.auth import TokenSource, check_base_url, token_fault
 from payclient.cli import terminal
 from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
-from payclient.links import is_loopback
-from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.profiles import PRESETS, find_profile
+from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
 from payclient.tracker import Tracker, open_tracker
+from payclient.validation import is_loopback
 
 __all__: list[str] = []
 

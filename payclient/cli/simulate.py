@@ -18,10 +18,10 @@ from payclient.cli.files import atomic_write
 from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.cli.signals import handled
 from payclient.errors import ConfigurationError
-from payclient.links import is_loopback
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.simulator.scenarios import scenario as named
+from payclient.validation import is_loopback
 
 __all__: list[str] = []
 

@@ -14,10 +14,10 @@ from payclient.cli import terminal
 from payclient.cli.settings import BaseUrl, Profile, Whole, Yes, profile_of, session_settings
 from payclient.cli.summary import facts
 from payclient.errors import ConfigurationError, RefusedError, TransportError
-from payclient.operations import undo_request
+from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
-from payclient.results import StatusReport
 from payclient.session import PaySession
+from payclient.wire import undo_request
 
 __all__: list[str] = []
 

@@ -28,9 +28,9 @@ from payclient.following.turns import Pace
 from payclient.following.waiting import Waiting
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
+from payclient.models import Notification
 from payclient.notifications import Receipt
 from payclient.outcomes import Outcome
-from payclient.results import Notification
 from payclient.schedule import Schedule
 
 __all__: list[str] = []

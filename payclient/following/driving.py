@@ -21,7 +21,7 @@ from payclient.following.querying import Querying
 from payclient.following.sharing import LEASE
 from payclient.following.turns import LAST, LATE, NOTIFIED, ROUTINE, Pace, Turns
 from payclient.lifecycle import Record, State
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 
 __all__: list[str] = []
 

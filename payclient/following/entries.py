@@ -18,7 +18,7 @@ from payclient.errors import LedgerError, TransitionError
 from payclient.events import Event
 from payclient.ledger import Ledger
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 
 __all__: list[str] = []
 

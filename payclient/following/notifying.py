@@ -10,8 +10,8 @@ from payclient.events import Conflicted, Event, Evidence, Notified
 from payclient.following.entries import NEVER, PENDING, Entries, Entry
 from payclient.ledger import Ledger
 from payclient.lifecycle import DROPPED, Record, State
+from payclient.models import Notification
 from payclient.notifications import Receipt
-from payclient.results import Notification
 
 __all__: list[str] = []
 

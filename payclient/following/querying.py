@@ -15,7 +15,7 @@ from payclient.events import Conflicted, Evidence, ProvenAbsent
 from payclient.following.entries import NEVER, PENDING, Entries, Entry
 from payclient.following.turns import Pace
 from payclient.lifecycle import DROPPED, State
-from payclient.results import StatusReport
+from payclient.models import StatusReport
 
 __all__: list[str] = []
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 
-from payclient.encoding import Encoder
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
@@ -26,6 +25,7 @@ from payclient.rows.formats import AMOUNTS, KEY, Format
 from payclient.rows.objects import Objects
 from payclient.rows.tables import Table, csv_records, sheet_records
 from payclient.sending import lane_text
+from payclient.wire import Encoder
 
 __all__: list[str] = []
 

@@ -15,7 +15,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.decimals import cents_of
 from payclient.rows.formats import AMOUNTS, INTEGERS, KEY
-from payclient.spelling import from_service
+from payclient.validation import from_service
 
 __all__ = [
     "FORMULA",

@@ -12,7 +12,7 @@ from payclient.amounts import COMPONENTS
 from payclient.errors import ConfigurationError
 from payclient.models import SaleRequest
 from payclient.rows.decimals import MARKS
-from payclient.spelling import from_service, to_service
+from payclient.validation import from_service, to_service
 
 __all__ = ["AMOUNTS", "FAULT", "FIELDS", "INTEGERS", "KEY", "Format", "field_of"]
 

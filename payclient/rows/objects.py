@@ -14,7 +14,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import LineItem, SaleRequest
 from payclient.rows.cells import CellError, Cells, FileRow, RowError, check_text, errors_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
-from payclient.spelling import from_service, to_service
+from payclient.validation import from_service, to_service
 
 __all__ = ["Objects"]
 

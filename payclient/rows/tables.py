@@ -19,7 +19,7 @@ from payclient.errors import InvalidRequestError
 from payclient.models import SaleRequest
 from payclient.rows.cells import SHOWABLE, CellError, Cells, FileRow, RowError, errors_of
 from payclient.rows.formats import AMOUNTS, FAULT, FIELDS, KEY, Format, field_of
-from payclient.spelling import from_service
+from payclient.validation import from_service
 
 __all__ = ["Record", "Table", "csv_records", "sheet_records"]
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterable, Callable
 
 from payclient.errors import InvalidNotificationError
+from payclient.models import Notification
 from payclient.notifications import (
     MAX_SIZE,
     Receipt,
@@ -18,7 +19,6 @@ from payclient.notifications import (
     is_notification_key,
     parse_notification,
 )
-from payclient.results import Notification
 from payclient.tracker import Tracker
 
 __all__ = ["OnReceipt", "Receiving"]

@@ -12,7 +12,7 @@ from html import escape
 
 from payclient.errors import ConfigurationError
 from payclient.forms import FormLink
-from payclient.links import is_safe_link
+from payclient.validation import is_safe_link
 from payclient.web.pages import Language, Page, check_address, check_language, make_page
 
 __all__ = ["redirect_page"]

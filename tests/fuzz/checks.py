@@ -16,9 +16,15 @@ from payclient.errors import (
     RefusedError,
 )
 from payclient.notifications import parse_external_notification, parse_notification, parse_return
-from payclient.operations import decode_confirm, decode_undone
 from payclient.profile import ReturnProfile, ServiceProfile, StatusProfile
-from payclient.wire import HttpResponse, decode_prepare, decode_sale, decode_status
+from payclient.wire import (
+    HttpResponse,
+    decode_confirm,
+    decode_prepare,
+    decode_sale,
+    decode_status,
+    decode_undone,
+)
 
 PROFILE = ServiceProfile(
     name="fuzz",

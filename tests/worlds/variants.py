@@ -17,7 +17,6 @@ from payclient import State, lifecycle, permits, tracker, wire
 from payclient.credentials import Credentials
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
-from payclient.exchanging import Exchanges
 from payclient.following import Following, driving
 from payclient.following.driving import Driver
 from payclient.following.entries import Case, Entry
@@ -28,7 +27,7 @@ from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
 from payclient.sending import Sender
-from payclient.session import PaySession
+from payclient.session import Exchanges, PaySession
 from payclient.tracker import Tracker
 
 __all__ = ["VARIANTS", "broken"]

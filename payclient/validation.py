@@ -5,17 +5,61 @@ Each model has one fused test, quick and coarse; only where that doubts are the 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import NoneType
 from typing import Any
+from urllib.parse import urlsplit
 
 from payclient.amounts import COMPONENTS, MAX_CENTS, sum_fault
 from payclient.errors import ErrorDetail, InvalidRequestError
-from payclient.spelling import to_service
 
 __all__: list[str] = []
+
+#: Words that the service writes in capitals (§2.4).
+CAPITALS = frozenset({"sku"})
+
+_HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]*")
+
+
+@cache
+def to_service(name: str) -> str:
+    """Spell a field as the service does: `amount_with_tax` is `amountWithTax`."""
+    first, *rest = name.split("_")
+    return first + "".join(word.upper() if word in CAPITALS else word.capitalize() for word in rest)
+
+
+@cache
+def from_service(name: str) -> str:
+    """Spell a field as our models do: `productSKU` is `product_sku`."""
+    return _HUMP.sub(lambda hump: "_" + hump[0].lower(), name).lstrip("_")
+
+
+def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
+    """Whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts where given."""
+    if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
+        return False
+    try:
+        parts = urlsplit(link)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its name alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
 
 #: Longer text is refused, whatever the profile: no field of the document needs it.
 MAX_TEXT = 4096

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from payclient.clock import start
 from payclient.errors import ConfigurationError, NotSentError
-from payclient.links import is_loopback
 from payclient.profile import ServiceProfile
+from payclient.validation import is_loopback
 
 __all__: list[str] = []
 
@@ -140,7 +140,7 @@ def check_base_url(base_url: object) -> str:
     return base_url.rstrip("/")
 
 
-def environment_digest(base_url: str, key: bytes) -> bytes:
+def service_fingerprint(base_url: str, key: bytes) -> bytes:
     """What a ledger remembers of the service that it is used with: a digest keyed by its own key.
 
     Every service on loopback is one: a simulator has another port each time.

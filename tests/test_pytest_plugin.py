@@ -176,14 +176,14 @@ def run(project: Path, installed: Path, *options: str, code: int = 0) -> str:
     return done.stdout
 
 
-def test_the_readmes_example_runs_from_a_wheel_in_an_empty_project(installed: Path, tmp_path: Path) -> None:
-    """As it stands in the README, beside tests of anyio and of Starlette's client; those without pytest-asyncio too."""
+def test_the_guides_example_runs_from_a_wheel_in_an_empty_project(installed: Path, tmp_path: Path) -> None:
+    """As it stands in the guide, beside tests of anyio and of Starlette's client; those without pytest-asyncio too."""
     for name in ("pytest_asyncio", "anyio", "starlette", "httpx"):
         required.module(name)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    guide = (ROOT / "payclient" / "guide" / "testing.md").read_text(encoding="utf-8")
     (example,) = [
         block
-        for block in re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+        for block in re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
         if "pytest_plugins" in block
     ]
     where = f"\ndef test_where():\n    assert payclient.__file__.startswith({str(installed)!r})\n"
@@ -199,7 +199,8 @@ def test_the_readmes_example_runs_from_a_wheel_in_an_empty_project(installed: Pa
 
 
 def test_the_wheel_has_the_page(installed: Path) -> None:
-    """What the simulator serves is shipped."""
+    """What the simulator serves and the guides are shipped."""
+    assert (installed / "payclient" / "guide" / "es" / "empezar.md").is_file()
     folder = installed / "payclient" / "simulator"
     for name in ("page.html", "page.js", "style.css", "form.html"):
         assert (folder / name).stat().st_size > 300

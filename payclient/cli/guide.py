@@ -1,0 +1,46 @@
+"""`payclient guide`: the guides that are shipped with the package."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.markdown import Markdown
+
+from payclient.cli import terminal
+from payclient.errors import ConfigurationError
+
+__all__: list[str] = []
+
+#: The order in which to read.
+TOPICS = (
+    "start", "payphone", "web", "aiohttp", "django", "forms", "batch", "testing", "unknown", "errors", "profile",
+    "ledger", "operations", "design", "es/empezar",
+)  # fmt: skip
+
+
+def guide(
+    topic: str = "",
+    /,
+    *,
+    every: Annotated[
+        bool, Parameter(name="--all", help="Print all guides as one text, for language models.")
+    ] = False,
+) -> None:
+    """Show a guide: start, payphone, web, forms, batch, testing, es/empezar ... Without a topic, list all."""
+    if every:
+        print("\n".join(_text(each) for each in TOPICS), end="")
+    elif topic in TOPICS:
+        terminal.out().print(Markdown(_text(topic)))
+    elif topic:
+        raise ConfigurationError(f"guide: the topic must be one of {', '.join(TOPICS)}")
+    else:
+        for each in TOPICS:
+            print(f"payclient guide {each:<12} {_text(each).partition(chr(10))[0].removeprefix('# ')}")
+
+
+def _text(topic: str) -> str:
+    folder: Traversable = files("payclient") / "guide"
+    return folder.joinpath(*f"{topic}.md".split("/")).read_text(encoding="utf-8")

@@ -16,9 +16,9 @@ from payclient.errors import (
     PayError,
     RefusedError,
 )
-from payclient.events import Created, Event, Evidence, Lost, NotSent
+from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.lifecycle import Record, State
-from payclient.models import SaleRequest
+from payclient.models import SaleRequest, SaleResult
 from payclient.permits import Permits, TakenError, same_request
 from payclient.session import PaySession
 from payclient.wire import HttpRequest
@@ -26,6 +26,14 @@ from payclient.wire import HttpRequest
 __all__: list[str] = []
 
 logger = logging.getLogger("payclient.sending")
+
+
+#: Transactions of which it is remembered whose they are: a copy of an answer comes soon after it.
+REMEMBERED = 1000
+
+
+class _ReplayedError(OutcomeUnknownError):
+    """The answer names a transaction that another Sale of this process was answered with."""
 
 
 def lane_text(request: SaleRequest) -> str:
@@ -49,6 +57,8 @@ class Sender:
         self._permits = permits
         self._ledger = permits.ledger
         self._clock = permits.clock
+        #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
+        self._answered: dict[int, str] = {}
 
     def encode(self, request: SaleRequest) -> tuple[HttpRequest, bytes]:
         """The request as it will be sent, and the keyed digest of its content. No I/O."""
@@ -86,7 +96,9 @@ class Sender:
         error: Exception
         event: Event
         try:
-            result = await self._session.send_sale(http, attempt.permit)
+            result = await self._session.send_sale(
+                http, attempt.permit, check=partial(self._check_new, identifier)
+            )
         except TakenError:
             known = await self._ledger.get(identifier)
             if known is None:
@@ -95,7 +107,14 @@ class Sender:
                 ) from None
             return same_request(known, digest)
         except OutcomeUnknownError as unknown:
-            return await self._permits.write(attempt.record, self._lost(attempt.record, unknown.candidate_id))
+            record = await self._permits.write(
+                attempt.record, self._lost(attempt.record, unknown.candidate_id)
+            )
+            if isinstance(unknown, _ReplayedError):
+                logger.error("%s: %s", identifier, unknown)
+                conflict = Conflicted(at=self._clock.time(), what=str(unknown))
+                record = await self._permits.write(record, conflict)
+            return record
         except RefusedError as refused:
             existing = await self._find_existing(attempt.record, refused, known)
             if existing is not None:
@@ -125,6 +144,17 @@ class Sender:
             return await self._permits.write(attempt.record, created)
         await self._permits.write(attempt.record, event)
         raise error
+
+    def _check_new(self, identifier: str, result: SaleResult) -> None:
+        """Raise for an answer that is a copy of another Sale's: something in front of the service repeats answers."""
+        answered, number = self._answered, result.transaction_id
+        if answered.setdefault(number, identifier) != identifier:
+            raise _ReplayedError(
+                f"the answer names transaction {number}, which is another sale's",
+                client_transaction_id=identifier,
+            )
+        if len(answered) > REMEMBERED:
+            del answered[next(iter(answered))]
 
     def _lost(self, record: Record, candidate_id: int | None) -> Lost:
         # Never early: whatever reached the service did so within the total time-out.

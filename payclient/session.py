@@ -219,6 +219,9 @@ class Exchanges:
             raise
         finally:
             deadline.end()
+            if result is None and response is not None and (error is None or operation != "status"):
+                # The connection may bring a second copy of a refusal or of "not found", as its next answer.
+                _discard(response)
             if hook is not None:
                 exchange = Exchange(
                     operation=operation,
@@ -262,6 +265,11 @@ class Exchanges:
 def _judge(gate: _Gate, request: HttpRequest, failure: str) -> TransportError:
     kind = OutcomeUnknownError if gate.passed else NotSentError
     return kind(failure, client_transaction_id=request.client_transaction_id)
+
+
+def _discard(response: HttpResponse) -> None:
+    if response.discard is not None:
+        response.discard()
 
 
 def _tell(hook: Callable[[Exchange], object], exchange: Exchange) -> None:
@@ -381,10 +389,25 @@ class PaySession:
         return HttpRequest("POST", "/api/Sale", body, client_transaction_id=request.client_transaction_id)
 
     async def send_sale(
-        self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None
+        self,
+        request: HttpRequest,
+        before_send: BeforeSend | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        check: Callable[[SaleResult], object] | None = None,
     ) -> SaleResult:
-        """The second half of `sale`: send what `encode_sale` made, and read the answer."""
-        return await self._exchanges.make("sale", request, decode_sale, before_send, timeouts)
+        """The second half of `sale`: send what `encode_sale` made, and read the answer.
+
+        `check` is called with a result before its connection can serve another request, and may raise a `PayError`.
+        """
+
+        def decode(response: HttpResponse, profile: ServiceProfile, identifier: str | None) -> SaleResult:
+            result = decode_sale(response, profile, identifier)
+            if check is not None:
+                check(result)
+            return result
+
+        return await self._exchanges.make("sale", request, decode, before_send, timeouts)
 
     async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
         """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.

@@ -31,6 +31,9 @@ __all__: list[str] = []
 #: Where a connection that carried a request keeps the poll of its socket.
 _POLL = "_payclient_poll"
 
+#: Where an answer keeps the connection that brought it, which the network library takes back when it is read.
+_TRANSPORT = "_payclient_transport"
+
 #: Bytes of an answer that are read; the service's are a few hundred.
 MAX_ANSWER = 1 << 20
 
@@ -63,8 +66,11 @@ class _ProvingRequest(ClientRequest):
             await before_send()
             if not _alive(protocol):
                 raise _ConnectionDeadError
+        transport = protocol.transport
         # From here to the write nothing is awaited.
-        return await super().send(conn)
+        response = await super().send(conn)
+        setattr(response, _TRANSPORT, transport)
+        return response
 
 
 def _alive(protocol: ResponseHandler) -> bool:
@@ -134,7 +140,9 @@ class AiohttpTransport:
             finally:
                 if not response.closed:
                     response.release()
-            return HttpResponse(response.status, response.headers, body)
+            transport = getattr(response, _TRANSPORT, None)
+            discard = None if transport is None else transport.abort
+            return HttpResponse(response.status, response.headers, body, discard)
         except _ConnectionDeadError:
             pass
         finally:

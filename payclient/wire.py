@@ -195,6 +195,8 @@ class HttpResponse:
     status: int
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     body: bytes = attrs.field(default=b"", repr=False)
+    #: Closes the connection that brought the answer, in whatever use it is by then. None: there is nothing to close.
+    discard: Callable[[], object] | None = attrs.field(default=None, repr=False, eq=False)
 
 
 #: Awaited after the connection stands and before the first byte; raising in it aborts with 0 bytes sent.

@@ -1,0 +1,107 @@
+"""Something between us and the service repeats an answer: no sale takes another one's answer for its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import payclient
+from fake_service import sale
+from raw_server import RawServer, answer, next_turns, read, write
+
+State = payclient.State
+
+REFUSED = {"message": "no", "errorCode": 22, "errors": [{"message": "x", "errorCode": 5}]}
+
+
+def created(number: int) -> bytes:
+    return answer({"transactionId": number})
+
+
+@asynccontextmanager
+async def tracking(
+    server: RawServer, ledger: payclient.Ledger | None = None
+) -> AsyncIterator[payclient.Tracker]:
+    """A tracker over real connections, of a service that cannot be asked."""
+    book = await payclient.open_ledger("memory:") if ledger is None else ledger
+    async with (
+        payclient.PaySession(server.url, "token") as session,
+        payclient.Tracker(session, book) as tracker,
+    ):
+        yield tracker
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_a_refusal_ends_its_connection(status: int) -> None:
+    """A second copy of a refusal, which comes when the next request has left, is nobody's answer."""
+    copy = answer(REFUSED, status)
+    async with (
+        RawServer((read, write(copy), read, write(copy)), (read, write(created(13)))) as server,
+        tracking(server) as tracker,
+    ):
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale("order-1"))
+        pending = await tracker.sale(sale("order-2", "0984111333"))
+        assert (pending.state, pending.transaction_id) == (State.PENDING, 13)
+    assert [connection.complete for connection in server.connections] == [1, 1]
+
+
+@pytest.mark.parametrize("body", [{}, {"transactionId": 5, "errorCode": 22}], ids=["empty", "both"])
+async def test_a_strange_answer_ends_its_connection(body: object) -> None:
+    """As what follows it there may belong to it."""
+    async with (
+        RawServer((read, write(answer(body)), read, write(created(5))), (read, write(created(13)))) as server,
+        tracking(server) as tracker,
+    ):
+        assert (await tracker.sale(sale("order-1"))).state is State.UNKNOWN
+        assert (await tracker.sale(sale("order-2", "0984111333"))).transaction_id == 13
+
+
+async def test_a_not_found_ends_its_connection() -> None:
+    """Its second copy would be the answer to another query, and might prove that something is absent."""
+    profile = payclient.ServiceProfile(
+        name="test",
+        not_found_codes=frozenset({20}),
+        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+    )
+    absent = answer({"message": "no", "errorCode": 20}, 404)
+    async with (
+        RawServer(
+            (read, write(absent), read, write(absent)), (read, write(answer({"state": "Pendiente"})))
+        ) as server,
+        payclient.PaySession(server.url, "token", profile=profile) as session,
+    ):
+        assert await session.status(transaction_id=12) is None
+        report = await session.status(transaction_id=13)
+        assert report is not None
+        assert report.state == "Pendiente"
+
+
+async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> None:
+    """The second one is unknown, with a conflict, and its own answer is not taken for a third one's."""
+    ledger = await payclient.open_ledger("memory:")
+    first = (read, write(created(12)), read, write(created(12)), next_turns, write(created(13)), read)
+    async with (
+        RawServer(first, (read, write(created(14)))) as server,
+        tracking(server, ledger) as tracker,
+    ):
+        assert (await tracker.sale(sale("order-1", "0984111001"))).transaction_id == 12
+        second = await tracker.sale(sale("order-2", "0984111002"))
+        assert (second.state, second.transaction_id) == (State.UNKNOWN, None)
+        third = await tracker.sale(sale("order-3", "0984111003"))
+        assert (third.state, third.transaction_id) == (State.PENDING, 14)
+        assert (await tracker.sale(sale("order-2", "0984111002"))).state is State.UNKNOWN
+        record = await ledger.get("order-2")
+        assert record is not None
+        assert record.candidate_ids == ()
+    (conflict,) = [each for each in await ledger.history("order-2") if each.event == "Conflicted"]
+    assert (
+        json.loads(conflict.detail or "")["what"]
+        == "the answer names transaction 12, which is another sale's"
+    )
+    assert [each.levelno for each in caplog.records if "another sale's" in each.message] == [logging.ERROR]
+    assert sum(json.loads(body)["clientTransactionId"] == "order-2" for body in server.bodies()) == 1

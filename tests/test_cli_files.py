@@ -154,10 +154,10 @@ def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest
         (["--map", "tax=a", "--map", "tax=b"], "--map tax: is given twice"),
         (["--set", "currency=USD"], "currency is a column, and --set gives it as well"),
         (["--delimiter", "ab"], "delimiter must be one character"),
-        (["--delimiter", "tab"], "told by --map, such as --map phone_number=telefono"),
+        (["--delimiter", "tab"], "by --map, such as --map phone_number=telefono"),
         (["--encoding", "klingon"], "encoding must be one such as"),
         (["--amounts", "units"], "--amounts"),
-        (["--decimal-mark", ","], "a decimal mark is for decimal amounts"),
+        (["--decimal-mark", ","], "a decimal mark needs --amounts decimal"),
         (["--skip-bad", "charges.csv"], "is the same file as FILE"),
     ],
 )

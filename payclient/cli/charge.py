@@ -35,8 +35,7 @@ from payclient.cli.settings import (
 from payclient.cli.summary import say_reasons
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows import ChargeFile, read_file
-from payclient.rows.formats import KEY, Format
-from payclient.rows.skip_bad import bad_rows
+from payclient.rows.format import KEY, Format
 
 __all__: list[str] = []
 
@@ -75,14 +74,14 @@ class FileOptions:
         Literal["cents", "decimal"], Parameter(help="Whole cents (1050), or units with decimals (10.50).")
     ] = "cents"
     decimal_mark: Annotated[
-        str | None, Parameter(help="The decimal mark of the amounts, . or , . Default: found.")
+        Literal[",", "."] | None, Parameter(help="The decimal mark of the amounts, . or , . Default: found.")
     ] = None
 
     def format(self) -> Format:
         """Return them checked. Raises `ConfigurationError`."""
+        columns = _pairs("--map", self.map)
         return Format(
-            key=self.key,
-            columns=_pairs("--map", self.map),
+            columns=columns if self.key == KEY else {KEY: self.key, **columns},
             constants=_pairs("--set", self.set),
             ignored=frozenset(self.ignore),
             delimiter=self.delimiter and _NAMED_DELIMITERS.get(self.delimiter, self.delimiter),
@@ -188,7 +187,7 @@ def charge(
     known_profile = profile_of(profile) if service is None else service.profile
     rows = read_file(file, options.format(), profile=known_profile)
     good = can_go_on(rows, skip_bad)
-    left_out = bad_rows(rows, skip_bad) if good and skip_bad is not None and rows.bad else None
+    left_out = rows.bad_rows(skip_bad) if good and skip_bad is not None and rows.bad else None
     if not good and not dry_run:
         return 2
     known = asyncio.run(ask_ledger(ledger, rows, limits.retry)) if dry_run or not yes else None
@@ -226,14 +225,11 @@ def charge(
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     """Show the errors of a file; False: nothing of it may be sent."""
     errors = file.errors
-    if not errors and file.fatal is None:
+    if not errors:
         return True
     show_errors(errors)
     more = f", of which the first {MAX_ERRORS} are above" if len(errors) > MAX_ERRORS else ""
     words = f"{file.path.name}: {len(errors):,} fault{'' if len(errors) == 1 else 's'}{more}"
-    if file.fatal is not None:
-        terminal.complain(f"{file.fatal}; nothing was sent")
-        return False
     if skip_bad is None or not file.requests:
         terminal.complain(f"{words}; nothing was sent")
         if file.requests:

@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from datetime import date, time, timedelta
 from typing import Any
 
 import attrs
-from cattrs import ClassValidationError, IterableValidationError
-from cattrs.errors import ForbiddenExtraKeysError, IterableValidationNote
 
 from payclient.errors import InvalidRequestError
-from payclient.models import SaleRequest
-from payclient.rows.decimals import cents_of
-from payclient.rows.formats import AMOUNTS, INTEGERS, KEY
-from payclient.validation import from_service
+from payclient.models import BillTo, LineItem
+from payclient.rows.format import AMOUNTS, INTEGERS, KEY, SHOWABLE
+from payclient.validation import from_service, to_service
 
-__all__ = [
-    "FORMULA",
-    "SHOWABLE",
-    "CellError",
-    "Cells",
-    "FileRow",
-    "RowError",
-    "check_text",
-    "errors_of",
-]
-
-#: "5,93999E+11": what a spreadsheet leaves of a long number.
-SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
-
-#: What a spreadsheet calculates, also hidden behind a sign: `=A1`, `+SUM(A1)`, `@SUM(A1)`.
-FORMULA = re.compile(r"\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
-
-#: A name that cannot be a person's data.
-SHOWABLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-
-#: What a spreadsheet shows where it could not calculate: `#REF!`, `#N/A`, `#¿NOMBRE?`, or a number too wide.
-_BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
-_INTEGER = re.compile(r"-?[0-9]{1,19}")
-#: Only with both a fraction and a sign of the exponent: "12E5" may be somebody's order.
-_SHORTENED_ID = re.compile(r"[0-9][.,][0-9]+E\+[0-9]+")
-_IDS = frozenset({KEY, "store_id", "client_user_id"})
+__all__: list[str] = []
 
 
 class CellError(ValueError):
-    """One value cannot be taken; its text says why and may be shown."""
+    """One value cannot be taken; its text gives the reason and may be shown."""
 
 
 @attrs.frozen
@@ -68,53 +40,121 @@ class RowError:
         return f"line {self.line}{', ' if self.column else ': '}{self.words}"
 
 
-@attrs.define
-class FileRow:
-    """One row of a file: a request, or the errors that forbid one."""
+# --- Amounts: "1.250,50" and "1,250.50" are the same money, and "1,250" may be two
 
-    line: int
-    #: What stands in the key column; None where that is missing or not a text.
-    key: str | None
-    request: SaleRequest | None
-    errors: tuple[RowError, ...]
-    #: The cells or the line as they were read, for `--skip-bad`.
-    source: Any = attrs.field(eq=False, repr=False)
+#: The decimal marks, and what each is called.
+MARKS = {",": "comma", ".": "point"}
+
+#: A value that is an amount with either mark, and another one with each.
+AMBIGUOUS = "?"
+
+
+def _pattern(mark: str) -> re.Pattern[str]:
+    # Between groups of three digits: the other mark, a space that breaks or not, an apostrophe.
+    between = re.escape("".join(MARKS).replace(mark, "") + " \xa0\u202f'\u2019")
+    grouped = rf"[1-9][0-9]{{0,2}}([{between}])[0-9]{{3}}(?:\2[0-9]{{3}}){{0,3}}"
+    return re.compile(rf"([0-9]{{1,15}}|{grouped})(?:{re.escape(mark)}([0-9]+))?")
+
+
+_PATTERNS = {mark: _pattern(mark) for mark in MARKS}
+
+
+def mark_of(text: str) -> str | None:
+    """Return the decimal mark that a value proves, `AMBIGUOUS`, or None: no proof, or not an amount."""
+    fitting = [mark for mark, pattern in _PATTERNS.items() if pattern.fullmatch(text)]
+    if not fitting or not any(mark in text for mark in MARKS):
+        return None
+    return fitting[0] if len(fitting) == 1 else AMBIGUOUS
+
+
+def find_mark(name: str, texts: Iterable[str]) -> str:
+    """Return the mark that the amounts prove; a point where none has a mark.
+
+    Raises `InvalidRequestError` where they contradict each other, or may mean two things and none proves which.
+    """
+    found = {mark_of(text) for text in texts}
+    proven, tell = [mark for mark in MARKS if mark in found], "give --decimal-mark , or --decimal-mark ."
+    if len(proven) > 1:
+        raise InvalidRequestError(
+            f"{name}: some amounts have a decimal comma and others a decimal point: {tell}"
+        )
+    if not proven and AMBIGUOUS in found:
+        raise InvalidRequestError(
+            f'{name}: amounts such as "1,000" or "1.000" may mean one or one thousand, and no other amount of the '
+            f"file proves which: {tell}"
+        )
+    return proven[0] if proven else "."
+
+
+def cents_of(text: str, mark: str) -> int:
+    """Return the cents of an amount in units, exactly. Raises `CellError`."""
+    match = _PATTERNS[mark].fullmatch(text)
+    if match is None:
+        example = "1.250,50" if mark == "," else "1,250.50"
+        raise CellError(f"is not an amount with a decimal {MARKS[mark]}, such as {example}")
+    decimals = match[3] or ""
+    if len(decimals) > 2:
+        raise CellError(f"has {len(decimals)} digits after the decimal {MARKS[mark]}; two are the most")
+    return int(re.sub(r"[^0-9]", "", match[1])) * 100 + int(decimals.ljust(2, "0"))
+
+
+# --- Cells
+
+#: A formula, also behind a sign: `=A1`, `+SUM(A1)`, `@SUM(A1)`.
+FORMULA = re.compile(r"\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
+
+#: What a spreadsheet leaves of a long number: "5,93999E+11". An id such as "12E5" may be meant.
+_SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
+_SHORTENED_ID = re.compile(r"[0-9][.,][0-9]+E\+[0-9]+")
+_IDS = frozenset({KEY, "store_id", "client_user_id"})
+
+#: What a spreadsheet shows of a failed calculation: `#REF!`, `#N/A`, `#¿NOMBRE?`, or of a number too wide.
+_BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 @attrs.frozen
 class Cells:
     """How the cells of one file are read."""
 
-    #: Amounts are units with decimals, not whole cents.
-    decimal: bool = False
-    #: The decimal mark; None: no amount has one.
+    #: The decimal mark of amounts in units; None: amounts are whole cents.
     mark: str | None = None
+    #: The values have types already, which the model checks.
+    json: bool = False
 
-    def read(self, cell: object, field: str) -> Any:
-        """Return the value of a text, or of a typed cell of a spreadsheet. `CellError` says what is wrong with it."""
+    def read(self, cell: Any, field: str) -> Any:
+        """Return the value of a text, or of a typed cell. Raises `CellError`."""
         if not isinstance(cell, str):
-            return self._typed(cell, field)
-        if any("\udc80" <= character <= "\udcff" for character in cell) if not cell.isascii() else False:
+            return cell if self.json else self._typed(cell, field)
+        if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
             raise CellError("is not of the file's encoding: give --encoding, or save it as CSV UTF-8")
-        if field in INTEGERS:
-            return self.cents(cell) if field in AMOUNTS else _whole(cell)
-        if field == "by_nick_name":
+        if field in INTEGERS and not self.json:
+            return self._integer(cell, field, self.mark)
+        if field == "by_nick_name" and not self.json:
             if cell not in ("true", "false"):
                 raise CellError("must be true or false")
             return cell == "true"
-        check_text(cell, field)
+        if (field == "phone_number" and _SHORTENED.fullmatch(cell)) or (
+            field in _IDS and _SHORTENED_ID.fullmatch(cell)
+        ):
+            raise CellError("is a number as a spreadsheet shortens it: format the column as text")
+        for wrong, words in (
+            (field == "phone_number" and re.fullmatch(r"[0-9]+\.0", cell), "is a number that ends in .0"),
+            ("\N{REPLACEMENT CHARACTER}" in cell, "has a character that was lost in a conversion"),
+            (FORMULA.match(cell), "is a formula; its value is needed"),
+            (_BROKEN.fullmatch(cell), "is an error of the spreadsheet"),
+        ):
+            if wrong:
+                raise CellError(words)
         return cell
 
-    def cents(self, cell: str) -> int:
-        """Return an amount in cents."""
-        if self.decimal:
-            try:
-                return cents_of(cell, self.mark)
-            except ValueError as error:
-                raise CellError(str(error)) from None
-        if _INTEGER.fullmatch(cell):
-            return int(cell)
-        raise CellError("must be whole cents (write 10.50 as 1050), or use --amounts decimal")
+    def _integer(self, cell: str, field: str, mark: str | None) -> int:
+        if mark is not None and field in AMOUNTS:
+            return cents_of(cell, mark)
+        if not _INTEGER.fullmatch(cell):
+            cents = "must be whole cents (write 10.50 as 1050), or use --amounts decimal"
+            raise CellError(cents if field in AMOUNTS else "must be a whole number")
+        return int(cell)
 
     def _typed(self, cell: object, field: str) -> Any:
         if isinstance(cell, CellError):
@@ -127,57 +167,48 @@ class Cells:
             raise CellError("must not be a date or a time: format the column as text")
         # What a spreadsheet itself shows of a number: fifteen digits.
         text = f"{cell:.15g}" if isinstance(cell, float) else str(cell)
-        if field in AMOUNTS and self.decimal:
-            return attrs.evolve(self, mark=".").cents(text)
         if field in INTEGERS:
-            return self.cents(text) if field in AMOUNTS else _whole(text)
-        if field == "phone_number":
+            return self._integer(text, field, self.mark and ".")
+        if field == "phone_number" or not _INTEGER.fullmatch(text):
             raise CellError(
-                "must be a text, since a number keeps no zero in front: format the column as text"
+                "must be a text, because a number keeps no zero in front: format the column as text"
             )
-        if not _INTEGER.fullmatch(text):
-            raise CellError("must be a text, not a number: format the column as text")
         return text
 
 
-def _whole(cell: str) -> int:
-    if _INTEGER.fullmatch(cell):
-        return int(cell)
-    raise CellError("must be a whole number")
+# --- Objects of JSON
 
 
-def check_text(text: str, field: str) -> None:
-    """Raise `CellError` for what a spreadsheet made of a text."""
-    if field == "phone_number" and re.fullmatch(r"[0-9]+\.0", text):
-        raise CellError("is a number that ends in .0: write it as text")
-    if (field == "phone_number" and SHORTENED.fullmatch(text)) or (
-        field in _IDS and _SHORTENED_ID.fullmatch(text)
-    ):
-        raise CellError("is a number as a spreadsheet shortens it: format the column as text")
-    if not text.isascii() and "\N{REPLACEMENT CHARACTER}" in text:
-        raise CellError("has a character that was lost when the file was converted")
-    if FORMULA.match(text):
-        raise CellError("is a formula, where its value is meant")
-    if text.startswith("#") and _BROKEN.fullmatch(text):
-        raise CellError("is an error of the spreadsheet")
+def build(kind: type, data: Any, path: str, faults: list[tuple[str, str]]) -> Any:
+    """Return an object of a model, which checks the types, and add what is wrong by its place.
+
+    A name may have either spelling, and null is left out.
+    """
+    if not isinstance(data, dict):
+        return faults.append((path.removesuffix("."), "must be an object"))
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        field = from_service(name)
+        place = f"{path}{field}"
+        if field not in attrs.fields_dict(kind) or name not in (field, to_service(field)):
+            faults.append((f"{path}{name}" if SHOWABLE.fullmatch(name) else path, "unknown name"))
+        elif field in values:
+            faults.append((place, "is there twice"))
+        elif field == "bill_to" and value is not None:
+            values[field] = build(BillTo, value, f"{place}.", faults)
+        elif field == "line_items" and isinstance(value, list):
+            items = [build(LineItem, item, f"{place}[{n}].", faults) for n, item in enumerate(value)]
+            values[field] = tuple(item for item in items if item is not None)
+        elif field == "line_items":
+            faults.append((place, "must be an array"))
+        elif value is not None:
+            values[field] = value
+    try:
+        return kind(**values)
+    except InvalidRequestError as error:
+        return faults.extend((f"{path}{field}", reason) for field, reason in faults_of(error))
 
 
-def errors_of(error: Exception, line: int, spelled: Mapping[str, str], path: str = "") -> list[RowError]:
-    """Return every fault that an error of the model or of cattrs names, with the column as the file spells it."""
-    if isinstance(error, InvalidRequestError):
-        fields = [(from_service(each.message), "; ".join(each.error_descriptions)) for each in error.errors]
-        return [RowError(line, f"{path}{spelled.get(field, field)}", reason) for field, reason in fields]
-    if isinstance(error, (ClassValidationError, IterableValidationError)):
-        named, others = error.group_exceptions()
-        found = [each for other in others for each in errors_of(other, line, spelled, path)]
-        for inner, note in named:
-            item = isinstance(note, IterableValidationNote)
-            place = f"{path.removesuffix('.')}[{note.index}]." if item else f"{path}{note.name}."  # type: ignore[union-attr]  # by its class
-            found += errors_of(inner, line, spelled, place)
-        return found
-    name = path.removesuffix(".") or None
-    if isinstance(error, ForbiddenExtraKeysError):
-        names = [f"{path}{each}" if SHOWABLE.fullmatch(each) else name for each in sorted(error.extra_fields)]
-        return [RowError(line, each, "unknown name") for each in names]
-    reason = "is required" if isinstance(error, KeyError) else "is not valid"
-    return [RowError(line, name, str(error) if isinstance(error, CellError) else reason)]
+def faults_of(error: InvalidRequestError) -> list[tuple[str, str]]:
+    """Return each field that an error names, and what is wrong with it."""
+    return [(from_service(each.message), "; ".join(each.error_descriptions)) for each in error.errors]

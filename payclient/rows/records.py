@@ -1,0 +1,249 @@
+"""Files -> records of cells: CSV as spreadsheets and programs write it, the spreadsheets' own files, and JSONL."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import attrs
+from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
+
+from payclient.errors import InvalidRequestError
+from payclient.rows.cells import CellError
+from payclient.rows.format import Format
+
+__all__: list[str] = []
+
+#: All of a file is held in memory.
+MAX_BYTES = 256 << 20
+
+_CSV, _SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
+
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+#: Bytes that a Windows-1252 text does not have between letters, where another code page has its accents; the
+#: apostrophe, ordinals and the middle dot aside. A detector that takes the likeliest code page would guess.
+_FOREIGN = re.compile(
+    rb"[\x81\x8D\x8F\x90\x9D]"
+    rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
+)
+
+_NAMES = {
+    ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
+    "utf-8": "UTF-8", "cp1252": "Windows-1252", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16",
+}  # fmt: skip
+
+#: Excel's own way to name the delimiter, in a line before the header.
+_SEP = re.compile(r"sep=(.)\s*", re.IGNORECASE)
+
+
+#: A line, its names, its cells (or why it has none), and the record as it stands.
+Record = tuple[int, tuple[str, ...], Sequence[Any] | CellError, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Records:
+    """The records of one file, all in memory."""
+
+    #: How the file was read, such as "CSV with semicolons, Windows-1252".
+    description: str
+    #: The header's line and its names as they stand; none where each record is a JSON object.
+    line: int = 0
+    names: tuple[str, ...] = ()
+    #: What stands between the columns; empty for JSONL.
+    delimiter: str = ""
+    records: list[Record] = attrs.field(repr=False)
+
+
+def read_records(path: Path, form: Format) -> Records:
+    """Read a whole file. Raises `InvalidRequestError` where it has no form that is known."""
+    name, kind = path.name, path.suffix.lower()
+    if kind not in (*_CSV, *_SHEETS, *_JSONL):
+        raise InvalidRequestError(
+            f"{name}: a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl"
+        )
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidRequestError(f"{name}: must be a regular file, not a directory, a pipe or a device")
+        if found.st_size > MAX_BYTES:
+            raise InvalidRequestError(f"{name}: is larger than {MAX_BYTES >> 20} MB: split the file")
+        raw = b"" if kind in _SHEETS else path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
+    if kind in _SHEETS:
+        return _read_sheet(path)
+    encoding, text = _decode(raw, name, form.encoding, only_utf8=kind in _JSONL)
+    if kind in _CSV:
+        return _read_csv(text, name, form, _NAMES.get(encoding, encoding))
+    if form.amounts == "decimal":
+        raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    records = [(number, *_parse(line), line) for number, line in lines]
+    return Records(description=f"JSONL, {_NAMES.get(encoding, encoding)}", records=records)
+
+
+def _decode(raw: bytes, name: str, told: str | None, *, only_utf8: bool) -> tuple[str, str]:
+    """Return the encoding and the text; bytes that are not of it become lone surrogates, found again in their cell.
+
+    A byte order mark decides; else it is as told; else UTF-8 if every byte is; else Windows-1252 if none contradicts.
+    """
+    for mark, codec in _BOMS:
+        if raw.startswith(mark):
+            raw, told = raw[len(mark) :], codec
+            break
+    if told is None:
+        try:
+            return "utf-8", raw.decode("utf-8", "surrogateescape" if only_utf8 else "strict")
+        except UnicodeDecodeError:
+            told = "cp1252"
+            if _FOREIGN.search(raw):
+                raise InvalidRequestError(
+                    f"{name}: is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
+                ) from None
+    codec = codecs.lookup(told).name
+    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le"}.get(codec, codec)
+    return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
+
+
+# --- CSV
+
+
+def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
+    first, _, rest = text.partition("\n")
+    begin, told = 1, form.delimiter
+    if match := _SEP.fullmatch(first):
+        told, begin, text = told or match[1], 2, rest
+        first = rest.partition("\n")[0]
+    # The delimiter by which most columns are known.
+    delimiter = max(
+        told or ",;\t|",
+        key=lambda each: sum(bool(form.fields_of(column.strip())) for column in _split(first, each)),
+    )
+    names = tuple(_split(first, delimiter))
+    if not first.strip() or not names:
+        raise InvalidRequestError(f"{name}: line {begin} is not a header" if text else f"{name}: is empty")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    next(reader)
+    records: list[Record] = []
+    while True:
+        line = reader.line_num + begin
+        try:
+            cells = next(reader)
+            records.append((line, names, cells, cells))
+        except StopIteration:
+            break
+        except csv.Error:
+            why = "a quote is not closed, or stands inside a cell"
+            if reader.line_num + begin > line + 1:  # it has swallowed lines
+                raise InvalidRequestError(
+                    f"{name}: line {line}: {why}; the lines after it cannot be read"
+                ) from None
+            records.append((line, names, CellError(why), ()))
+    words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}"
+    return Records(description=words, line=begin, names=names, delimiter=delimiter, records=records)
+
+
+def _split(header: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([header], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return []
+
+
+# --- Spreadsheets
+
+
+def _read_sheet(path: Path) -> Records:
+    """Read the one sheet with content, its cells typed."""
+    try:
+        with CalamineWorkbook.from_path(str(path)) as book:
+            shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
+            sheets = {each: book.get_sheet_by_name(each) for each in shown}
+            filled: dict[str, list[list[Any]]] = {
+                each: sheet.to_python(skip_empty_area=False) for each, sheet in sheets.items() if sheet.height
+            }
+    except (CalamineError, OSError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{path.name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
+        ) from None
+    if len(filled) != 1:
+        count = f"has {len(filled)} sheets with content" if filled else "is empty"
+        raise InvalidRequestError(f"{path.name}: {count}; it must have one, the charges")
+    ((sheet, rows),) = filled.items()
+    begin = next((number for number, row in enumerate(rows) if any(cell != "" for cell in row)), 0)
+    header = [str(cell) for cell in rows[begin]]
+    while header and not header[-1].strip():
+        header.pop()
+    names = tuple(header)
+    for (line, place), broken in _broken_cells(path, sheet).items():
+        rows[line - 1][place] = broken
+    records: list[Record] = []
+    for line, cells in enumerate(rows[begin + 1 :], begin + 2):
+        if not any(cell != "" for cell in cells[len(names) :]):
+            del cells[len(names) :]
+        records.append((line, names, cells, cells))
+    return Records(description="spreadsheet", line=begin + 1, names=names, delimiter=",", records=records)
+
+
+def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
+    """Return the cells that hold an error, or a formula without its value: calamine reads both as empty."""
+    with zipfile.ZipFile(path) as archive:
+        if "content.xml" in archive.namelist():  # .ods
+            if b'calcext:value-type="error"' in archive.read("content.xml"):
+                raise InvalidRequestError(f"{path.name}: has cells that show an error: correct them")
+            return {}
+        book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
+        links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
+        (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]
+        relation = next(value for name, value in found.items() if name.endswith("}id"))
+        (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
+        raw = archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
+    if b"<f" not in raw and b't="e"' not in raw and b":f" not in raw:
+        return {}
+    broken = {}
+    for cell in ElementTree.fromstring(raw).iterfind(".//{*}sheetData/{*}row/{*}c"):  # noqa: S314 - likewise
+        error = cell.get("t") == "e"
+        if error or (cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str"):
+            letters, digits = re.fullmatch(r"([A-Z]+)([0-9]+)", cell.get("r", "A0")).groups()  # type: ignore[union-attr]  # the format's own form
+            column = sum((ord(letter) - 64) * 26**power for power, letter in enumerate(reversed(letters)))
+            formula = "is a formula without its value: open and save the file"
+            broken[int(digits), column - 1] = CellError(
+                "is an error of the spreadsheet" if error else formula
+            )
+    return broken
+
+
+# --- JSONL
+
+
+def _parse(text: str) -> tuple[tuple[str, ...], Sequence[Any] | CellError]:
+    try:
+        data = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except CellError as error:
+        return (), error
+    except (ValueError, RecursionError):
+        return (), CellError("is not JSON: is it cut?")
+    if not isinstance(data, dict):
+        return (), CellError("is not a JSON object")
+    return tuple(data), tuple(data.values())
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise CellError("has a name twice in one object")
+    return result
+
+
+def _no_constant(_: str) -> Any:
+    raise CellError("has NaN or Infinity, which are not numbers of JSON")

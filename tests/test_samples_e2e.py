@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import attrs
 import pytest
+from aiohttp import web
 
 import payclient
 from payclient.errors import (
@@ -105,19 +105,12 @@ class Recorded(Simulator):
         super().__init__(**options)
         self.bodies: list[Any] = []
 
-    def _application(self) -> Any:
-        application = super()._application()
-
-        @aiohttp.web.middleware
-        async def keep(request: aiohttp.web.Request, handler: Any) -> Any:
-            if request.method == "POST" and request.path.startswith("/api/"):
-                assert request.headers["Content-Type"] == "application/json"
-                assert request.headers["Authorization"].startswith("Bearer ")
-                self.bodies.append(await request.json())
-            return await handler(request)
-
-        application.middlewares.append(keep)
-        return application
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "POST" and request.path.startswith("/api/"):
+            assert request.headers["Content-Type"] == "application/json"
+            assert request.headers["Authorization"].startswith("Bearer ")
+            self.bodies.append(await request.json())
+        return await super().serve(request)
 
 
 @asynccontextmanager

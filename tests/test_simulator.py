@@ -291,7 +291,7 @@ _ORDERS = st.fixed_dictionaries({"billTo": JSON, "lineItems": st.lists(JSON)})
 @hypothesis_settings(max_examples=60, deadline=None)
 async def test_no_json_crashes_the_service(changes: list[dict[str, object]], others: list[object]) -> None:
     """Whatever JSON arrives, the answer is a transaction id or an error object."""
-    settings = Settings(nick_name_flag="byNickName", phone_optional_by_nick_name=True)
+    settings = Settings(nick_name_flag="byNickName", optional_fields=frozenset({"phoneNumber"}))
     bodies = [body_of(**change) for change in changes] + others
     async with Simulator(clock=ManualClock(), settings=settings, answers=Answers()) as service:
         async with aiohttp.ClientSession(headers=BEARER) as session:
@@ -331,7 +331,7 @@ async def test_a_customer_with_a_pending_sale_at_the_store_is_refused(
 
 async def test_the_nick_name_is_the_customer_when_the_flag_says_so() -> None:
     """With the flag the request goes to the user name (§2.2), so that name is the customer."""
-    settings = Settings(nick_name_flag="byNick", phone_optional_by_nick_name=True)
+    settings = Settings(nick_name_flag="byNick", optional_fields=frozenset({"phoneNumber"}))
     async with Simulator(settings=settings) as service:
         ann = {"byNick": True, "nickName": "ann"}
         await created(service, body_of(1, **ann))

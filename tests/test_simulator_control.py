@@ -135,9 +135,10 @@ async def test_a_cross_site_read_is_refused(service: Simulator) -> None:
 
 def test_every_operation_is_of_python_by_the_same_names() -> None:
     """Nothing exists only in one of them."""
-    lifecycle = {"url", "scenario", "start", "stop", "restart_soon"}
-    public = {name for name in vars(Simulator) if not name.startswith("_")}
-    assert set(OPERATIONS) == public - lifecycle
+    lifecycle = {"url", "scenario", "start", "stop", "restart_soon", "serve"}
+    of_class = {name for name in vars(Simulator) if not name.startswith("_")}
+    of_each = {name for name in vars(Simulator()) if not name.startswith("_")}
+    assert set(OPERATIONS) == (of_class | of_each) - lifecycle - {"settings", "clock", "waits_for_delivery"}
 
 
 async def test_a_sale_is_answered_forgotten_and_forged(service: Simulator) -> None:
@@ -349,6 +350,13 @@ async def test_a_sale_is_known_by_either_id(service: Simulator) -> None:
 
 
 # The OpenAPI document
+
+
+async def test_the_document_is_served(service: Simulator) -> None:
+    """As JSON, and the same for the whole life of the service."""
+    address = f"{service.url}/_simulator/openapi.json"
+    async with aiohttp.ClientSession() as session, session.get(address) as response:
+        assert await response.json() == DOCUMENT
 
 
 @pytest.fixture(scope="module")

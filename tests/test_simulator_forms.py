@@ -600,7 +600,7 @@ async def test_the_parameters_of_the_redirects_are_settings() -> None:
     """The parameters that a form adds are not shown (§6), so their names and the cancelled id can be set."""
     settings = Settings(
         redirect_names=("transaction", "order"),
-        cancelled_redirect_id=0,
+        returns_without_payment=True,
         states={"approved": "Cancelado"},
     )
     async with Simulator(settings=settings) as service:

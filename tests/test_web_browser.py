@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import escape
 from pathlib import Path
@@ -52,18 +52,10 @@ class Site(Simulator):
         super().__init__(token="secret", clock=clock, settings=SETTINGS)
         self.referrers: list[str | None] = []
 
-    def _application(self) -> web.Application:
-        @web.middleware
-        async def note(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            if request.method == "GET" and request.path.startswith("/form/"):
-                self.referrers.append(request.headers.get("Referer"))
-            return await handler(request)
-
-        application = super()._application()
-        application.middlewares.append(note)
-        return application
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET" and request.path.startswith("/form/"):
+            self.referrers.append(request.headers.get("Referer"))
+        return await super().serve(request)
 
 
 @pytest.fixture

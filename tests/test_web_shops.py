@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -34,20 +34,12 @@ class HeldSimulator(Simulator):
         self.released.set()
         self.held = asyncio.Event()
 
-    def _application(self) -> web.Application:
-        @web.middleware
-        async def hold(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            response = await handler(request)
-            if request.method == "POST" and not self.released.is_set():
-                self.held.set()
-                await self.released.wait()
-            return response
-
-        application = super()._application()
-        application.middlewares.append(hold)
-        return application
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await super().serve(request)
+        if request.method == "POST" and not self.released.is_set():
+            self.held.set()
+            await self.released.wait()
+        return response
 
     def of(self, client_transaction_id: str) -> Sale:
         """The one sale of a client transaction id."""

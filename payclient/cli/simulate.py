@@ -190,7 +190,7 @@ def settings_of(profile: ServiceProfile) -> Settings:
         nick_name_flag=profile.nick_name_flag,
         language_field=profile.language_field,
         wallet_link_field=profile.wallet_link_field or "payWithWallet",
-        phone_optional_by_nick_name=profile.phone_optional_with_nick_name,
+        optional_fields=frozenset({"phoneNumber"} if profile.phone_optional_with_nick_name else ()),
         duplicate_code=min(profile.duplicate_codes, default=None),
         not_found=(404, min(profile.not_found_codes, default=20)),
     )

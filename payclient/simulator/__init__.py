@@ -1,25 +1,21 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
 - Description: `settings`, `payphone` (one real service's settings), `messages`.
-- Behaviour: `rules` (of a request), `transactions` (the books), `sales`, `forms`, `changes`, `status`, `notifications`.
-- Play: `answers` (the customers), `faults`, `scenarios`, `clock`, `event_log`.
-- Routes: `merchant_api`, `form_pages`, `control_api` (with the page), `replies`, `traffic` and `origin_guard` around
-  them, `server` (the `Simulator`), `thread`.
+- Behaviour: `rules` (of a request), `transactions`, `books` (what becomes of them), `status`, `notifications`.
+- Play: `answers` (the customers), `faults`, `scenarios`, `clock`.
+- Routes: `merchant_api`, `form_pages`, `control_api` (with the page), `server` (the `Simulator`), `thread`.
 """
 
 from .answers import Answers
 from .clock import JumpClock, ManualClock, ServiceClock
-from .event_log import LogEntry
 from .faults import Fault, FaultPlan, Faults
-from .forms import Form
 from .messages import RefusalError
 from .payphone import PAYPHONE, TEST_MODE
-from .sales import Sale
 from .scenarios import SCENARIOS, Scenario
 from .server import Simulator
 from .settings import Settings
 from .thread import SimulatorThread
-from .transactions import Counts
+from .transactions import Counts, Form, LogEntry, Sale
 
 __all__ = [
     "PAYPHONE",

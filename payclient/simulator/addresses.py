@@ -1,18 +1,14 @@
-"""Addresses: their hosts, their queries, and paths in any letter case."""
+"""Addresses: their hosts and their queries."""
 
-import itertools
-import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode, urlsplit
-
-_VARIABLE_OR_WORD = re.compile(r"\{[^{}]*\}|[^/{}]+")
 
 
 def is_address(text: str) -> bool:
     """Return whether the text is an absolute address, such as one that a browser can be sent to."""
     try:
         parts = urlsplit(text)
-        _ = parts.port  # raises where there is one that is not a number
+        _ = parts.port  # raises if the port is not a number
     except ValueError:
         return False
     return bool(parts.scheme and parts.hostname) and text.isprintable() and " " not in text
@@ -34,14 +30,3 @@ def with_query(address: str, parameters: Mapping[str, str | int]) -> str:
         separator = "" if address.endswith(("?", "&")) else "&" if "?" in address else "?"
         address = f"{address}{separator}{urlencode(parameters)}"
     return quote(address + hash_sign + fragment, safe="%/:?#[]@!$&'()*+,;=~")
-
-
-def any_case(path: str) -> str:
-    """Return the path for a router that takes its words in any letter case; variables stay as they are."""
-    number = itertools.count()
-
-    def either(found: re.Match[str]) -> str:
-        word = found[0]
-        return word if word.startswith("{") else f"{{_{next(number)}:(?i:{re.escape(word)})}}"
-
-    return _VARIABLE_OR_WORD.sub(either, path)

@@ -169,45 +169,31 @@ class _JumpTimer:
 
 
 class Timetable:
-    """Callbacks in the order of time, on the clock's monotonic seconds: one heap and one timer for all."""
+    """Callbacks in the order of time, on the clock's monotonic seconds."""
 
     def __init__(self, clock: ServiceClock) -> None:
         self._clock = clock
-        self._entries: list[tuple[float, int, _Callback, tuple[object, ...]]] = []
+        self._entries: list[tuple[float, int, _Callback, tuple[object, ...], TimerHandle]] = []
         self._numbers = itertools.count()  # what falls on the same moment happens in the order of the calls
-        self._timer: TimerHandle | None = None
-        self._timer_at = float("inf")
 
     def after(self, seconds: float, callback: _Callback, *args: object) -> None:
         """Call `callback(*args)` in so many seconds."""
-        entry = (self._clock.monotonic() + seconds, next(self._numbers), callback, args)
-        heapq.heappush(self._entries, entry)
-        self._arm()
+        when = self._clock.monotonic() + seconds
+        timer = self._clock.call_at(when, self.run_due)
+        heapq.heappush(self._entries, (when, next(self._numbers), callback, args, timer))
 
     def run_due(self) -> None:
         """Run what is due; also called before every request, because a busy loop fires its timers late."""
         now = self._clock.monotonic()
         while self._entries and self._entries[0][0] <= now:
-            _, _, callback, args = heapq.heappop(self._entries)
+            _, _, callback, args, timer = heapq.heappop(self._entries)
+            timer.cancel()
             callback(*args)
 
     def close(self) -> None:
-        """Stop the timer: nothing more is decided by time."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._entries.clear()
-
-    def _arm(self) -> None:
-        if self._entries and self._entries[0][0] < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = self._entries[0][0]
-            self._timer = self._clock.call_at(self._timer_at, self._ring)
-
-    def _ring(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
-        self.run_due()
-        self._arm()
+        """Cancel every timer: nothing more is decided by time."""
+        while self._entries:
+            self._entries.pop()[-1].cancel()
 
 
 async def sleep(clock: ServiceClock, seconds: float) -> None:

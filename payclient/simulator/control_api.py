@@ -1,14 +1,20 @@
 """The control routes `POST /_simulator/{operation}`: what Python calls by the same names, and the page that uses them.
 
 Arguments and their types are those of the methods of `Simulator`; the OpenAPI document is made from them.
+
+The routes take no token, so foreign web pages are kept away. A browser sends `Origin` with every POST, so one of
+another site is refused. What has a body must be JSON, which no foreign page may send without permission. A name with
+dots that is not ours may have been pointed at this machine by its owner ("DNS rebinding"), so it is refused as well.
 """
 
 import inspect
+import ipaddress
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 import attrs
 import orjson
@@ -16,13 +22,20 @@ from aiohttp import web
 
 from .faults import KINDS, Fault
 from .messages import RefusalError
-from .replies import json_reply
+from .routes import Route, json_reply
 
-#: The operations of `Simulator` that only read, and answer GET as well.
-READ: Final = (
-    "counts", "sales", "forms", "created_per_client_id", "collected_per_client_id", "log", "faults", "choices",
-    "overview",
-)  # fmt: skip
+#: The operations that only read, and answer GET as well.
+READ: Final = {
+    "counts": "Counts of all that the service has executed so far.",
+    "sales": "Every created sale, oldest first.",
+    "forms": "Every prepared payment, oldest first.",
+    "created_per_client_id": "How many sales each client transaction id created; above 1, somebody was charged twice.",
+    "collected_per_client_id": "The cents that each client transaction id paid and did not get back.",
+    "log": "The last thousand entries, oldest first.",
+    "faults": "What goes wrong next, and how often each kind of fault has happened.",
+    "choices": "The names of the scenarios and of the kinds of faults, with what each does.",
+    "overview": "What the page shows: counts, the newest sales and forms, the number of the newest log entry.",
+}
 #: All operations that another process has.
 OPERATIONS: Final = (
     *READ, "read_log", "notification_query", "notifications_done", "approve", "reject", "ignore", "forge", "open_form",
@@ -30,7 +43,6 @@ OPERATIONS: Final = (
     "advance", "restart",
 )  # fmt: skip
 
-_LONGEST_DOWN: Final = 3_600  # seconds
 _TYPES: Final = {
     str: "string",
     int: "integer",
@@ -38,6 +50,14 @@ _TYPES: Final = {
     bool: "boolean",
     NoneType: "null",
     Mapping: "object",
+}
+_IS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) is int or (type(value) is float and math.isfinite(value)),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "object": lambda value: isinstance(value, dict),
 }
 _REFUSED: Final = {
     400: "An argument is missing, unknown or of another type; nothing was done.",
@@ -57,87 +77,105 @@ _PAGE_HEADERS: Final = {
 
 
 class ControlApi:
-    """The operations of a `Simulator`, its page, and the OpenAPI document."""
+    """The operations of a `Simulator` that listens at this host, its page, and the OpenAPI document."""
 
-    def __init__(self, service: Any) -> None:
+    def __init__(self, service: Any, bound_host: str) -> None:
         self._service = service
+        self._bound_host = bound_host.lower()
         self._schemas = {operation: arguments_of(type(service), operation) for operation in OPERATIONS}
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
-        for path in _PAGE_FILES:
-            router.add_get(path, self._get_page)
-        router.add_get("/_simulator/openapi.json", self._get_openapi)
-        for operation in OPERATIONS:
-            router.add_post(f"/_simulator/{operation}", self._call)
-        for operation in READ:
-            router.add_get(f"/_simulator/{operation}", self._call)
+    def routes(self) -> Iterator[Route]:
+        yield from (Route("GET", path, self._get_page) for path in _PAGE_FILES)
+        yield Route("GET", "/_simulator/openapi.json", self._get_openapi)
+        yield from (Route("POST", f"/_simulator/{operation}", self._answer) for operation in OPERATIONS)
+        yield from (Route("GET", f"/_simulator/{operation}", self._answer) for operation in READ)
 
-    async def _get_page(self, request: web.Request) -> web.Response:
+    async def _get_page(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
         name, content_type = _PAGE_FILES[request.path]
         text = files(__package__).joinpath(name).read_text(encoding="utf-8")
         return web.Response(text=text, content_type=content_type, headers=_PAGE_HEADERS)
 
-    async def _get_openapi(self, _: web.Request) -> web.Response:
-        return json_reply(openapi(type(self._service)))
+    async def _get_openapi(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
+        return self._refused(request) or json_reply(openapi(type(self._service)))
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
         operation = request.path.rpartition("/")[2]
         try:
             arguments = orjson.loads(await request.read() or b"{}")
-            _check({"type": "object", **self._schemas[operation]}, arguments, operation)
+            _check(self._schemas[operation], arguments, operation)
         except ValueError as error:
             return json_reply({"message": str(error)}, 400)
         try:
             if "fault" in arguments:
                 arguments["fault"] = Fault(**arguments["fault"])
-            if operation == "restart":
-                return await self._restart(request, **arguments)
-            result = getattr(self._service, operation)
+            # The answer leaves before the connection breaks.
+            result = getattr(self._service, "restart_soon" if operation == "restart" else operation)
             if callable(result):
                 result = result(**arguments)
             return json_reply(_json_of(await result if inspect.isawaitable(result) else result))
         except RefusalError as error:
             return json_reply(error.as_json("en"), 409)
-        except LookupError as error:
-            return json_reply({"message": str(error)}, 404)
-        except (ValueError, RuntimeError) as error:
-            return json_reply({"message": str(error)}, 409)
+        except (LookupError, ValueError, RuntimeError) as error:
+            return json_reply({"message": str(error)}, 404 if isinstance(error, LookupError) else 409)
 
-    async def _restart(self, request: web.Request, down: float = 0.0) -> web.StreamResponse:
-        if not 0 <= down <= _LONGEST_DOWN:
-            raise ValueError(f"down must be 0 to {_LONGEST_DOWN}")
-        response = json_reply(None)
-        response.force_close()
-        await response.prepare(request)
-        await response.write_eof()  # it is on its way before the connection breaks
-        self._service.restart_soon(down)
-        return response
+    def _refused(self, request: web.BaseRequest) -> web.Response | None:
+        """Return the answer to what a foreign page may have sent."""
+        host = request.headers.get("Host", "")
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            name = ""
+        if name is not None and not (_is_local_name(name) or name == self._bound_host):
+            return json_reply({"message": "the control routes are not served under this host name"}, 403)
+        is_foreign = request.headers.get("Origin", f"http://{host}") != f"http://{host}"
+        if is_foreign or (request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/"):
+            return json_reply({"message": "the control routes are not for pages of other sites"}, 403)
+        if request.can_read_body and request.content_type != "application/json":
+            return json_reply({"message": "the body must be application/json"}, 415)
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches what listens at this host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_local_name(name: str) -> bool:
+    """Return whether this is an address, or a name without dots, such as "localhost" or a container's."""
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return bool(name) and "." not in name.removesuffix(".localhost")
 
 
 def arguments_of(service: type, operation: str) -> dict[str, Any]:
     """Return the JSON schema of an operation's arguments, from the signature of its method."""
-    method = inspect.getattr_static(service, operation)
-    parameters = (
-        [] if isinstance(method, property) else list(inspect.signature(method).parameters.values())[1:]
-    )
-    return _members({one.name: (one.annotation, one.default is one.empty) for one in parameters})
+    method = inspect.getattr_static(service, operation, None)
+    parameters = list(inspect.signature(method).parameters.values())[1:] if inspect.isfunction(method) else []
+    return _object({one.name: (one.annotation, one.default is one.empty) for one in parameters})
 
 
-def _members(types: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
+def _object(members: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
     return {
-        "properties": {name: _schema(hint) for name, (hint, _) in types.items()},
-        "required": [name for name, (_, is_required) in types.items() if is_required],
+        "type": "object",
+        "properties": {name: _schema(hint) for name, (hint, _) in members.items()},
+        "required": [name for name, (_, is_required) in members.items() if is_required],
         "additionalProperties": False,
     }
 
 
 def _schema(hint: Any) -> dict[str, Any]:
     if hint is Fault:
-        members = _members(
-            {one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)}
-        )
-        members["properties"]["kind"] = {"enum": list(KINDS)}
-        return {"type": "object", **members}
+        schema = _object({one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)})
+        schema["properties"]["kind"] = {"enum": list(KINDS)}
+        return schema
     if get_origin(hint) is Literal:
         return {"enum": list(get_args(hint))}
     hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
@@ -150,12 +188,8 @@ def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
         if not isinstance(value, str) or value not in schema["enum"]:
             raise ValueError(f"{name} must be one of {', '.join(schema['enum'])}")
         return
-    is_integer = type(value) is int
-    is_number = is_integer or (type(value) is float and math.isfinite(value))
-    names = {"integer": is_integer, "number": is_number, "object": isinstance(value, dict)}
-    names |= {"string": isinstance(value, str), "boolean": isinstance(value, bool), "null": value is None}
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not any(names[kind] for kind in kinds):
+    if not any(_IS[kind](value) for kind in kinds):
         raise ValueError(f"{name} must be of type {' or '.join(kinds)}")
     if "properties" in schema:
         for member in (*schema["required"], *value):
@@ -178,19 +212,20 @@ def _json_of(value: Any) -> object:
 def openapi(service: type) -> dict[str, object]:
     """Return the OpenAPI document of the control routes; descriptions are the docstrings of the methods."""
     message = {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}}
-    responses: dict[int, object] = {200: {"description": "The result.", "content": {"application/json": {}}}}
+    responses: dict[str, object] = {
+        "200": {"description": "The result.", "content": {"application/json": {}}}
+    }
     for status, says in _REFUSED.items():
-        responses[status] = {"description": says, "content": {"application/json": {"schema": message}}}
+        responses[str(status)] = {"description": says, "content": {"application/json": {"schema": message}}}
     paths: dict[str, object] = {}
     for name in OPERATIONS:
-        says = inspect.getdoc(getattr(service, name)) or ""
+        says = READ.get(name) or inspect.getdoc(getattr(service, name)) or ""
         told = {"description": says, "summary": says.partition("\n")[0], "responses": responses}
-        schema = {"type": "object", **arguments_of(service, name)}
+        schema = arguments_of(service, name)
         body = {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}
-        verbs = {"post": {**told, "operationId": f"post_{name}", "requestBody": body}}
-        if name in READ:
-            verbs["get"] = {**told, "operationId": f"get_{name}"}
-        paths[f"/_simulator/{name}"] = verbs
+        paths[f"/_simulator/{name}"] = {
+            "post": {**told, "operationId": f"post_{name}", "requestBody": body}
+        } | ({"get": {**told, "operationId": f"get_{name}"}} if name in READ else {})
     info = {
         "title": "Control of the payment simulator",
         "version": "1",

@@ -3,7 +3,7 @@
 What comes from outside is escaped, and nothing is loaded from elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from html import escape
 from importlib.resources import files
@@ -13,10 +13,11 @@ from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from .addresses import any_case, host_of, with_query
-from .forms import Form, FormBook, Method
+from .addresses import host_of, with_query
+from .books import Books
 from .messages import Language, say
-from .transactions import Books
+from .routes import Route
+from .transactions import Form, Method
 
 #: The data for which a form asks if it was not given (§2.3), with the attributes of its input.
 _ASKED: Final = {
@@ -37,33 +38,32 @@ _HEADERS: Final = {
 class FormPages:
     """The customer's side of the service; its requests are not the merchant's, so they are not in the counts."""
 
-    def __init__(self, books: Books, forms: FormBook) -> None:
+    def __init__(self, books: Books) -> None:
         self._books = books
-        self._forms = forms
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
-        for way, path in self._books.settings.form_paths.items():
+    def routes(self) -> Iterator[Route]:
+        settings = self._books.settings
+        yield Route("GET", "/style.css", self._get_style)
+        for way in ("wallet", "card", "code"):
             method: Method = "card" if way == "card" else "wallet"
-            spelled = any_case(path) if self._books.settings.tolerant else path
-            router.add_get(spelled, partial(self._answer, method), allow_head=False)  # a HEAD is not a load
-            router.add_post(spelled, partial(self._answer, method))
-        router.add_get("/style.css", self._get_style)
+            for path in settings.paths.get(way, ()):
+                for verb in ("GET", "POST"):
+                    yield Route(verb, path, partial(self._answer, method), settings.tolerant)
 
-    async def _get_style(self, _: web.Request) -> web.Response:
+    async def _get_style(self, _: web.BaseRequest, __: Mapping[str, str]) -> web.Response:
         text = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
         return web.Response(text=text, content_type="text/css", headers={"Cache-Control": "no-store"})
 
-    async def _answer(self, method: Method, request: web.Request) -> web.Response:
+    async def _answer(self, method: Method, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
         typed = (await request.read()).decode("utf-8", "replace")
         # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
-        form = self._forms.by_id.get(request.query.get("paymentId", ""))
+        form = self._books.forms.get(request.query.get("paymentId", ""))
         if request.method == "POST":
             response, why = self._press(form, method, typed), ""
         else:
-            host = host_of(request.headers.get("Referer", ""))
-            response, why = self._open(form, method, host)
+            response, why = self._open(form, method, host_of(request.headers.get("Referer", "")))
         # Without its query: whoever has that has the payment.
-        self._books.log.write("page", f"{request.method} {request.path}{why}", status=response.status)
+        self._books.write("page", f"{request.method} {request.path}{why}", status=response.status)
         return response
 
     def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:
@@ -72,19 +72,19 @@ class FormPages:
         if host is None:
             return _denied("no referrer"), ", denied: no referrer came"
         if settings.registered_domains is not None and host not in settings.registered_domains:
-            if form is None or not settings.domain_problem_redirects:
+            if form is None or not settings.returns_without_payment:
                 return _denied("not registered", ascii(host)), ", denied: another domain"
             parameters = {"msg": say("foreign domain", form.language, host)}
             return _redirect(with_query(form.response_url, parameters)), ", denied: another domain"
         if form is None:
             return _notice("form unknown", status=404), ""
         if form.how is None:
-            self._forms.opened(form.payment_id, method)
+            self._books.open_form(form.payment_id, method)
         return self._closed(form, method) or _form_page(form, method), ""
 
     def _press(self, form: Form | None, method: Method, text: str) -> web.Response:
         if form is None or method not in form.deadlines:
-            return _denied("no referrer")  # whoever was not let in has no buttons
+            return _denied("no referrer")  # without the page there are no buttons
         if (closed := self._closed(form, method)) is not None:
             return closed
         try:
@@ -94,13 +94,13 @@ class FormPages:
         typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
         match fields.get("outcome", ["pay"])[-1]:
             case "cancel":
-                address = self._forms.cancel(form, method)
+                address = self._books.cancel_form(form, method)
                 return _notice("form cancelled", form) if address is None else _redirect(address)
             case "reject":
-                return _redirect(self._forms.pay(form, method, declined=True))
+                return _redirect(self._books.pay(form, method, declined=True))
             case "pay" if all(typed.get(name) for name in _missing(form)):
                 form.texts = {**typed, **form.texts}
-                return _redirect(self._forms.pay(form, method))
+                return _redirect(self._books.pay(form, method))
             case "pay":
                 return _form_page(form, method, typed)
             case _:
@@ -109,7 +109,7 @@ class FormPages:
     def _closed(self, form: Form, method: Method) -> web.Response | None:
         if form.how is not None:
             return _notice(f"form {form.how}", form)
-        return _notice("form expired", form, 410) if self._forms.is_expired(form, method) else None
+        return _notice("form expired", form, 410) if self._books.is_expired(form, method) else None
 
 
 def _missing(form: Form) -> list[str]:
@@ -119,27 +119,28 @@ def _missing(form: Form) -> list[str]:
 
 def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = None) -> web.Response:
     """Return the form; `typed` is what the customer has typed so far, if something is missing."""
-    language = form.language
-    reference = form.texts.get("reference")
-    rows = [("store", form.store_id), ("reference", reference), ("number", form.client_transaction_id)]
-    lines = [
-        '<form method="post">',
-        f'<button class="x" name="outcome" value="cancel" aria-label="{say("close", language)}">&#x2715;</button>',
-        f"</form>\n{_money(form)}\n<dl>",
-        *(f"<dt>{say(name, language)}</dt><dd>{escape(value)}</dd>" for name, value in rows if value),
-        "</dl>",
-        "" if typed is None else f'<p class="missing" role="alert">{say("missing", language)}</p>',
-        '<form method="post">',
-        *(
-            f'<label>{say(name, language)}<input name="{name}" value="{escape((typed or {}).get(name, ""))}" '
-            f'{_ASKED[name]} maxlength="100" required></label>'
-            for name in _missing(form)
-        ),
-        f'<button class="pay primary" name="outcome" value="pay">{say("pay", language)}</button>',
-        f'<button name="outcome" value="reject" formnovalidate>{say("decline", language)}</button>',
-        "</form>",
+    words, given = partial(say, language=form.language), typed or {}
+    rows = {
+        "store": form.store_id,
+        "reference": form.texts.get("reference"),
+        "number": form.client_transaction_id,
+    }
+    inputs = [
+        f'<label>{words(name)}<input name="{name}" value="{escape(given.get(name, ""))}" {_ASKED[name]} '
+        'maxlength="100" required></label>'
+        for name in _missing(form)
     ]
-    return _page(language, say(f"{method} form", language), "\n".join(lines), 200 if typed is None else 400)
+    content = f"""<form method="post">
+<button class="x" name="outcome" value="cancel" aria-label="{words("close")}">&#x2715;</button>
+</form>
+{_money(form)}
+<dl>{"".join(f"<dt>{words(name)}</dt><dd>{escape(value)}</dd>" for name, value in rows.items() if value)}</dl>
+{"" if typed is None else f'<p class="missing" role="alert">{words("missing")}</p>'}
+<form method="post">{"".join(inputs)}
+<button class="pay primary" name="outcome" value="pay">{words("pay")}</button>
+<button name="outcome" value="reject" formnovalidate>{words("decline")}</button>
+</form>"""
+    return _page(form.language, words(f"{method} form"), content, 200 if typed is None else 400)
 
 
 def _notice(text: str, form: Form | None = None, status: int = 200) -> web.Response:
@@ -152,15 +153,16 @@ def _denied(text: str, *values: str) -> web.Response:
     """Return the access-denied page (§4, §7.7) in both languages, for the merchant's developer above all."""
     languages: tuple[Language, ...] = ("es", "en")
     content = "\n".join(
-        f'<p lang="{language}">{escape(say(text, language, *values))} {say("referrer policy", language)}</p>'
-        for language in languages
+        f'<p lang="{one}">{escape(say(text, one, *values))} {say("referrer policy", one)}</p>'
+        for one in languages
     )
-    return _page("es", " / ".join(say("denied", language) for language in languages), content)
+    return _page("es", " / ".join(say("denied", one) for one in languages), content)
 
 
 def _page(language: Language, title: str, content: str, status: int = 200) -> web.Response:
-    parts = {"language": language, "title": title, "not_real": say("not real", language), "content": content}
-    text = _PAGE.substitute(parts)
+    text = _PAGE.substitute(
+        language=language, title=title, not_real=say("not real", language), content=content
+    )
     return web.Response(text=text, status=status, content_type="text/html", headers=_HEADERS)
 
 

@@ -1,110 +1,132 @@
-"""The merchant's routes: Sale, Button/Prepare and, where there are any, status and changes (§4, §5)."""
+"""The merchant's requests (§4, §5): Sale, Prepare and, where there are any, status queries and changes."""
 
+import asyncio
+import contextlib
 import math
 import re
+import socket
+import struct
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
 from aiohttp import web
 
-from .addresses import any_case
-from .changes import change
-from .forms import Form, FormBook
-from .messages import Language, RefusalError, preferred_language
-from .replies import json_reply
-from .rules import read_body
-from .sales import Sales
+from .books import Books
+from .clock import sleep
+from .faults import Fault, FaultPlan
+from .messages import FieldFault, Language, RefusalError, invalid, preferred_language
+from .notifications import Notifications
+from .routes import Route, json_reply
+from .rules import members_of, read_body
+from .settings import OPERATIONS
 from .status import status_of
-from .transactions import Books, Transaction
+from .transactions import Form, Transaction
 
 _MINUTE: Final = 60.0
 _TRANSACTION_ID: Final = re.compile(r"[1-9][0-9]{0,18}")
-_REGIONS: Final = ({"name": "Ecuador", "prefixNumber": "593", "iso": "EC"},)
-
+_REGIONS: Final = [{"name": "Ecuador", "prefixNumber": "593", "iso": "EC"}]
 #: The kind of application that an operation asks for.
 _APPLICATIONS: Final = {"sale": "API", "prepare": "WEB", "confirm": "WEB"}
+#: Names of the merchant's own id, here and in a Confirm, in small letters.
+_CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
+#: Where a redirect leads: nothing is there.
+_ASIDE: Final = "/aside"
+_HTTP_STATUSES: Final[Mapping[int | str, int]] = {"unauthorized": 401, "throttled": 429}
 
 
 class MerchantApi:
-    """The routes that take a bearer token.
+    """The routes that take a bearer token: every request is logged, and answered unless a fault befalls it."""
 
-    `account_of` returns the account of a token, or None. `url` returns the service's own address, known once it is
-    open.
-    """
-
-    def __init__(
-        self,
-        books: Books,
-        sales: Sales,
-        forms: FormBook,
-        account_of: Callable[[str], str | None],
-        url: Callable[[], str],
-    ) -> None:
+    def __init__(self, books: Books, faults: FaultPlan, notifications: Notifications) -> None:
         self._books = books
-        self._sales = sales
-        self._forms = forms
-        self._account_of = account_of
-        self._url = url
-        self._answered: deque[float] = deque()
-        #: The operation of each route: sale, prepare, status, status_by_client_id, or one of `settings.OPERATIONS`.
-        self.operations: dict[web.AbstractRoute, str] = {}
+        self._faults = faults
+        self._notifications = notifications
+        self._queries: deque[float] = deque()  # when the last minute's were answered
+        self._stopping = asyncio.Event()
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
+    def stop(self) -> None:
+        """End the requests that stall."""
+        self._stopping.set()
+        self._stopping = asyncio.Event()
+
+    def routes(self) -> Iterator[Route]:
         settings = self._books.settings
         paths = [("sale", "/api/Sale"), ("prepare", "/api/button/Prepare")]
-        paths += [(operation, path) for operation, ways in settings.paths.items() for path in ways]
-        if (template := settings.status_by_client_transaction_id) is not None:
-            # By default aiohttp keeps braces out of a path's variables; a merchant's id may have them.
-            path = template.replace("{client_transaction_id}", "{client_transaction_id:[^/]+}")
-            paths.append(("status_by_client_id", path))
-        if settings.status_by_transaction_id is not None:
-            paths.append(("status", settings.status_by_transaction_id))
+        paths += [(operation, path) for operation in OPERATIONS for path in settings.paths.get(operation, ())]
+        status_paths = (settings.status_by_client_transaction_id, settings.status_by_transaction_id)
+        paths += [("status", path) for path in status_paths if path is not None]
         for operation, path in paths:
-            method = "GET" if operation.startswith("status") or operation == "regions" else "POST"
-            spelled = any_case(path) if settings.tolerant else path
-            self.operations[router.add_route(method, spelled, self._answer)] = operation
+            method = "GET" if operation in ("status", "regions") else "POST"
+            yield Route(method, path, partial(self._answer, operation), settings.tolerant)
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        operation = self.operations[request.match_info.route]
-        raw = await request.read()
-        settings, tally = self._books.settings, self._books.tally
+    async def _answer(
+        self, operation: str, request: web.BaseRequest, match: Mapping[str, str]
+    ) -> web.StreamResponse:
+        raw, kind = await request.read(), operation.partition("_by_")[0]
+        client_id = match.get("client_transaction_id") or _client_id(request.content_type, raw)
+        fault = self._faults.next(kind, request.path if client_id is None else client_id, client_id)
+        if fault is not None and fault.kind == "latency" and fault.when == "before":
+            await sleep(self._books.clock, fault.seconds)
+        answer, number = None, None
+        if fault is None or fault.when == "after" or fault.kind == "latency":
+            answer, number = self._execute(operation, request, raw, match)
+        response = answer if fault is None else await self._befall(fault, request, answer, number)
+        self._books.write(
+            "request",
+            kind if answer is not None else f"{kind}, not executed",
+            client_id,
+            number,
+            status=None if response is None else response.status,
+            fault=None if fault is None else fault.kind,
+        )
+        # After a reset nobody reads the answer.
+        return web.Response(status=500) if response is None else response
+
+    def _execute(
+        self, operation: str, request: web.BaseRequest, raw: bytes, match: Mapping[str, str]
+    ) -> tuple[web.Response, int | None]:
+        """Return the answer and the transaction id in it."""
+        books, settings = self._books, self._books.settings
+        is_query, is_counted = operation == "status", operation != "regions"
+        books.tally["requests"] += is_counted
+        books.tally["queries"] += is_query
         language = preferred_language(request.headers.get("Accept-Language", ""))
-        is_query = operation.startswith("status")
-        if operation != "regions":
-            tally["requests"] += 1
-            tally["queries"] += is_query
-        headers, status = {}, 200
+        status, headers = 200, {}
         try:
             account = self._account(request, operation)
             if is_query and (wait := self._wait()) > 0:
-                headers, status = {"Retry-After": str(math.ceil(wait))}, 429
+                headers["Retry-After"] = str(math.ceil(wait))
                 raise RefusalError(None, "throttled")
-            self._books.timetable.run_due()
-            if operation == "regions":
-                answer: object = _REGIONS
-            elif is_query:
-                answer = self._queried(request, operation, account, language)
-            else:
-                answer = self._executed(operation, request.content_type, raw, account, language)
+            books.timetable.run_due()
+            answer: Any = _REGIONS
+            if is_query:
+                answer = self._status(match, account, language)
+            elif is_counted:
+                body = read_body(operation, request.content_type, raw, settings)
+                answer = self._change(operation, body, account, language)
         except RefusalError as refused:
-            tally["refused"] += not is_query and operation != "regions"
-            answer = refused.as_json(language, empty_errors=settings.empty_errors)
+            books.tally["refused"] += is_counted and not is_query
+            answer = refused.as_json(language, empty_errors=settings.writes_absent)
             if refused.code is None:
-                status = 429 if headers else 401
+                status = _HTTP_STATUSES[refused.message]
             elif refused.code == settings.not_found[1]:
                 status = settings.not_found[0]
             else:
                 status = settings.error_statuses.get(refused.code, 400)
-        return json_reply(answer, status=status, headers=headers)
+        number = answer.get("transactionId") if isinstance(answer, dict) else None
+        return json_reply(answer, status, headers), number
 
-    def _account(self, request: web.Request, operation: str) -> str:
+    def _account(self, request: web.BaseRequest, operation: str) -> str:
         settings = self._books.settings
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")  # §5.1
         is_bearer = scheme == "Bearer" or (settings.tolerant and scheme.lower() == "bearer")
-        account = self._account_of(token) if is_bearer else None
-        wanted = _APPLICATIONS.get(operation, settings.application)
-        if account is None or settings.application not in (None, wanted):
+        account = self._books.account_of(token) if is_bearer else None
+        if account is None or settings.application not in (
+            None,
+            _APPLICATIONS.get(operation, settings.application),
+        ):
             raise RefusalError(None, "unauthorized")
         return account
 
@@ -112,46 +134,118 @@ class MerchantApi:
         """Return 0 if a query is answered now, else the seconds until the next one is."""
         if (most := self._books.settings.queries_per_minute) is None:
             return 0.0
-        now, answered = self._books.clock.monotonic(), self._answered
-        while answered and now - answered[0] >= _MINUTE:
-            answered.popleft()
-        if len(answered) >= most:
-            return answered[0] + _MINUTE - now
-        answered.append(now)
+        now = self._books.clock.monotonic()
+        while self._queries and now - self._queries[0] >= _MINUTE:
+            self._queries.popleft()
+        if len(self._queries) >= most:
+            return self._queries[0] + _MINUTE - now
+        self._queries.append(now)
         return 0.0
 
-    def _queried(self, request: web.Request, operation: str, account: str, language: Language) -> object:
-        settings = self._books.settings
-        found: list[Transaction] = []
-        if operation == "status_by_client_id":
-            found = self._books.find_by_client_id(request.match_info["client_transaction_id"], account)
-        elif _TRANSACTION_ID.fullmatch(text := request.match_info["transaction_id"]):
+    def _status(self, match: Mapping[str, str], account: str, language: Language) -> object:
+        settings, found = self._books.settings, list[Transaction]()
+        is_by_client_id = "client_transaction_id" in match
+        if is_by_client_id:
+            found = self._books.find_by_client_id(match["client_transaction_id"], account)
+        elif _TRANSACTION_ID.fullmatch(text := match["transaction_id"]):
             one = self._books.find(int(text))
             if one is not None and one.account != account and settings.foreign_is_unauthorized:
                 raise RefusalError(None, "unauthorized")
             found = [one] if one is not None and one.account == account else []
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
-        answers = [status_of(one, settings, language) for one in seen]
-        if not answers:
+        if not seen:
             raise RefusalError.of(settings.not_found[1])
-        return (
-            answers if operation == "status_by_client_id" and settings.client_status_as_array else answers[0]
-        )
+        answers = [status_of(one, settings, language) for one in seen]
+        return answers if is_by_client_id and settings.client_status_as_array else answers[0]
 
-    def _executed(
-        self, operation: str, content_type: str, raw: bytes, account: str, language: Language
-    ) -> object:
-        body = read_body(operation, content_type, raw, self._books.settings)
+    def _change(self, operation: str, body: dict[str, Any], account: str, language: Language) -> object:
         if operation == "sale":
-            return {"transactionId": self._sales.create(body, account).transaction_id}
+            return {"transactionId": self._books.create_sale(body, account).transaction_id}
         if operation == "prepare":
-            return self._prepared(self._forms.prepare(body, account))
-        changed = change(operation, body, account, self._books, self._sales, self._forms)
+            return self._prepared(self._books.create_form(body, account))
+        changed = self._books.change(operation, body, account)
         return status_of(changed, self._books.settings, language) if operation == "confirm" else True
 
     def _prepared(self, form: Form) -> dict[str, str]:
-        names = {"wallet": self._books.settings.wallet_link_field, "card": "payWithCard"}
-        if "code" in self._books.settings.form_paths and "transactionSummaryUrl" in form.texts:
+        settings = self._books.settings
+        names = {"wallet": settings.wallet_link_field, "card": "payWithCard"}
+        if "code" in settings.paths and "transactionSummaryUrl" in form.texts:
             names["code"] = "payWithPaymentCode"
-        links = {name: self._url() + self._forms.link(form, way) for way, name in names.items()}
+        links = {name: self._books.url + self._books.link(form, way) for way, name in names.items()}
         return {"paymentId": form.payment_id, **links}
+
+    async def _befall(
+        self, fault: Fault, request: web.BaseRequest, answer: web.Response | None, number: int | None
+    ) -> web.StreamResponse | None:
+        """Return the answer that leaves; None if none does."""
+        match fault.kind:
+            case "latency":
+                if fault.when == "after":
+                    await sleep(self._books.clock, fault.seconds)
+                return answer
+            case "early":
+                sale = self._books.sales.get(number or 0)
+                if sale is not None and sale.how is None:
+                    self._books.decide_sale(sale, "approved")
+                    await self._notifications.delivered(sale)
+                return answer
+            case "stall" | "reset":
+                if fault.kind == "stall":
+                    await self._stopping.wait()
+                _reset(request.transport)
+                return None
+            case "cut":
+                return await _cut(request, answer)
+            case _:
+                return _instead(fault)
+
+
+def _instead(fault: Fault) -> web.Response:
+    """Return the answer of a gateway, or of the service that refuses."""
+    response = web.Response(status=fault.status)
+    if fault.kind == "html":
+        response.content_type = "text/html"
+        response.text = f"<!DOCTYPE html>\n<h1>{fault.status} {response.reason}</h1><hr>gateway\n"
+    elif fault.kind == "redirect":
+        response.headers["Location"] = _ASIDE
+    elif fault.kind == "refuse" or fault.error_code is not None:
+        code = fault.error_code or 22
+        refused = RefusalError.of(22, 2061) if code == 2061 else RefusalError.of(code)  # §7.3
+        if fault.kind == "throttle":
+            refused = RefusalError(code, "throttled")
+        elif code == 800:
+            refused = invalid(FieldFault("Amount", "simulated"))
+        response = json_reply(refused.as_json("es"), fault.status)
+    elif fault.kind == "throttle":
+        response.text = "Too Many Requests\n"
+    if fault.retry_after is not None:
+        response.headers["Retry-After"] = str(fault.retry_after)
+    return response
+
+
+def _reset(transport: asyncio.Transport | None) -> None:
+    """Close it by a reset, whatever has not been sent."""
+    if transport is not None:
+        with contextlib.suppress(OSError):  # it is closed already
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        transport.abort()
+
+
+async def _cut(request: web.BaseRequest, answer: web.Response | None) -> web.StreamResponse:
+    body = answer.body if answer is not None and isinstance(answer.body, bytes) else b"{}"
+    response = web.StreamResponse(status=200 if answer is None else answer.status)
+    response.content_type = "application/json"
+    response.content_length = len(body)
+    response.force_close()
+    await response.prepare(request)
+    await response.write(body[: len(body) // 2])
+    if request.transport is not None:
+        request.transport.close()
+    return response
+
+
+def _client_id(content_type: str, raw: bytes) -> str | None:
+    members = members_of(content_type, raw) or {}
+    found = next((value for name, value in members.items() if name.lower() in _CLIENT_ID), None)
+    return str(found) if isinstance(found, (str, int)) else None

@@ -1,16 +1,17 @@
 """Messages to the merchant: the result notification (§6), its faults, and the external notification."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import aiohttp
 import orjson
 
 from .addresses import with_query
+from .books import Books
 from .faults import FaultPlan
+from .settings import ACCEPTED
 from .status import external_notification
-from .transactions import Books, Transaction
+from .transactions import Sale, Transaction
 
 #: The number that a forged notification adds to the true transaction id.
 _FOREIGN: Final = 1_000_000_007
@@ -39,18 +40,16 @@ class Notifications:
         )
 
     async def close(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
 
     async def delivered(self, transaction: Transaction | None = None) -> None:
         """Wait until those of a transaction, or all without an argument, are done; at most 5 seconds."""
-        tasks = [task for task, one in self._tasks.items() if transaction in (None, one)]
-        if tasks:
+        if tasks := [task for task, one in self._tasks.items() if transaction in (None, one)]:
             await asyncio.wait(tasks, timeout=_TIMEOUT)
 
     def address(self, sale: Transaction, base: str, number: int | None = None) -> str:
@@ -60,12 +59,25 @@ class Notifications:
         # A fragment never leaves the client.
         return with_query(base.partition("#")[0], dict(zip(names, values, strict=True)))
 
-    def answered(self, sale: Transaction) -> None:
-        """Send the notification of a sale that its customer has answered, but for what the plan has in mind."""
-        if sale.response_url is None:
-            return
+    def answered(self, transaction: Transaction) -> None:
+        """Send what follows from a customer's answer, but for what the plan has in mind."""
+        if isinstance(transaction, Sale) and transaction.response_url is not None:
+            self._notify(transaction)
+        if (
+            transaction.state == ACCEPTED
+            and (url := self._books.settings.external_notification_url) is not None
+        ):
+            self._start(transaction, self._tell(transaction, url))
+
+    def send(self, sale: Sale, pretended_id: int | None = None) -> None:
+        """Send one in the background; ValueError if the sale has no `responseUrl`."""
+        if (url := sale.response_url) is None:
+            raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
+        self._start(sale, self._deliver(sale, url, pretended_id or sale.transaction_id))
+
+    def _notify(self, sale: Sale) -> None:
         fault = self._faults.next("notification", sale.client_transaction_id, sale.client_transaction_id)
-        match None if fault is None else fault.kind:
+        match fault and fault.kind:
             case "lost":
                 self._write(sale, "never sent", sale.transaction_id, fault="lost")
                 return
@@ -75,36 +87,20 @@ class Notifications:
             case "duplicate":
                 self.send(sale)
             case "forged":
-                self.send(sale, (sale.transaction_id or 0) + _FOREIGN)
+                self.send(sale, sale.transaction_id + _FOREIGN)
         self.send(sale)
 
-    def send(self, sale: Transaction, pretended_id: int | None = None) -> None:
-        """Send one in the background; ValueError if the sale has no `responseUrl`."""
-        if (url := sale.response_url) is None:
-            raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
-        number = pretended_id or sale.transaction_id or 0
-        self._run(sale, lambda session: self._notify(session, sale, url, number))
+    def _start(self, transaction: Transaction, delivery: Any) -> None:
+        if self._session is None:
+            delivery.close()
+            return
+        task = asyncio.create_task(delivery)
+        self._tasks[task] = transaction
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    def tell_external(self, transaction: Transaction) -> None:
-        """Tell of an approved payment by a POST of JSON, if there is an address for it."""
-        if (url := self._books.settings.external_notification_url) is not None:
-            self._run(transaction, lambda session: self._tell(session, transaction, url))
-
-    def _run(
-        self, transaction: Transaction, deliver: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
-    ) -> None:
-        async def in_its_place(session: aiohttp.ClientSession) -> None:
-            async with self._places:
-                await deliver(session)
-
-        if self._session is not None:
-            task = asyncio.create_task(in_its_place(self._session))
-            self._tasks[task] = transaction
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
-
-    async def _notify(self, session: aiohttp.ClientSession, sale: Transaction, url: str, number: int) -> None:
+    async def _deliver(self, sale: Sale, url: str, number: int) -> None:
         method = self._books.settings.notification_method
-        status, _, error = await _send(session, method, self.address(sale, url, number))
+        status, _, error = await self._send(method, self.address(sale, url, number))
         self._books.tally["notifications_failed" if error else "notifications_sent"] += 1
         is_true = number == sale.transaction_id
         self._write(
@@ -113,30 +109,32 @@ class Notifications:
         if is_true:
             sale.notification = error or f"HTTP {status}"
 
-    async def _tell(self, session: aiohttp.ClientSession, transaction: Transaction, url: str) -> None:
+    async def _tell(self, transaction: Transaction, url: str) -> None:
         body = orjson.dumps(external_notification(transaction, self._books.settings))
         headers = {"Content-Type": "application/json"}
-        status, answer, error = await _send(session, "POST", url, data=body, headers=headers)
+        status, answer, error = await self._send("POST", url, data=body, headers=headers)
         self._books.tally["external_notifications_failed" if error else "external_notifications_sent"] += 1
         transaction.external_notification = error or _acknowledgement(answer) or f"HTTP {status}"
         self._write(
             transaction, "external notification", transaction.transaction_id, status=status, fault=error
         )
 
+    async def _send(self, method: str, url: str, **options: Any) -> tuple[int | None, bytes, str | None]:
+        """Return the status and the beginning of the answer, or the class name of the error."""
+        if (session := self._session) is None:
+            return None, b"", "closed"
+        try:
+            async with (
+                self._places,
+                session.request(method, url, allow_redirects=False, **options) as response,
+            ):
+                return response.status, await response.content.read(_LONGEST), None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            # ValueError: what the merchant gave as `responseUrl` is not an address at all.
+            return None, b"", type(error).__name__
+
     def _write(self, transaction: Transaction, text: str, number: int | None, **result: Any) -> None:
-        self._books.log.write("notification", text, transaction.client_transaction_id, number, **result)
-
-
-async def _send(
-    session: aiohttp.ClientSession, method: str, url: str, **options: Any
-) -> tuple[int | None, bytes, str | None]:
-    """Return the status and the beginning of the answer, or the class name of the error."""
-    try:
-        async with session.request(method, url, allow_redirects=False, **options) as response:
-            return response.status, await response.content.read(_LONGEST), None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        # ValueError: what the merchant gave as `responseUrl` is not an address at all.
-        return None, b"", type(error).__name__
+        self._books.write("notification", text, transaction.client_transaction_id, number, **result)
 
 
 def _acknowledgement(answer: bytes) -> str | None:

@@ -132,7 +132,7 @@ function formRow(form) {
     return link;
   });
   const mark = make("span", `mark ${HOW[form.how] || "flat"}`, form.how || "expired");
-  const what = make("div", "what", `${form.store_id} · ${money(form)} `, make("span", "", form.client_transaction_id));
+  const what = make("div", "what", `${form.store_id || "Merchant"} · ${money(form)} `, make("span", "", form.client_transaction_id));
   return make("li", "", what, make("div", "links", ...(links.length ? links : [mark])));
 }
 

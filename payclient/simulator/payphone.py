@@ -17,10 +17,9 @@ PAYPHONE: Final = Settings(
     # number, Reverse `id` as a string, form-urlencoded bodies (V C).
     tolerant=True,
     nick_name_flag="chargeByNickName",  # V
-    phone_optional_by_nick_name=True,  # V
     language_field="lang",  # V: `es` or `en`
     # V; the currency of a request without one is unpublished.
-    optional_fields=frozenset({"currency", "storeId"}),
+    optional_fields=frozenset({"currency", "storeId", "phoneNumber"}),
     limits={
         "amount": (1, 99_999_999),  # V
         **dict.fromkeys(("amountWithoutTax", "amountWithTax", "tax", "service", "tip"), (0, 99_999_999)),  # V
@@ -35,25 +34,25 @@ PAYPHONE: Final = Settings(
         "reverse": ("/api/Reverse", "/api/Reverse/Set"),  # V; an official plugin still calls the second
         "reverse_by_client_id": ("/api/Reverse/Client",),  # V
         "regions": ("/api/Regions",),  # V
+        "wallet": ("/PayPhone/Index",),  # C
+        "card": ("/Anonymous/Index",),  # C
+        "code": ("/PaymentCode/Index",),  # unpublished
     },
     status_by_transaction_id="/api/Sale/{transaction_id}",  # V C: an object
     status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",  # V C: an array
     state_field="transactionStatus",  # V
     state_words={PENDING: "Pending", CANCELLED: "Canceled", ACCEPTED: "Approved"},  # V
-    status_detail="full",  # V: absent values may be left out, and may be null
+    status_detail="full",  # V
+    writes_absent=False,  # V: absent values may be left out, and may be null; a recorded error of Reverse
     utc_offset=-5.0,  # V of the reversal's hour; the zone of `date` is unpublished
     queries_per_minute=30,  # V; what is answered past it, and Retry-After, is unpublished
     not_found=(404, 20),  # L
     foreign_is_unauthorized=True,  # L by the service's id; by the merchant's unpublished: not found
     duplicate_code=23,  # V
     error_statuses={100: 404, 120: 404},  # L C; of 22 and 25 among others unpublished
-    empty_errors=False,  # V: a recorded error of Reverse
-    # C; that of the payment code is unpublished.
-    form_paths={"wallet": "/PayPhone/Index", "card": "/Anonymous/Index", "code": "/PaymentCode/Index"},
     wallet_link_field="payWithPayPhone",  # V
-    domain_problem_redirects=True,  # C: `msg=` without id
     redirect_names=("id", "clientTransactionId"),  # V C
-    cancelled_redirect_id=0,  # V C; unpublished, where there is no `cancellationUrl`
+    returns_without_payment=True,  # V C: `id=0`, `msg=`; unpublished, where there is no `cancellationUrl`
     confirm_window=300.0,  # V; the states before a confirmation and after a reversal are unpublished
     reversal_hour=20,  # V: same day until 20:00 UTC-5
     notification_method="GET",  # C

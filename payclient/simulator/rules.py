@@ -5,7 +5,7 @@ Only what the document states is checked, and what the settings add. Unknown fie
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import orjson
@@ -14,8 +14,10 @@ from .addresses import is_address
 from .messages import FieldFault, RefusalError, invalid
 from .settings import Settings
 
+Kinds = Mapping[str, type]
 
-def _kinds(text: str = "", whole: str = "", **others: type) -> dict[str, type]:
+
+def _kinds(text: str = "", whole: str = "", **others: type) -> Kinds:
     return {**dict.fromkeys(text.split(), str), **dict.fromkeys(whole.split(), int), **others}
 
 
@@ -25,65 +27,69 @@ _BOTH: Final = _kinds(
     whole=f"amount {' '.join(_COMPONENTS)} timeZone",
     order=dict,
 )
-_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
-    "sale": _BOTH
-    | _kinds("countryCode clientUserId optionalParameter1 optionalParameter2 optionalParameter3 nickName"),
-    "prepare": _BOTH | _kinds("email documentId cancellationUrl optionalParameter"),
-}
-_REQUIRED: Final = {
-    "sale": ("phoneNumber", "countryCode", "amount", "currency", "clientTransactionId"),
-    "prepare": ("amount", "currency", "clientTransactionId", "storeId", "responseUrl"),
-}
-#: The fields of each operation on a payment; the confirmation calls the merchant's id by a name of its own.
-CHANGE_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+_SALE: Final = _kinds(
+    "countryCode clientUserId optionalParameter1 optionalParameter2 optionalParameter3 nickName"
+)
+#: The fields of each operation; a confirmation calls the merchant's id by a name of its own.
+_FIELDS: Final[Mapping[str, Kinds]] = {
+    "sale": {**_BOTH, **_SALE},
+    "prepare": {**_BOTH, **_kinds("email documentId cancellationUrl optionalParameter")},
     "confirm": {"id": int, "clientTxId": str},
     "cancel": {"id": int},
     "cancel_by_client_id": {"clientId": str},
     "reverse": {"id": int},
     "reverse_by_client_id": {"clientId": str},
 }
-_NESTED: Final[Mapping[str, Mapping[str, type]]] = {
+#: Those that must be there; of the operations on a payment all must.
+_REQUIRED: Final = {
+    "sale": ("phoneNumber", "countryCode", "amount", "currency", "clientTransactionId"),
+    "prepare": ("amount", "currency", "clientTransactionId", "storeId", "responseUrl"),
+}
+_NESTED: Final[Mapping[str, Kinds]] = {
     "order": _kinds(billTo=dict, lineItems=list),
     "billTo": _kinds(
         "address1 address2 country state locality firstName lastName phoneNumber email postalCode customerId ipAddress",
         whole="billToId",
     ),
     "lineItems": _kinds(
-        "productName productSKU productDescription", whole="unitPrice quantity totalAmount taxAmount"
+        "productName productSKU productDescription", "unitPrice quantity totalAmount taxAmount"
     ),
 }
 _KIND_NAMES: Final = {str: "string", int: "integer", bool: "boolean", dict: "object", list: "array"}
 _FULL_PHONE: Final = re.compile(r"\+[1-9][0-9]+")
 _WHOLE: Final = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _BOOLEANS: Final = {"true": True, "false": False}
+_WEB_FORM: Final = "application/x-www-form-urlencoded"
 
 
-def fields_of(operation: str, settings: Settings) -> Mapping[str, type]:
+def fields_of(operation: str, settings: Settings) -> Kinds:
     """Return each field of an operation's body with its type, those included whose names are settings."""
-    fields = dict(CHANGE_FIELDS.get(operation) or _FIELDS[operation])
+    fields = dict(_FIELDS[operation])
     if operation == "sale" and settings.nick_name_flag is not None:
         fields[settings.nick_name_flag] = bool
-    if operation == "prepare":
-        if settings.language_field is not None:
-            fields[settings.language_field] = str
-        if "code" in settings.form_paths:
-            fields["transactionSummaryUrl"] = str
+    if operation == "prepare" and settings.language_field is not None:
+        fields[settings.language_field] = str
+    if operation == "prepare" and "code" in settings.paths:
+        fields["transactionSummaryUrl"] = str
     return fields
 
 
-def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, object]:
-    """Return the members of a body, in the document's names and types; RefusalError if there are none."""
-    body: object = None
+def members_of(content_type: str, raw: bytes) -> dict[str, Any] | None:
+    """Return the members of a JSON object or of a web form; None if it is neither."""
     try:
-        if settings.tolerant and content_type == "application/x-www-form-urlencoded":
-            body = dict(parse_qsl(raw.decode("utf-8"), keep_blank_values=True, max_num_fields=500))
-        elif content_type == "application/json":  # §5.2
-            body = orjson.loads(raw)
-        else:
-            raise invalid(FieldFault("Content-Type", "content type"))
+        if content_type == _WEB_FORM:
+            return dict(parse_qsl(raw.decode("utf-8"), keep_blank_values=True, max_num_fields=500))
+        body = orjson.loads(raw)
     except ValueError:
-        pass
-    if not isinstance(body, dict):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, Any]:
+    """Return the members of a body, in the document's names and types; RefusalError if there are none."""
+    if content_type != "application/json" and not (settings.tolerant and content_type == _WEB_FORM):  # §5.2
+        raise invalid(FieldFault("Content-Type", "content type"))
+    if (body := members_of(content_type, raw)) is None:
         raise invalid(FieldFault("body", "body"))
     if settings.tolerant:
         return canonical(body, fields_of(operation, settings))
@@ -92,13 +98,13 @@ def read_body(operation: str, content_type: str, raw: bytes, settings: Settings)
     return body
 
 
-def canonical(members: Mapping[str, object], fields: Mapping[str, type]) -> dict[str, object]:
+def canonical(members: Mapping[str, object], fields: Kinds) -> dict[str, Any]:
     """Return the members by the names in `fields`, whatever their letter case, and of those types where possible.
 
     What is null or unknown is left out; of a name that comes twice the last one counts.
     """
     names = {name.lower(): name for name in fields}
-    read: dict[str, object] = {}
+    read: dict[str, Any] = {}
     for spelled, value in members.items():
         name = names.get(spelled.lower())
         if name is not None and value is not None:
@@ -106,7 +112,7 @@ def canonical(members: Mapping[str, object], fields: Mapping[str, type]) -> dict
     return read
 
 
-def _converted(value: object, kind: type, nested: Mapping[str, type]) -> object:
+def _converted(value: object, kind: type, nested: Kinds) -> object:
     match value:
         case str() if kind is int and _WHOLE.fullmatch(value):
             return int(value)
@@ -124,7 +130,7 @@ def _converted(value: object, kind: type, nested: Mapping[str, type]) -> object:
             return value
 
 
-def check(operation: str, body: Mapping[str, object], settings: Settings) -> None:
+def check(operation: str, body: Mapping[str, Any], settings: Settings) -> None:
     """Raise RefusalError for a body that breaks a rule, names an unknown store, or is to be refused."""
     if faults := failing_fields(operation, body, settings):
         raise invalid(*faults)
@@ -132,22 +138,21 @@ def check(operation: str, body: Mapping[str, object], settings: Settings) -> Non
     if settings.stores is not None and store is not None and store not in settings.stores:
         raise RefusalError.of(100)
     for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):
-        value = body.get(name)
-        if isinstance(value, str) and value in settings.refuse_with:
+        if isinstance(value := body.get(name), str) and value in settings.refuse_with:
             raise RefusalError.of(settings.refuse_with[value])
 
 
-def failing_fields(operation: str, body: Mapping[str, object], settings: Settings) -> list[FieldFault]:
+def failing_fields(operation: str, body: Mapping[str, Any], settings: Settings) -> list[FieldFault]:
     """Return the faults of a body in the order of its fields' importance; none means that it is valid."""
     kinds = fields_of(operation, settings)
-    required = list(_REQUIRED.get(operation, kinds))
+    optional = settings.optional_fields - {"phoneNumber"}
+    required = [name for name in _REQUIRED.get(operation, kinds) if name not in optional]
     if operation == "sale" and settings.nick_name_flag and body.get(settings.nick_name_flag) is True:
         required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
-        if settings.phone_optional_by_nick_name:
+        if "phoneNumber" in settings.optional_fields:
             required.remove("phoneNumber")
-    required = [name for name in required if name not in settings.optional_fields]
     faults = list(_failing_kinds(body, kinds, required))
-    if operation in CHANGE_FIELDS:
+    if operation not in _REQUIRED:
         return faults
     faults += _failing_sum(body)
     if isinstance(order := body.get("order"), dict):
@@ -160,34 +165,31 @@ def failing_fields(operation: str, body: Mapping[str, object], settings: Setting
 
 
 def _failing_kinds(
-    members: Mapping[str, object], kinds: Mapping[str, type], required: Sequence[str] = (), path: str = ""
+    members: Mapping[str, Any], kinds: Kinds, required: Sequence[str] = (), path: str = ""
 ) -> Iterator[FieldFault]:
     for name in dict.fromkeys((*required, *kinds)):
         value = members.get(name)
         if value is None or (name in required and type(value) is str and not value.strip()):
             if name in required:  # elsewhere null stands for absent
                 yield FieldFault(name, "required")
-        elif (
-            type(value) is not kinds[name]
-        ):  # `type() is`: True is an int to isinstance, and not an amount of cents
+        elif type(value) is not kinds[name]:  # not isinstance: True is not an amount of cents
             yield FieldFault(path + name, "type", (_KIND_NAMES[kinds[name]],))
 
 
-def _failing_sum(body: Mapping[str, object]) -> Iterator[FieldFault]:
+def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
     amount = body.get("amount")
     parts = {name: body[name] for name in _COMPONENTS if body.get(name) is not None}
-    cents = [value for value in parts.values() if type(value) is int]
-    if type(amount) is not int or len(cents) != len(parts):
+    if type(amount) is not int or not all(type(value) is int for value in parts.values()):
         return  # already named as failing; a sum with them would say nothing
     if not parts:
         yield FieldFault("Amount", "no component")  # §2.1.2
-    elif sum(cents) != amount:
+    elif sum(parts.values()) != amount:
         yield FieldFault("Amount", "sum")  # §2.1.1, §7.6
     if parts.get("amountWithoutTax") and parts.get("amountWithTax") and "tax" not in parts:
         yield FieldFault("tax", "mixed")  # §2.1.4
 
 
-def _failing_order(order: Mapping[str, object]) -> Iterator[FieldFault]:
+def _failing_order(order: Mapping[str, Any]) -> Iterator[FieldFault]:
     yield from _failing_kinds(order, _NESTED["order"], path="order.")
     if isinstance(bill_to := order.get("billTo"), dict):
         yield from _failing_kinds(bill_to, _NESTED["billTo"], path="order.billTo.")
@@ -199,7 +201,7 @@ def _failing_order(order: Mapping[str, object]) -> Iterator[FieldFault]:
             yield FieldFault(f"order.lineItems[{index}]", "type", (_KIND_NAMES[dict],))
 
 
-def _out_of_limits(operation: str, body: Mapping[str, object], settings: Settings) -> Iterator[FieldFault]:
+def _out_of_limits(operation: str, body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
     for limited, (low, high) in settings.limits.items():
         name = limited.removeprefix(f"{operation}.")
         value = body.get(name)
@@ -209,12 +211,12 @@ def _out_of_limits(operation: str, body: Mapping[str, object], settings: Setting
             yield FieldFault(name, "range", (low, high))
 
 
-def _failing_form(body: Mapping[str, object], settings: Settings) -> Iterator[FieldFault]:
+def _failing_form(body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
     for name in ("responseUrl", "cancellationUrl"):
         if type(value := body.get(name)) is str and not is_address(value):
             yield FieldFault(name, "url")
     if type(phone := body.get("phoneNumber")) is str and not _FULL_PHONE.fullmatch(phone):
         yield FieldFault("phoneNumber", "phone")
-    language = settings.language_field and body.get(settings.language_field)
-    if type(language) is str and language not in {"en", "es"}:
-        yield FieldFault(str(settings.language_field), "language")
+    language_field = settings.language_field or ""
+    if type(given := body.get(language_field)) is str and given not in {"en", "es"}:
+        yield FieldFault(language_field, "language")

@@ -1,7 +1,6 @@
 """The `Simulator` that a program opens: the service, its routes and its notifications."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final, Self
@@ -10,23 +9,22 @@ from aiohttp import web
 from attrs import asdict
 
 from .answers import Answers
+from .books import Books
 from .clock import JumpClock, ServiceClock, sleep
-from .control_api import ControlApi
-from .event_log import LogEntry
+from .control_api import ControlApi, is_loopback
 from .faults import KINDS, Fault, FaultPlan, Faults
 from .form_pages import FormPages
-from .forms import METHODS, Form, FormBook, Method
 from .merchant_api import MerchantApi
 from .notifications import Notifications
-from .origin_guard import is_loopback, origin_guard
-from .sales import Sale, Sales
+from .routes import json_reply
 from .scenarios import SCENARIOS, scenario
 from .settings import Settings
-from .traffic import Traffic
-from .transactions import Books, Counts
+from .transactions import METHODS, Counts, Form, LogEntry, Method, Sale
 
 _SHOWN: Final = 12
-_LONGEST: Final = 366 * 86_400
+_LONGEST: Final = 366 * 86_400  # seconds
+_LONGEST_DOWN: Final = 3_600  # seconds
+_UNTIL_ANSWERED: Final = 0.02  # seconds
 
 
 class Simulator:
@@ -59,19 +57,24 @@ class Simulator:
         self.clock: ServiceClock = JumpClock() if clock is None else clock
         #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
         self.waits_for_delivery = True
-        self._host = host
-        self._port = port
-        self._token = token
-        self._accounts = accounts
-        self._control = is_loopback(host) if control is None else control
-        self._books = Books(self.settings, self.clock)
-        self._faults = FaultPlan(faults)
-        self._notifications = Notifications(self._books, self._faults)
-        self._sales = Sales(self._books, self._notifications, answers)
-        self._forms = FormBook(self._books, self._notifications)
-        self._runner: web.AppRunner | None = None
-        self._url: str | None = None
-        self._traffic: Traffic | None = None
+        #: The plan of what goes wrong; `done` counts what did.
+        self.faults = FaultPlan(faults)
+        self._books = books = Books(self.settings, self.clock, answers)
+        books.token, books.accounts = token, accounts
+        #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
+        self.sales, self.forms = books.sales, books.forms
+        #: How many sales each client transaction id created; above 1, somebody was charged twice.
+        self.created_per_client_id = books.created_per_client_id
+        #: The cents that each client transaction id paid and did not get back.
+        self.collected_per_client_id = books.collected_per_client_id
+        self._notifications = Notifications(books, self.faults)
+        books.on_answer = self._notifications.answered
+        self._host, self._port = host, port
+        self._merchant_api = MerchantApi(books, self.faults, self._notifications)
+        self._routes = [*self._merchant_api.routes(), *FormPages(books).routes()]
+        if is_loopback(host) if control is None else control:
+            self._routes += ControlApi(self, host).routes()
+        self._runner: web.ServerRunner | None = None
         self._restarting: asyncio.Task[None] | None = None
 
     @classmethod
@@ -84,7 +87,7 @@ class Simulator:
         return cls(**{"answers": chosen.answers, "faults": chosen.faults, **options})
 
     async def __aenter__(self) -> Self:
-        if self._url is not None:
+        if self._books.url:
             raise RuntimeError("a Simulator is opened once; make another")
         await self.start()
         await self._notifications.open()
@@ -94,10 +97,10 @@ class Simulator:
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
-        self._release()
+        self._merchant_api.stop()
         if self._runner is not None:
             await self._runner.cleanup()
-        self._books.timetable.close()  # after the last request, which may have set the timer
+        self._books.timetable.close()  # after the last request, which may have set a timer
         await self._notifications.close()
 
     # The process
@@ -105,16 +108,32 @@ class Simulator:
     @property
     def url(self) -> str:
         """The base address, without a slash at its end."""
-        if self._url is None:
+        if not self._books.url:
             raise RuntimeError("the Simulator is not open yet: use `async with`")
-        return self._url
+        return self._books.url
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one HTTP request; what no route answers is refused in JSON, and logged."""
+        found = [(one, one.match(request.rel_url.raw_path)) for one in self._routes]
+        methods = {one.method: (one, match) for one, match in found if match is not None}
+        try:
+            if request.method in methods:
+                route, match = methods[request.method]
+                return await route.answer(request, match)
+            if methods:
+                raise web.HTTPMethodNotAllowed(request.method, methods)
+            raise web.HTTPNotFound
+        except web.HTTPException as error:
+            headers = {"Allow": ",".join(methods)} if error.status == 405 else None
+            self._books.write("request", f"{request.method} {request.path}", status=error.status)
+            return json_reply({"message": error.reason}, error.status, headers)
 
     async def start(self) -> None:
         """Listen again after `stop`, at the same address and with all that there was."""
         if self._runner is not None:
             raise RuntimeError("the Simulator listens already")
         # Closing does not wait for a request that a client left hanging.
-        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
+        runner = web.ServerRunner(web.Server(self.serve, access_log=None), shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, self._host, self._port).start()
@@ -124,7 +143,7 @@ class Simulator:
         self._runner = runner
         self._port = runner.addresses[0][1]
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._url = f"http://{host}:{self._port}"  # at once: the answer to a Prepare has it
+        self._books.url = f"http://{host}:{self._port}"
 
     async def stop(self) -> None:
         """Die as a killed process does: connections break and new ones are refused until `start`.
@@ -134,27 +153,34 @@ class Simulator:
         if self._runner is None:
             raise RuntimeError("the Simulator does not listen")
         runner, self._runner = self._runner, None
-        self._release()
+        self._merchant_api.stop()
         for site in list(runner.sites):
             await site.stop()
         for connection in runner.server.connections if runner.server is not None else ():
             if connection.transport is not None:
                 connection.transport.abort()
         await runner.cleanup()
-        self._books.log.write("service", "stopped")
+        self._books.write("service", "stopped")
 
     async def restart(self, down: float = 0.0) -> None:
-        """Stop, and start again after so many seconds of its clock; the state is kept."""
+        """Stop, and start again after so many seconds of its clock, an hour at most; the state is kept."""
         await self.stop()
         if down:
             await sleep(self.clock, down)
         await self.start()
-        self._books.log.write("service", "started again")
+        self._books.write("service", "started again")
 
     def restart_soon(self, down: float = 0.0) -> None:
         """Restart in the background, once the answer to the request for it is on its way."""
+        if not 0 <= down <= _LONGEST_DOWN:
+            raise ValueError(f"down must be 0 to {_LONGEST_DOWN}")
+
+        async def later() -> None:
+            await asyncio.sleep(_UNTIL_ANSWERED)
+            await self.restart(down)
+
         if self._restarting is None or self._restarting.done():
-            self._restarting = asyncio.create_task(self.restart(down))
+            self._restarting = asyncio.create_task(later())
 
     async def advance(self, seconds: float) -> None:
         """Let time pass in a call, a year at most; RuntimeError where the clock in use cannot jump."""
@@ -165,47 +191,32 @@ class Simulator:
         if (moving := jump(seconds)) is not None:
             await moving
         self._books.timetable.run_due()
-        self._books.log.write("service", f"{seconds:g} seconds passed")
+        self._books.write("service", f"{seconds:g} seconds passed")
 
     # Faults
 
-    @property
-    def faults(self) -> FaultPlan:
-        """The plan of what goes wrong; `done` counts what did."""
-        return self._faults
-
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
         """Let this befall the next exchanges that it is meant for; ValueError if `times` is not 1 or more."""
-        self._faults.add(fault, times)
-        self._books.log.write("service", f"next {fault.operation}: {fault.kind}")
+        self.faults.add(fault, times)
+        self._books.write("service", f"next {fault.operation}: {fault.kind}")
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
         """Let this happen by chance too, from now on; ValueError where the chances exceed 1."""
-        self._faults.add_chance(fault, chance)
+        self.faults.add_chance(fault, chance)
 
     def clear_faults(self) -> None:
         """Let nothing go wrong any more; what has happened stays counted."""
-        self._faults.clear()
+        self.faults.clear()
 
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError if there is none of that name."""
         chosen = scenario(name)
-        self._sales.answers = chosen.answers
-        self._faults.clear()
-        self._faults.chances = chosen.faults
-        self._books.log.write("service", f"scenario {name}")
+        self._books.answers = chosen.answers
+        self.faults.clear()
+        self.faults.chances = chosen.faults
+        self._books.write("service", f"scenario {name}")
 
     # Results
-
-    @property
-    def sales(self) -> Mapping[int, Sale]:
-        """Every created sale by its transaction id, oldest first."""
-        return self._sales.by_id
-
-    @property
-    def forms(self) -> Mapping[str, Form]:
-        """Every prepared payment by its payment id, oldest first."""
-        return self._forms.by_id
 
     @property
     def counts(self) -> Counts:
@@ -213,38 +224,26 @@ class Simulator:
         return self._books.counts
 
     @property
-    def created_per_client_id(self) -> Counter[str]:
-        """How many sales each client transaction id created; above 1, somebody was charged twice."""
-        return self._books.created_per_client_id
-
-    @property
-    def collected_per_client_id(self) -> Counter[str]:
-        """The cents that each client transaction id paid and did not get back."""
-        return self._books.collected_per_client_id
-
-    @property
     def log(self) -> tuple[LogEntry, ...]:
         """The last thousand entries, oldest first."""
-        return tuple(self._books.log.after(0))
+        return tuple(self._books.log)
 
     def read_log(self, after: int = 0) -> list[LogEntry]:
         """Return the entries after that number."""
-        return self._books.log.after(after)
+        return [entry for entry in self._books.log if entry.number > after]
 
     def overview(self) -> dict[str, object]:
         """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
         self._books.timetable.run_due()
         newest = list(self.sales.values())[::-1]
-        pending = islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)
-        decided = islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)
         forms = list(self.forms.values())[-_SHOWN:][::-1]
         return {
             "time": self.clock.time(),
             "sale_window": self.settings.sale_window,
-            "log": self._books.log.last,
+            "log": self._books.last_entry,
             "counts": asdict(self.counts),
-            "pending": list(pending),
-            "decided": list(decided),
+            "pending": list(islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)),
+            "decided": list(islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)),
             "forms": [{**form.as_json(), "links": self._live_links(form)} for form in forms],
         }
 
@@ -266,19 +265,19 @@ class Simulator:
 
     async def ignore(self, sale: int | str) -> Sale:
         """Never answer a pending sale, so that it expires."""
-        found = self._sales.pending(sale)
+        found = self._books.pending_sale(sale)
         found.ignored = True
         return found
 
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
         """Send a notification though nobody answered, by default with the sale's own id."""
-        found = self._sales.meant(sale)
+        found = self._books.sale(sale)
         self._notifications.send(found, pretended_id)
         await self._delivered(found)
 
     def notification_query(self, sale: int | str) -> str:
         """Return the query that the notification of this sale has (§6)."""
-        return self._notifications.address(self._sales.meant(sale), "").removeprefix("?")
+        return self._notifications.address(self._books.sale(sale), "").removeprefix("?")
 
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
@@ -286,39 +285,39 @@ class Simulator:
 
     def open_form(self, payment_id: str, method: Method = "card") -> Form:
         """Open the link of a form as a customer, which starts its ten minutes (§8)."""
-        return self._forms.opened(payment_id, method)
+        return self._books.open_form(payment_id, method)
 
     async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
         """Open the link and pay, with all that the form asks for, or with a card that is declined.
 
         Returns the address to which the browser is sent.
         """
-        return self._forms.pay(self._forms.opened(payment_id, method), method, declined=declined)
+        return self._books.pay(self.open_form(payment_id, method), method, declined=declined)
 
     async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
         """Open the link and close the form by its X; otherwise like `pay`.
 
         None if the merchant gave no address for it.
         """
-        return self._forms.cancel(self._forms.opened(payment_id, method), method)
+        return self._books.cancel_form(self.open_form(payment_id, method), method)
 
     # The merchant
 
     def create_sale(self, body: Mapping[str, object], account: str = "") -> Sale:
         """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
-        sale = self._sales.create(body, account)
-        self._books.log.write("service", "sale created", sale.client_transaction_id, sale.transaction_id)
+        sale = self._books.create_sale(body, account)
+        self._books.write("service", "sale created", sale.client_transaction_id, sale.transaction_id)
         return sale
 
     def create_form(self, body: Mapping[str, object], account: str = "") -> Form:
         """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
-        form = self._forms.prepare(body, account)
-        self._books.log.write("service", "form prepared", form.client_transaction_id)
+        form = self._books.create_form(body, account)
+        self._books.write("service", "form prepared", form.client_transaction_id)
         return form
 
     async def _answer(self, sale: int | str, how: str) -> Sale:
-        found = self._sales.pending(sale)
-        self._sales.decide(found, how)
+        found = self._books.pending_sale(sale)
+        self._books.decide_sale(found, how)
         await self._delivered(found)
         return found
 
@@ -327,25 +326,5 @@ class Simulator:
             await self._notifications.delivered(sale)
 
     def _live_links(self, form: Form) -> dict[str, str]:
-        live = [one for one in METHODS if form.how is None and not self._forms.is_expired(form, one)]
-        return {method: self._forms.link(form, method) for method in live}
-
-    def _release(self) -> None:
-        """Let go of the requests that stall."""
-        if self._traffic is not None:
-            self._traffic.stop()
-
-    def _account_of(self, token: str) -> str | None:
-        if self._accounts is not None:
-            return self._accounts.get(token)
-        return "" if (token.strip() if self._token is None else token == self._token) else None
-
-    def _application(self) -> web.Application:
-        api = MerchantApi(self._books, self._sales, self._forms, self._account_of, lambda: self.url)
-        self._traffic = Traffic(self._books, self._faults, api, self.approve)
-        application = web.Application(middlewares=[origin_guard(self._host), self._traffic.middleware()])
-        api.add_routes(application.router)
-        FormPages(self._books, self._forms).add_routes(application.router)
-        if self._control:
-            ControlApi(self).add_routes(application.router)
-        return application
+        live = [one for one in METHODS if form.how is None and not self._books.is_expired(form, one)]
+        return {method: self._books.link(form, method) for method in live}

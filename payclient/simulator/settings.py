@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from attrs import field, frozen, validators
 
@@ -16,12 +16,18 @@ OPERATIONS: Final = ("confirm", "cancel", "cancel_by_client_id", "reverse", "rev
 #: The state that follows each of these. Not shown (§3) of the first two; "unconfirmed" is a paid form that must be
 #: confirmed and is not yet.
 _STATES: Final = {"approved": ACCEPTED, "rejected": CANCELLED, "unconfirmed": ACCEPTED, "reversed": CANCELLED}
+_PATHS: Final = {"wallet": ("/form/wallet",), "card": ("/form/card",)}
 
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # in small letters, without scheme and port
+_positive: Any = validators.gt(0)
 
 
-def _completed(states: Mapping[str, str]) -> Mapping[str, str]:
+def _all_states(states: Mapping[str, str]) -> Mapping[str, str]:
     return {**_STATES, **states}
+
+
+def _all_paths(paths: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+    return {**_PATHS, **paths}
 
 
 @frozen(kw_only=True)
@@ -29,14 +35,14 @@ class Settings:
     """How this simulated service fills in what the document calls "not shown"."""
 
     #: Seconds until an unanswered push expires. Shown (§8): 300; demos and tests shorten it.
-    sale_window: float = field(default=300.0, validator=validators.gt(0))
+    sale_window: float = field(default=300.0, validator=_positive)
     #: Seconds that a form link lives from its first load. Shown (§8): 600.
-    form_window: float = field(default=600.0, validator=validators.gt(0))
+    form_window: float = field(default=600.0, validator=_positive)
     #: Seconds within which a paid form must be confirmed, or it is reversed. None: it need not be.
-    confirm_window: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    confirm_window: float | None = field(default=None, validator=validators.optional(_positive))
     #: Not shown (§3): the state after "approved" and "rejected", of a form "unconfirmed", and after "reversed"; those
     #: left out are as by default.
-    states: Mapping[str, str] = field(factory=dict, converter=_completed)
+    states: Mapping[str, str] = field(factory=dict, converter=_all_states)
 
     #: Not shown (§4.2): the path of the status query, such as "/api/Sale/{transaction_id}"; None: no route.
     status_by_transaction_id: str | None = None
@@ -47,11 +53,12 @@ class Settings:
     #: Not shown: the name of the field that carries the state, and its words for the states of §3, else its own word.
     state_field: str = "transactionStatus"
     state_words: Mapping[str, str] = field(factory=dict)
-    #: Not shown: ids, money and state alone, or all fields of the card, the person and the shop; absent values of
-    #: "full" are left out, of "full with nulls" they are null.
-    status_detail: Literal["short", "full", "full with nulls"] = "short"
+    #: Not shown: ids, money and state alone, or all fields of the card, the person and the shop.
+    status_detail: Literal["short", "full"] = "short"
+    #: Not shown: whether absent values are written, as null in a status and as an empty `errors` in an error object.
+    writes_absent: bool = True
     #: Status queries answered in any 60 seconds, after which comes 429 with Retry-After; None: all.
-    queries_per_minute: int | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    queries_per_minute: int | None = field(default=None, validator=validators.optional(_positive))
     #: Not shown: HTTP status and errorCode of the answer to a query for a transaction that does not exist.
     not_found: tuple[int, int] = (404, 20)
     #: Not shown: whether the id of another account's transaction is answered with 401, or as not found.
@@ -64,9 +71,8 @@ class Settings:
     tolerant: bool = False
     #: Not shown (§2.2): the name of the boolean flag that charges `nickName`; None: there is no flag.
     nick_name_flag: str | None = None
-    #: Not shown: whether `phoneNumber` may be absent when that flag is true; §2.2 names no exception.
-    phone_optional_by_nick_name: bool = False
-    #: Required fields of §2.2 and §2.3 that may be absent all the same; the currency is then USD.
+    #: Required fields of §2.2 and §2.3 that may be absent all the same: the currency is then USD, and the phone may be
+    #: absent only where a nick name is charged.
     optional_fields: frozenset[str] = frozenset()
     #: The least and the most of a number, or of a text's characters: {"amount": (1, 99_999_999)}. A name may begin with
     #: its operation: "prepare.reference".
@@ -80,13 +86,13 @@ class Settings:
     duplicate_code: int | None = None
     #: Not shown (§4.4): HTTP statuses of error objects by errorCode; a code left out has 400.
     error_statuses: Mapping[int, int] = field(factory=dict)
-    #: Not shown (§7): whether an error object without specific errors has an empty `errors`, or none.
-    empty_errors: bool = True
     #: The kind of the application whose token it is: "API" may ask for sales, "WEB" for forms and Confirm. None: both.
     application: Literal["API", "WEB"] | None = None
 
-    #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST.
-    paths: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    #: Where each of `OPERATIONS` is; one that is left out does not exist. All but "regions" are POST. Likewise the
+    #: forms "wallet" and "card", and "code": a third link to the wallet form, `payWithPaymentCode`, for a Prepare
+    #: with `transactionSummaryUrl`.
+    paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths)
     #: Hours from UTC in which a status tells its date, and in which the day of a reversal is counted.
     utc_offset: float = 0.0
     #: The hour of that zone until which a payment of the same day can be reversed.
@@ -96,19 +102,15 @@ class Settings:
     language_field: str | None = None
     #: Not shown (§2.6): the real name of the wallet link's field, which carries the service's brand.
     wallet_link_field: str = "payWithWallet"
-    #: Paths of the forms. "code", where it is given, is a third link to the wallet form, `payWithPaymentCode`, for a
-    #: Prepare with `transactionSummaryUrl`.
-    form_paths: Mapping[str, str] = field(factory=lambda: {"wallet": "/form/wallet", "card": "/form/card"})
     #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example". None: from any, but the
     #: redirecting site must tell which it is.
     registered_domains: frozenset[str] | None = None
-    #: Whether a form from an unregistered domain leads back to `responseUrl` with `msg` instead of a page.
-    domain_problem_redirects: bool = False
     #: Not shown (§6): the names of the two ids that a form adds to `responseUrl`.
     redirect_names: tuple[str, str] = ("id", "clientTransactionId")
-    #: Not shown (§6): the id that the X adds to `cancellationUrl`, or to `responseUrl` where there is none, beside the
-    #: merchant's; None: neither, and without `cancellationUrl` it leads nowhere.
-    cancelled_redirect_id: int | None = None
+    #: Not shown (§6): whether the X adds both ids, its own as 0, to `cancellationUrl` or else to `responseUrl`, and a
+    #: form from an unregistered domain leads to `responseUrl` with `msg`. If not, the X adds nothing, and without
+    #: `cancellationUrl` it leads nowhere; an unregistered domain gets a page.
+    returns_without_payment: bool = False
 
     #: Not shown (§6): the HTTP method of the notification. Its parameters go into the query in either case.
     notification_method: Literal["GET", "POST"] = field(
@@ -125,14 +127,12 @@ class Settings:
             if path is not None and not (path.startswith("/") and f"{{{name}}}" in path):
                 raise ValueError(f"status_by_{name} must be a path that contains {{{name}}}")
         for operation, ways in self.paths.items():
-            if operation not in OPERATIONS:
+            if operation not in (*OPERATIONS, *_PATHS, "code"):
                 raise ValueError(f"paths must name {', '.join(OPERATIONS)}, not {operation!r}")
             if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
                 raise ValueError("paths must give each operation a tuple of paths")
-        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= {
-            PENDING,
-            ACCEPTED,
-            CANCELLED,
+        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= set(_STATES.values()) | {
+            PENDING
         }:
             raise ValueError(f"states must give a state of §3 to {', '.join(_STATES)}")
         if self.wallet_link_field in {"", "paymentId", "payWithCard"}:

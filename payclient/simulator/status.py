@@ -37,12 +37,9 @@ def status_of(transaction: Transaction, settings: Settings, language: Language) 
     awaits = settings.confirm_window is not None and transaction.awaits_confirmation
     state = settings.states["unconfirmed"] if awaits else transaction.state
     status = _short(transaction, settings, state)
-    if settings.status_detail == "short":
-        return status
-    status |= _full(transaction, settings, state, language)
-    if settings.status_detail == "full with nulls":
-        return status
-    return {name: value for name, value in status.items() if value is not None}
+    if settings.status_detail == "full":
+        status |= _full(transaction, settings, state, language)
+    return {name: value for name, value in status.items() if value is not None or settings.writes_absent}
 
 
 def external_notification(transaction: Transaction, settings: Settings) -> Mapping[str, object]:

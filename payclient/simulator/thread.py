@@ -15,8 +15,8 @@ _PATIENCE: Final = 30.0  # seconds until a call that is not answered is given up
 class SimulatorThread:
     """A `Simulator`, by default `Simulator()`, at `url` while its `with` lasts.
 
-    Every method and property of `Simulator` is here too, to be used from any thread and any loop: methods are called
-    without `await`, properties are copies. Nothing waits for the merchant: a notification is on its way when
+    Every method and attribute of `Simulator` is here too, to be used from any thread and any loop: methods are called
+    without `await`, attributes are copies. Nothing waits for the merchant: a notification is on its way when
     `approve` returns.
     """
 
@@ -47,14 +47,14 @@ class SimulatorThread:
         self._end()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(Simulator, name):
-            raise AttributeError(f"neither SimulatorThread nor Simulator has {name!r}")
-        if callable(getattr(Simulator, name)):
-            return lambda *args, **options: self.call(name, *args, **options)
-        return self.call(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if callable(getattr(Simulator, name, None)):
+            return lambda *args, **options: self._call(name, *args, **options)
+        return self._call(name)
 
-    def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the simulator in its thread, or copy a property, and return the result."""
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the simulator in its thread, or copy an attribute, and return the result."""
 
         async def there() -> Any:
             result = getattr(self._simulator, name)

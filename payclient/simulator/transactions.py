@@ -1,17 +1,17 @@
-"""The books of the service: every transaction by both of its ids, its money, and what was counted."""
+"""Transactions, the counts of what was executed, and the entries of the log. No personal data in what they show."""
 
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal, get_args
 
 from attrs import define, field, fields_dict, frozen
 
-from .clock import ServiceClock, Timetable
-from .event_log import EventLog
-from .settings import ACCEPTED, PENDING, Settings
+from .messages import Language
+from .settings import ACCEPTED, PENDING
 
-# Not 1, so that a position in a list is not taken for an id by luck.
-_FIRST_ID: Final = 1001
+Method = Literal["wallet", "card"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+LogKind = Literal["request", "customer", "notification", "page", "service"]
+
 _PRIVATE: Final = frozenset({"response_url", "details"})
 
 
@@ -46,8 +46,58 @@ class Transaction:
         return False
 
     def as_json(self) -> dict[str, object]:
-        """Return what the control routes tell of it: no personal data."""
+        """Return what the control routes show of it: no personal data."""
         return {name: getattr(self, name) for name in fields_dict(Transaction) if name not in _PRIVATE}
+
+
+@define(eq=False, kw_only=True)
+class Sale(Transaction):
+    """One created sale; `how` is approved, rejected, expired or cancelled."""
+
+    transaction_id: int = 0
+    customer: str = field(repr=False)
+    expires_at: float
+    #: Whether the customer has put the phone away; what the crowd had in mind is void.
+    ignored: bool = False
+
+    def as_json(self) -> dict[str, object]:
+        """Return the transaction, with the last digits of its customer's phone or name."""
+        more = {"customer": f"…{self.customer[-3:]}", "expires_at": self.expires_at, "ignored": self.ignored}
+        return Transaction.as_json(self) | more
+
+    @property
+    def lane(self) -> tuple[str, str | None, str]:
+        """Where the customer may have one pending sale (§7.3)."""
+        return self.account, self.store_id, self.customer
+
+
+@define(eq=False, kw_only=True)
+class Form(Transaction):
+    """One prepared payment with its two links; `how` is paid, declined or cancelled.
+
+    Only a payment that was paid or declined is a transaction, with a transaction id.
+    """
+
+    payment_id: str = field(repr=False)  # whoever has it has the links
+    response_url: str = field(repr=False)
+    cancellation_url: str | None = field(repr=False)
+    language: Language
+    #: The texts of the request by their names, and what the customer typed of the cardholder's data (§2.3).
+    texts: dict[str, str] = field(repr=False)
+    #: The link by which it was decided.
+    method: Method | None = None
+    #: For each link that was loaded, the monotonic time at which its life ends.
+    deadlines: dict[Method, float] = field(factory=dict)
+    confirmed_at: float | None = None
+
+    @property
+    def awaits_confirmation(self) -> bool:
+        return self.state == ACCEPTED and self.confirmed_at is None and self.reversal is None
+
+    def as_json(self) -> dict[str, object]:
+        """Return the transaction with its payment id, which is as good as its links."""
+        more = {"payment_id": self.payment_id, "method": self.method, "loaded": sorted(self.deadlines)}
+        return Transaction.as_json(self) | more | {"confirmed": self.confirmed_at is not None}
 
 
 @frozen(kw_only=True)
@@ -58,80 +108,42 @@ class Counts:
     regions is not counted. `collected` are the cents that were paid and not reversed; `confirms` includes repeats.
     """
 
-    requests: int
-    created: int
-    prepared: int
-    refused: int
-    queries: int
-    approved: int
-    rejected: int
-    expired: int
-    pending: int
-    notifications_sent: int
-    notifications_failed: int
-    forms_paid: int
-    forms_declined: int
-    forms_cancelled: int
-    confirms: int
-    cancelled: int
-    reversed: int
-    reversed_unconfirmed: int
-    collected: int
-    external_notifications_sent: int
-    external_notifications_failed: int
+    requests: int = 0
+    created: int = 0
+    prepared: int = 0
+    refused: int = 0
+    queries: int = 0
+    approved: int = 0
+    rejected: int = 0
+    expired: int = 0
+    pending: int = 0
+    notifications_sent: int = 0
+    notifications_failed: int = 0
+    forms_paid: int = 0
+    forms_declined: int = 0
+    forms_cancelled: int = 0
+    confirms: int = 0
+    cancelled: int = 0
+    reversed: int = 0
+    reversed_unconfirmed: int = 0
+    collected: int = 0
+    external_notifications_sent: int = 0
+    external_notifications_failed: int = 0
     #: How many sales were created under one client transaction id, where that is more than one.
     duplicates: Mapping[str, int]
 
 
-class Books:
-    """The shared state of all parts of the service: settings, clock, timetable, log, tally, and every transaction."""
+@frozen(kw_only=True)
+class LogEntry:
+    """One line: `at` in UTC seconds since the epoch, `number` counted from 1."""
 
-    def __init__(self, settings: Settings, clock: ServiceClock) -> None:
-        self.settings = settings
-        self.clock = clock
-        self.timetable = Timetable(clock)
-        self.log = EventLog(clock)
-        self.tally: Counter[str] = Counter()
-        self.created_per_client_id: Counter[str] = Counter()
-        self.collected_per_client_id: Counter[str] = Counter()
-        self._by_id: dict[int, Transaction] = {}
-        self._by_client_id: dict[str, list[Transaction]] = {}
-
-    @property
-    def counts(self) -> Counts:
-        counted: dict[str, Any] = {name: self.tally[name] for name in fields_dict(Counts)}
-        counted["duplicates"] = {one: times for one, times in self.created_per_client_id.items() if times > 1}
-        return Counts(**counted)
-
-    def add(self, transaction: Transaction) -> int:
-        """Give a transaction its id, from one row of ids for sales and button payments."""
-        number = transaction.transaction_id = _FIRST_ID + len(self._by_id)
-        self._by_id[number] = transaction
-        self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
-        return number
-
-    def find(self, transaction_id: int) -> Transaction | None:
-        """Return the transaction, of whatever account."""
-        return self._by_id.get(transaction_id)
-
-    def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
-        """Return all with this id in one account, newest first."""
-        found = self._by_client_id.get(client_transaction_id, [])
-        return [one for one in reversed(found) if one.account == account]
-
-    def decide(self, transaction: Transaction, how: str, state: str) -> None:
-        """Write down what became of a transaction, and when; the money of an accepted one is the merchant's."""
-        transaction.how, transaction.state = how, state
-        transaction.decided_at = self.clock.time()
-        if state == ACCEPTED:
-            self._collect(transaction, transaction.amount)
-
-    def give_back(self, transaction: Transaction, why: Literal["merchant", "unconfirmed"]) -> None:
-        """Reverse an accepted transaction."""
-        transaction.state, transaction.reversal = self.settings.states["reversed"], why
-        self.tally["reversed" if why == "merchant" else "reversed_unconfirmed"] += 1
-        self._collect(transaction, -transaction.amount)
-
-    def _collect(self, transaction: Transaction, cents: int) -> None:
-        self.tally["collected"] += cents
-        self.collected_per_client_id[transaction.client_transaction_id] += cents
+    number: int
+    at: float
+    kind: LogKind
+    text: str
+    client_transaction_id: str | None = None
+    transaction_id: int | None = None
+    #: The HTTP status of the answer; None: there was none.
+    status: int | None = None
+    #: The kind of the fault that befell it, or the error of a notification.
+    fault: str | None = None

@@ -1,0 +1,297 @@
+"""The books of the service, without HTTP: every transaction, what decides it (§3), its money, the counts, the log."""
+
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final, Literal
+
+from attrs import fields_dict
+
+from .addresses import with_query
+from .answers import Answers
+from .clock import ServiceClock, Timetable
+from .messages import RefusalError
+from .rules import check
+from .settings import ACCEPTED, CANCELLED, Settings
+from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
+
+# Not 1, so that a position in a list is not taken for an id by luck.
+_FIRST_ID: Final = 1001
+_KEPT: Final = 1000  # entries of the log
+_LONGEST: Final = 200  # characters of somebody else's text, so that the log stays small whatever is sent
+_REPEATED: Final = ("reference", "optionalParameter1", "optionalParameter2", "optionalParameter3")
+
+
+class Books:
+    """The state of one service. Sales are decided by hand, by the customers' `answers`, or by expiry."""
+
+    def __init__(self, settings: Settings, clock: ServiceClock, answers: Answers | None = None) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.timetable = Timetable(clock)
+        #: The service's own address, once it is open.
+        self.url = ""
+        #: The only token that is taken, or the account of each; without either any token is.
+        self.token: str | None = None
+        self.accounts: Mapping[str, str] | None = None
+        #: The customers of the sales to come; None: nobody answers by itself.
+        self.answers = answers
+        self.tally: Counter[str] = Counter()
+        self.sales: dict[int, Sale] = {}
+        self.forms: dict[str, Form] = {}
+        self.created_per_client_id: Counter[str] = Counter()
+        self.collected_per_client_id: Counter[str] = Counter()
+        self.log: deque[LogEntry] = deque(maxlen=_KEPT)
+        #: The number of the newest log entry; 0 if there is none.
+        self.last_entry = 0
+        #: Called with each sale that its customer answered and each form that was paid.
+        self.on_answer: Callable[[Transaction], object] = lambda _: None
+        self._by_id: dict[int, Transaction] = {}
+        self._by_client_id: dict[str, list[Transaction]] = {}
+        self._pending: set[tuple[str, str | None, str]] = set()
+
+    @property
+    def counts(self) -> Counts:
+        duplicates = {one: times for one, times in self.created_per_client_id.items() if times > 1}
+        counted: dict[str, Any] = {name: self.tally[name] for name in fields_dict(Counts)}
+        return Counts(**counted | {"duplicates": duplicates})
+
+    def write(
+        self, kind: LogKind, text: str, client_id: str | None = None, number: int | None = None, **result: Any
+    ) -> None:
+        """Log one entry; `result` is its status and its fault."""
+        self.last_entry += 1
+        ids = {"client_transaction_id": client_id and client_id[:_LONGEST], "transaction_id": number}
+        at: dict[str, Any] = {"number": self.last_entry, "at": self.clock.time(), **ids}
+        self.log.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
+
+    def account_of(self, token: str) -> str | None:
+        """Return the account of a token; None if the token is not taken."""
+        if self.accounts is not None:
+            return self.accounts.get(token)
+        return "" if (token.strip() if self.token is None else token == self.token) else None
+
+    def find(self, transaction_id: int) -> Transaction | None:
+        """Return the transaction, of whatever account."""
+        return self._by_id.get(transaction_id)
+
+    def find_by_client_id(self, client_transaction_id: str, account: str) -> list[Transaction]:
+        """Return all with this id in one account, newest first."""
+        found = self._by_client_id.get(client_transaction_id, [])
+        return [one for one in reversed(found) if one.account == account]
+
+    # Sales
+
+    def create_sale(self, body: Mapping[str, Any], account: str = "") -> Sale:
+        """Create a pending sale with its push on the way, or raise RefusalError."""
+        settings = self.settings
+        check("sale", body, settings)
+        phone, prefix = body.get("phoneNumber"), body["countryCode"].removeprefix("+")
+        by_name = settings.nick_name_flag is not None and body.get(settings.nick_name_flag) is True
+        details = {name: body.get(name) for name in _REPEATED}
+        # With the country code and without the local zero.
+        details["phoneNumber"] = None if phone is None else prefix + phone.removeprefix("0")
+        sale = Sale(
+            **self._common(body, account),
+            customer=f"nick name {body['nickName']}" if by_name else f"{prefix} {phone}",
+            response_url=body.get("responseUrl") or None,
+            expires_at=self.clock.time() + settings.sale_window,
+            details=details,
+        )
+        if sale.lane in self._pending:
+            raise RefusalError.of(22, 2061)
+        self.sales[self._add(sale)] = sale
+        self._pending.add(sale.lane)
+        self.created_per_client_id[sale.client_transaction_id] += 1
+        self.tally.update(("created", "pending"))
+        self.timetable.after(settings.sale_window, self._happen, sale, "expired")
+        if self.answers is not None:
+            answer, delay = self.answers.draw(sale.client_transaction_id)
+            if answer != "ignored" and delay < settings.sale_window:  # at the very end the expiry wins
+                self.timetable.after(delay, self._happen, sale, answer)
+        return sale
+
+    def sale(self, sale: int | str) -> Sale:
+        """Return the sale of a transaction id, or the newest of a client transaction id; LookupError for neither."""
+        self.timetable.run_due()
+        if isinstance(sale, int) and sale in self.sales:
+            return self.sales[sale]
+        for one in reversed(self.sales.values()):
+            if one.client_transaction_id == sale:
+                return one
+        raise LookupError(f"no sale has the id {sale!a}")
+
+    def pending_sale(self, sale: int | str) -> Sale:
+        """Return the sale that is meant; ValueError if it is decided."""
+        found = self.sale(sale)
+        if found.how is not None:
+            raise ValueError(f"sale {found.transaction_id} is not pending: it was {found.how}")
+        return found
+
+    def decide_sale(self, sale: Sale, how: str) -> None:
+        """Decide a pending sale, and send what follows from it."""
+        self._pending.discard(sale.lane)
+        self.tally["pending"] -= 1
+        self.tally[how] += 1
+        self._decide(sale, how, self.settings.states.get(how, CANCELLED))  # §3: an expired one is Cancelado
+        self.write("customer", how, sale.client_transaction_id, sale.transaction_id)
+        if how in ("approved", "rejected"):  # §6: nothing is sent on expiry
+            self.on_answer(sale)
+
+    # Forms
+
+    def create_form(self, body: Mapping[str, Any], account: str = "") -> Form:
+        """Prepare a new payment that waits to be paid, or raise RefusalError."""
+        settings = self.settings
+        check("prepare", body, settings)
+        is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
+        texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
+        form = Form(
+            **self._common(body, account),
+            payment_id=secrets.token_urlsafe(24),
+            language="en" if is_english else "es",
+            response_url=body["responseUrl"],
+            cancellation_url=texts.get("cancellationUrl"),
+            texts=texts,
+        )
+        self.forms[form.payment_id] = form
+        self.tally["prepared"] += 1
+        return form
+
+    def link(self, form: Form, way: str) -> str:
+        """Return where a form is, from the service's own address on; `way` is a method or "code"."""
+        return f"{self.settings.paths[way][0]}?paymentId={form.payment_id}"
+
+    def open_form(self, payment_id: str, method: Method) -> Form:
+        """Open a link, whose first load starts its ten minutes (§8); LookupError for an unknown payment id."""
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+        if (form := self.forms.get(payment_id)) is None:
+            raise LookupError("no prepared payment has this payment id")
+        form.deadlines.setdefault(method, self.clock.monotonic() + self.settings.form_window)
+        return form
+
+    def is_expired(self, form: Form, method: Method) -> bool:
+        return method in form.deadlines and self.clock.monotonic() >= form.deadlines[method]
+
+    def pay(self, form: Form, method: Method, *, declined: bool = False) -> str:
+        """Pay or decline, and return the address to which the customer is sent (§6); ValueError if it is closed."""
+        self._require_open(form, method)
+        number, how = self._add(form), "declined" if declined else "paid"
+        self._close(form, method, how, self.settings.states["rejected" if declined else "approved"])
+        form.details = {
+            "phoneNumber": form.texts.get("phoneNumber", "").removeprefix("+") or None,
+            "email": form.texts.get("email"),
+            "document": form.texts.get("documentId"),
+            "reference": form.texts.get("reference"),
+            "optionalParameter3": form.texts.get("optionalParameter"),
+            "optionalParameter4": "CLIENTE SIMULADO" if form.state == ACCEPTED else None,  # the card's holder
+        }
+        if form.awaits_confirmation:
+            self.on_answer(form)
+            if self.settings.confirm_window is not None:
+                self.timetable.after(self.settings.confirm_window, self._lapse, form)
+        return self._back(form.response_url, form, number)
+
+    def cancel_form(self, form: Form, method: Method) -> str | None:
+        """Close the form by its X, and return the address to which it leads (§2.3), if there is one."""
+        self._require_open(form, method)
+        self._close(form, method, "cancelled", CANCELLED)
+        if self.settings.returns_without_payment:
+            return self._back(form.cancellation_url or form.response_url, form, 0)
+        return None if form.cancellation_url is None else with_query(form.cancellation_url, {})
+
+    # What the merchant changes of a payment that exists
+
+    def change(self, operation: str, body: Mapping[str, Any], account: str) -> Transaction:
+        """Confirm, cancel or reverse, and return the transaction after it; RefusalError if that cannot be."""
+        check(operation, body, self.settings)
+        if "id" in body:
+            one = self.find(body["id"])
+            found = one if one is not None and one.account == account else None
+        else:
+            found = next(iter(self.find_by_client_id(body["clientId"], account)), None)
+        match operation.partition("_")[0]:
+            case "confirm" if isinstance(found, Form) and found.client_transaction_id == body["clientTxId"]:
+                if found.awaits_confirmation:  # as often as the merchant likes; a reversed one stays reversed
+                    found.confirmed_at = self.clock.time()
+                self.tally["confirms"] += 1
+            case "cancel" if isinstance(found, Sale) and found.how is None:
+                self.decide_sale(found, "cancelled")
+            case "cancel":
+                raise RefusalError.of(25, 2029)
+            case "reverse" if (
+                found and found.state == ACCEPTED and not found.reversal and self._is_today(found)
+            ):
+                self._give_back(found, "merchant")
+            case _:
+                raise RefusalError.of(20)
+        return found
+
+    def _common(self, body: Mapping[str, Any], account: str) -> dict[str, Any]:
+        """Return what sales and forms have in common, unless the id has a transaction and may not have another."""
+        code, client_id = self.settings.duplicate_code, body["clientTransactionId"]
+        if code is not None and self.find_by_client_id(client_id, account):
+            raise RefusalError.of(code)
+        return {
+            "client_transaction_id": client_id,
+            "account": account,
+            "store_id": body.get("storeId"),
+            "amount": body["amount"],
+            "currency": body.get("currency") or "USD",
+            "created_at": self.clock.time(),
+        }
+
+    def _add(self, transaction: Transaction) -> int:
+        """Give a transaction its id, from one row of ids for sales and button payments."""
+        number = transaction.transaction_id = _FIRST_ID + len(self._by_id)
+        self._by_id[number] = transaction
+        self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
+        return number
+
+    def _decide(self, transaction: Transaction, how: str, state: str) -> None:
+        """Write down what became of a transaction, and when; the money of an accepted one is the merchant's."""
+        transaction.how, transaction.state = how, state
+        transaction.decided_at = self.clock.time()
+        if state == ACCEPTED:
+            self._collect(transaction, transaction.amount)
+
+    def _happen(self, sale: Sale, how: str) -> None:
+        if sale.how is None and (how == "expired" or not sale.ignored):
+            self.decide_sale(sale, how)
+
+    def _require_open(self, form: Form, method: Method) -> None:
+        if form.how is not None:
+            raise ValueError(f"the payment {form.client_transaction_id!a} was already {form.how}")
+        if self.is_expired(form, method):
+            raise ValueError(f"the {method} link of the payment {form.client_transaction_id!a} has expired")
+
+    def _close(self, form: Form, method: Method, how: str, state: str) -> None:
+        form.method = method
+        self._decide(form, how, state)
+        self.tally[f"forms_{how}"] += 1
+
+    def _lapse(self, form: Form) -> None:
+        if form.awaits_confirmation:
+            self._give_back(form, "unconfirmed")
+
+    def _back(self, address: str, form: Form, number: int) -> str:
+        values = (str(number), form.client_transaction_id)
+        return with_query(address, dict(zip(self.settings.redirect_names, values, strict=True)))
+
+    def _is_today(self, found: Transaction) -> bool:
+        zone = timezone(timedelta(hours=self.settings.utc_offset))
+        now = datetime.fromtimestamp(self.clock.time(), zone)
+        paid = datetime.fromtimestamp(found.decided_at or found.created_at, zone)
+        return now.date() == paid.date() and now.hour < self.settings.reversal_hour
+
+    def _give_back(self, transaction: Transaction, why: Literal["merchant", "unconfirmed"]) -> None:
+        """Reverse an accepted transaction."""
+        transaction.state, transaction.reversal = self.settings.states["reversed"], why
+        self.tally["reversed" if why == "merchant" else "reversed_unconfirmed"] += 1
+        self._collect(transaction, -transaction.amount)
+
+    def _collect(self, transaction: Transaction, cents: int) -> None:
+        self.tally["collected"] += cents
+        self.collected_per_client_id[transaction.client_transaction_id] += cents

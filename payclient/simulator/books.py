@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, Literal
 
@@ -24,47 +24,59 @@ _REPEATED: Final = ("reference", "optionalParameter1", "optionalParameter2", "op
 
 
 class Books:
-    """The state of one service. Sales are decided by hand, by the customers' `answers`, or by expiry."""
+    """The state of one service, and what its customers and its time do to it."""
 
-    def __init__(self, settings: Settings, clock: ServiceClock, answers: Answers | None = None) -> None:
+    def __init__(self, settings: Settings, clock: ServiceClock) -> None:
         self.settings = settings
         self.clock = clock
         self.timetable = Timetable(clock)
-        #: The service's own address, once it is open.
-        self.url = ""
         #: The only token that is taken, or the account of each; without either any token is.
         self.token: str | None = None
         self.accounts: Mapping[str, str] | None = None
         #: The customers of the sales to come; None: nobody answers by itself.
-        self.answers = answers
+        self.answers: Answers | None = None
         self.tally: Counter[str] = Counter()
+        #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
         self.sales: dict[int, Sale] = {}
         self.forms: dict[str, Form] = {}
+        #: How many sales each client transaction id created; above 1, somebody was charged twice.
         self.created_per_client_id: Counter[str] = Counter()
+        #: The cents that each client transaction id paid and did not get back.
         self.collected_per_client_id: Counter[str] = Counter()
-        self.log: deque[LogEntry] = deque(maxlen=_KEPT)
-        #: The number of the newest log entry; 0 if there is none.
-        self.last_entry = 0
-        #: Called with each sale that its customer answered and each form that was paid.
-        self.on_answer: Callable[[Transaction], object] = lambda _: None
+        self._entries: deque[LogEntry] = deque(maxlen=_KEPT)
+        self._last_entry = 0
+        self._url = ""
         self._by_id: dict[int, Transaction] = {}
         self._by_client_id: dict[str, list[Transaction]] = {}
         self._pending: set[tuple[str, str | None, str]] = set()
 
     @property
+    def url(self) -> str:
+        """The service's own base address, without a slash at its end."""
+        if not self._url:
+            raise RuntimeError("the Simulator is not open yet: use `async with`")
+        return self._url
+
+    @property
     def counts(self) -> Counts:
+        """Counts of all that the service has executed so far."""
         duplicates = {one: times for one, times in self.created_per_client_id.items() if times > 1}
         counted: dict[str, Any] = {name: self.tally[name] for name in fields_dict(Counts)}
         return Counts(**counted | {"duplicates": duplicates})
+
+    @property
+    def log(self) -> tuple[LogEntry, ...]:
+        """The last thousand entries, oldest first."""
+        return tuple(self._entries)
 
     def write(
         self, kind: LogKind, text: str, client_id: str | None = None, number: int | None = None, **result: Any
     ) -> None:
         """Log one entry; `result` is its status and its fault."""
-        self.last_entry += 1
+        self._last_entry += 1
         ids = {"client_transaction_id": client_id and client_id[:_LONGEST], "transaction_id": number}
-        at: dict[str, Any] = {"number": self.last_entry, "at": self.clock.time(), **ids}
-        self.log.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
+        at: dict[str, Any] = {"number": self._last_entry, "at": self.clock.time(), **ids}
+        self._entries.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
 
     def account_of(self, token: str) -> str | None:
         """Return the account of a token; None if the token is not taken."""
@@ -84,7 +96,7 @@ class Books:
     # Sales
 
     def create_sale(self, body: Mapping[str, Any], account: str = "") -> Sale:
-        """Create a pending sale with its push on the way, or raise RefusalError."""
+        """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
         settings = self.settings
         check("sale", body, settings)
         phone, prefix = body.get("phoneNumber"), body["countryCode"].removeprefix("+")
@@ -130,19 +142,22 @@ class Books:
         return found
 
     def decide_sale(self, sale: Sale, how: str) -> None:
-        """Decide a pending sale, and send what follows from it."""
+        """Decide a pending sale, and tell the merchant."""
         self._pending.discard(sale.lane)
         self.tally["pending"] -= 1
         self.tally[how] += 1
         self._decide(sale, how, self.settings.states.get(how, CANCELLED))  # §3: an expired one is Cancelado
         self.write("customer", how, sale.client_transaction_id, sale.transaction_id)
         if how in ("approved", "rejected"):  # §6: nothing is sent on expiry
-            self.on_answer(sale)
+            self.tell(sale)
+
+    def tell(self, transaction: Transaction) -> None:
+        """Do what follows from a customer's answer to a sale, or from the payment of a form."""
 
     # Forms
 
     def create_form(self, body: Mapping[str, Any], account: str = "") -> Form:
-        """Prepare a new payment that waits to be paid, or raise RefusalError."""
+        """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
         settings = self.settings
         check("prepare", body, settings)
         is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
@@ -163,8 +178,8 @@ class Books:
         """Return where a form is, from the service's own address on; `way` is a method or "code"."""
         return f"{self.settings.paths[way][0]}?paymentId={form.payment_id}"
 
-    def open_form(self, payment_id: str, method: Method) -> Form:
-        """Open a link, whose first load starts its ten minutes (§8); LookupError for an unknown payment id."""
+    def open_form(self, payment_id: str, method: Method = "card") -> Form:
+        """Open the link of a form as a customer: its first load starts its ten minutes (§8)."""
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
         if (form := self.forms.get(payment_id)) is None:
@@ -175,9 +190,12 @@ class Books:
     def is_expired(self, form: Form, method: Method) -> bool:
         return method in form.deadlines and self.clock.monotonic() >= form.deadlines[method]
 
-    def pay(self, form: Form, method: Method, *, declined: bool = False) -> str:
-        """Pay or decline, and return the address to which the customer is sent (§6); ValueError if it is closed."""
-        self._require_open(form, method)
+    async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
+        """Open the link and pay, with all that the form asks for, or with a card that is declined.
+
+        Returns the address to which the browser is sent (§6).
+        """
+        form = self._payable_form(payment_id, method)
         number, how = self._add(form), "declined" if declined else "paid"
         self._close(form, method, how, self.settings.states["rejected" if declined else "approved"])
         form.details = {
@@ -189,14 +207,14 @@ class Books:
             "optionalParameter4": "CLIENTE SIMULADO" if form.state == ACCEPTED else None,  # the card's holder
         }
         if form.awaits_confirmation:
-            self.on_answer(form)
+            self.tell(form)
             if self.settings.confirm_window is not None:
                 self.timetable.after(self.settings.confirm_window, self._lapse, form)
         return self._back(form.response_url, form, number)
 
-    def cancel_form(self, form: Form, method: Method) -> str | None:
-        """Close the form by its X, and return the address to which it leads (§2.3), if there is one."""
-        self._require_open(form, method)
+    async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
+        """Open the link and close the form by its X; otherwise like `pay`. None if the X leads nowhere (§2.3)."""
+        form = self._payable_form(payment_id, method)
         self._close(form, method, "cancelled", CANCELLED)
         if self.settings.returns_without_payment:
             return self._back(form.cancellation_url or form.response_url, form, 0)
@@ -261,11 +279,13 @@ class Books:
         if sale.how is None and (how == "expired" or not sale.ignored):
             self.decide_sale(sale, how)
 
-    def _require_open(self, form: Form, method: Method) -> None:
+    def _payable_form(self, payment_id: str, method: Method) -> Form:
+        form = self.open_form(payment_id, method)
         if form.how is not None:
             raise ValueError(f"the payment {form.client_transaction_id!a} was already {form.how}")
         if self.is_expired(form, method):
             raise ValueError(f"the {method} link of the payment {form.client_transaction_id!a} has expired")
+        return form
 
     def _close(self, form: Form, method: Method, how: str, state: str) -> None:
         form.method = method

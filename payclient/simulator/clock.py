@@ -147,25 +147,23 @@ class _JumpTimer:
     done: bool = False
 
     def arm(self) -> None:
-        if self.done:
-            return
+        """Set the loop's timer; again after each jump, and where the loop's resolution let it fire a moment early."""
         if self.handle is not None:
             self.handle.cancel()
-        # By the difference: a loop's own clock may count from another start.
-        self.handle = self.loop.call_later(max(0.0, self.when - self.clock.monotonic()), self._ring)
+        left = self.when - self.clock.monotonic()  # a loop's own clock may count from another start
+        if self.done:
+            return
+        if self.handle is not None and left <= 0:
+            self.cancel()
+            self.callback(*self.args)
+        else:
+            self.handle = self.loop.call_later(max(0.0, left), self.arm)
 
     def cancel(self) -> None:
         self.done = True
         self.clock.forget(self)
         if self.handle is not None:
             self.handle.cancel()
-
-    def _ring(self) -> None:
-        if self.clock.monotonic() < self.when:
-            self.arm()  # the loop's resolution let it ring a moment early
-        else:
-            self.cancel()
-            self.callback(*self.args)
 
 
 class Timetable:

@@ -116,7 +116,10 @@ class ControlApi:
             result = getattr(self._service, "restart_soon" if operation == "restart" else operation)
             if callable(result):
                 result = result(**arguments)
-            return json_reply(_json_of(await result if inspect.isawaitable(result) else result))
+            result = await result if inspect.isawaitable(result) else result
+            if operation.startswith("create_"):  # the merchant's own requests are logged as such
+                self._service.write("service", operation, result.client_transaction_id, result.transaction_id)
+            return json_reply(_json_of(result))
         except RefusalError as error:
             return json_reply(error.as_json("en"), 409)
         except (LookupError, ValueError, RuntimeError) as error:

@@ -56,10 +56,10 @@ class FormPages:
 
     async def _answer(self, method: Method, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
         typed = (await request.read()).decode("utf-8", "replace")
-        # From here on nothing is awaited: two customers who press at the same moment do so one after the other.
+        # From here on nothing waits: two customers who press at the same moment do so one after the other.
         form = self._books.forms.get(request.query.get("paymentId", ""))
         if request.method == "POST":
-            response, why = self._press(form, method, typed), ""
+            response, why = await self._press(form, method, typed), ""
         else:
             response, why = self._open(form, method, host_of(request.headers.get("Referer", "")))
         # Without its query: whoever has that has the payment.
@@ -82,7 +82,7 @@ class FormPages:
             self._books.open_form(form.payment_id, method)
         return self._closed(form, method) or _form_page(form, method), ""
 
-    def _press(self, form: Form | None, method: Method, text: str) -> web.Response:
+    async def _press(self, form: Form | None, method: Method, text: str) -> web.Response:
         if form is None or method not in form.deadlines:
             return _denied("no referrer")  # without the page there are no buttons
         if (closed := self._closed(form, method)) is not None:
@@ -94,13 +94,13 @@ class FormPages:
         typed = {name: fields[name][-1].strip() for name in _ASKED if name in fields}
         match fields.get("outcome", ["pay"])[-1]:
             case "cancel":
-                address = self._books.cancel_form(form, method)
+                address = await self._books.cancel_form(form.payment_id, method)
                 return _notice("form cancelled", form) if address is None else _redirect(address)
             case "reject":
-                return _redirect(self._books.pay(form, method, declined=True))
+                return _redirect(await self._books.pay(form.payment_id, method, declined=True))
             case "pay" if all(typed.get(name) for name in _missing(form)):
                 form.texts = {**typed, **form.texts}
-                return _redirect(self._books.pay(form, method))
+                return _redirect(await self._books.pay(form.payment_id, method))
             case "pay":
                 return _form_page(form, method, typed)
             case _:

@@ -59,7 +59,7 @@ class Notifications:
         # A fragment never leaves the client.
         return with_query(base.partition("#")[0], dict(zip(names, values, strict=True)))
 
-    def answered(self, transaction: Transaction) -> None:
+    def send_all(self, transaction: Transaction) -> None:
         """Send what follows from a customer's answer, but for what the plan has in mind."""
         if isinstance(transaction, Sale) and transaction.response_url is not None:
             self._notify(transaction)

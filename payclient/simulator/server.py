@@ -19,7 +19,7 @@ from .notifications import Notifications
 from .routes import json_reply
 from .scenarios import SCENARIOS, scenario
 from .settings import Settings
-from .transactions import METHODS, Counts, Form, LogEntry, Method, Sale
+from .transactions import METHODS, Form, LogEntry, Sale, Transaction
 
 _SHOWN: Final = 12
 _LONGEST: Final = 366 * 86_400  # seconds
@@ -27,7 +27,7 @@ _LONGEST_DOWN: Final = 3_600  # seconds
 _UNTIL_ANSWERED: Final = 0.02  # seconds
 
 
-class Simulator:
+class Simulator(Books):
     """The simulated service, at `url` while its `async with` lasts; sales and forms stay readable afterwards.
 
     Without a `token` any bearer token is taken, but there must be one. `accounts` are the tokens instead, each with the
@@ -53,25 +53,18 @@ class Simulator:
         faults: Faults | None = None,
         control: bool | None = None,
     ) -> None:
-        self.settings = Settings() if settings is None else settings
-        self.clock: ServiceClock = JumpClock() if clock is None else clock
-        #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
-        self.waits_for_delivery = True
+        super().__init__(
+            Settings() if settings is None else settings, JumpClock() if clock is None else clock
+        )
+        self.answers, self.token, self.accounts = answers, token, accounts
         #: The plan of what goes wrong; `done` counts what did.
         self.faults = FaultPlan(faults)
-        self._books = books = Books(self.settings, self.clock, answers)
-        books.token, books.accounts = token, accounts
-        #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
-        self.sales, self.forms = books.sales, books.forms
-        #: How many sales each client transaction id created; above 1, somebody was charged twice.
-        self.created_per_client_id = books.created_per_client_id
-        #: The cents that each client transaction id paid and did not get back.
-        self.collected_per_client_id = books.collected_per_client_id
-        self._notifications = Notifications(books, self.faults)
-        books.on_answer = self._notifications.answered
+        #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
+        self.waits_for_delivery = True
+        self._notifications = Notifications(self, self.faults)
         self._host, self._port = host, port
-        self._merchant_api = MerchantApi(books, self.faults, self._notifications)
-        self._routes = [*self._merchant_api.routes(), *FormPages(books).routes()]
+        self._merchant_api = MerchantApi(self, self.faults, self._notifications)
+        self._routes = [*self._merchant_api.routes(), *FormPages(self).routes()]
         if is_loopback(host) if control is None else control:
             self._routes += ControlApi(self, host).routes()
         self._runner: web.ServerRunner | None = None
@@ -87,7 +80,7 @@ class Simulator:
         return cls(**{"answers": chosen.answers, "faults": chosen.faults, **options})
 
     async def __aenter__(self) -> Self:
-        if self._books.url:
+        if self._url:
             raise RuntimeError("a Simulator is opened once; make another")
         await self.start()
         await self._notifications.open()
@@ -100,17 +93,10 @@ class Simulator:
         self._merchant_api.stop()
         if self._runner is not None:
             await self._runner.cleanup()
-        self._books.timetable.close()  # after the last request, which may have set a timer
+        self.timetable.close()  # after the last request, which may have set a timer
         await self._notifications.close()
 
     # The process
-
-    @property
-    def url(self) -> str:
-        """The base address, without a slash at its end."""
-        if not self._books.url:
-            raise RuntimeError("the Simulator is not open yet: use `async with`")
-        return self._books.url
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request; what no route answers is refused in JSON, and logged."""
@@ -125,7 +111,7 @@ class Simulator:
             raise web.HTTPNotFound
         except web.HTTPException as error:
             headers = {"Allow": ",".join(methods)} if error.status == 405 else None
-            self._books.write("request", f"{request.method} {request.path}", status=error.status)
+            self.write("request", f"{request.method} {request.path}", status=error.status)
             return json_reply({"message": error.reason}, error.status, headers)
 
     async def start(self) -> None:
@@ -143,7 +129,7 @@ class Simulator:
         self._runner = runner
         self._port = runner.addresses[0][1]
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._books.url = f"http://{host}:{self._port}"
+        self._url = f"http://{host}:{self._port}"
 
     async def stop(self) -> None:
         """Die as a killed process does: connections break and new ones are refused until `start`.
@@ -160,7 +146,7 @@ class Simulator:
             if connection.transport is not None:
                 connection.transport.abort()
         await runner.cleanup()
-        self._books.write("service", "stopped")
+        self.write("service", "stopped")
 
     async def restart(self, down: float = 0.0) -> None:
         """Stop, and start again after so many seconds of its clock, an hour at most; the state is kept."""
@@ -168,7 +154,7 @@ class Simulator:
         if down:
             await sleep(self.clock, down)
         await self.start()
-        self._books.write("service", "started again")
+        self.write("service", "started again")
 
     def restart_soon(self, down: float = 0.0) -> None:
         """Restart in the background, once the answer to the request for it is on its way."""
@@ -190,15 +176,15 @@ class Simulator:
             raise RuntimeError("the simulator's clock cannot be moved")
         if (moving := jump(seconds)) is not None:
             await moving
-        self._books.timetable.run_due()
-        self._books.write("service", f"{seconds:g} seconds passed")
+        self.timetable.run_due()
+        self.write("service", f"{seconds:g} seconds passed")
 
     # Faults
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
         """Let this befall the next exchanges that it is meant for; ValueError if `times` is not 1 or more."""
         self.faults.add(fault, times)
-        self._books.write("service", f"next {fault.operation}: {fault.kind}")
+        self.write("service", f"next {fault.operation}: {fault.kind}")
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
         """Let this happen by chance too, from now on; ValueError where the chances exceed 1."""
@@ -211,36 +197,26 @@ class Simulator:
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError if there is none of that name."""
         chosen = scenario(name)
-        self._books.answers = chosen.answers
+        self.answers = chosen.answers
         self.faults.clear()
         self.faults.chances = chosen.faults
-        self._books.write("service", f"scenario {name}")
+        self.write("service", f"scenario {name}")
 
     # Results
 
-    @property
-    def counts(self) -> Counts:
-        """Counts of all that the service has executed so far."""
-        return self._books.counts
-
-    @property
-    def log(self) -> tuple[LogEntry, ...]:
-        """The last thousand entries, oldest first."""
-        return tuple(self._books.log)
-
     def read_log(self, after: int = 0) -> list[LogEntry]:
         """Return the entries after that number."""
-        return [entry for entry in self._books.log if entry.number > after]
+        return [entry for entry in self.log if entry.number > after]
 
     def overview(self) -> dict[str, object]:
         """Return what the page shows: counts, the newest sales and forms, and the number of the newest log entry."""
-        self._books.timetable.run_due()
+        self.timetable.run_due()
         newest = list(self.sales.values())[::-1]
         forms = list(self.forms.values())[-_SHOWN:][::-1]
         return {
             "time": self.clock.time(),
             "sale_window": self.settings.sale_window,
-            "log": self._books.last_entry,
+            "log": self._last_entry,
             "counts": asdict(self.counts),
             "pending": list(islice((sale.as_json() for sale in newest if sale.how is None), _SHOWN)),
             "decided": list(islice((sale.as_json() for sale in newest if sale.how is not None), _SHOWN)),
@@ -265,59 +241,30 @@ class Simulator:
 
     async def ignore(self, sale: int | str) -> Sale:
         """Never answer a pending sale, so that it expires."""
-        found = self._books.pending_sale(sale)
+        found = self.pending_sale(sale)
         found.ignored = True
         return found
 
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
         """Send a notification though nobody answered, by default with the sale's own id."""
-        found = self._books.sale(sale)
+        found = self.sale(sale)
         self._notifications.send(found, pretended_id)
         await self._delivered(found)
 
     def notification_query(self, sale: int | str) -> str:
         """Return the query that the notification of this sale has (§6)."""
-        return self._notifications.address(self._books.sale(sale), "").removeprefix("?")
+        return self._notifications.address(self.sale(sale), "").removeprefix("?")
 
     async def notifications_done(self) -> None:
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
         await self._notifications.delivered()
 
-    def open_form(self, payment_id: str, method: Method = "card") -> Form:
-        """Open the link of a form as a customer, which starts its ten minutes (§8)."""
-        return self._books.open_form(payment_id, method)
-
-    async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
-        """Open the link and pay, with all that the form asks for, or with a card that is declined.
-
-        Returns the address to which the browser is sent.
-        """
-        return self._books.pay(self.open_form(payment_id, method), method, declined=declined)
-
-    async def cancel_form(self, payment_id: str, method: Method = "card") -> str | None:
-        """Open the link and close the form by its X; otherwise like `pay`.
-
-        None if the merchant gave no address for it.
-        """
-        return self._books.cancel_form(self.open_form(payment_id, method), method)
-
-    # The merchant
-
-    def create_sale(self, body: Mapping[str, object], account: str = "") -> Sale:
-        """Create a sale from the body of a Sale, without a token; RefusalError with the service's error object."""
-        sale = self._books.create_sale(body, account)
-        self._books.write("service", "sale created", sale.client_transaction_id, sale.transaction_id)
-        return sale
-
-    def create_form(self, body: Mapping[str, object], account: str = "") -> Form:
-        """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
-        form = self._books.create_form(body, account)
-        self._books.write("service", "form prepared", form.client_transaction_id)
-        return form
+    def tell(self, transaction: Transaction) -> None:
+        self._notifications.send_all(transaction)
 
     async def _answer(self, sale: int | str, how: str) -> Sale:
-        found = self._books.pending_sale(sale)
-        self._books.decide_sale(found, how)
+        found = self.pending_sale(sale)
+        self.decide_sale(found, how)
         await self._delivered(found)
         return found
 
@@ -326,5 +273,5 @@ class Simulator:
             await self._notifications.delivered(sale)
 
     def _live_links(self, form: Form) -> dict[str, str]:
-        live = [one for one in METHODS if form.how is None and not self._books.is_expired(form, one)]
-        return {method: self._books.link(form, method) for method in live}
+        live = [one for one in METHODS if form.how is None and not self.is_expired(form, one)]
+        return {method: self.link(form, method) for method in live}

@@ -303,9 +303,10 @@ class Confirming:
         record = case.record
         await self._turn(self._window * TURN)
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+        unpaid = report is None or report.state == "Cancelado"
+        if unpaid and not self._credentials.may_deny(record):
+            return True
         if report is None:
-            if not self._credentials.may_deny(record):
-                return True
             return await self._take(case, Abandoned(at=self._clock.time()))
         if conflict := conflict_of(record, report):
             return await self._take(case, Conflicted(at=self._clock.time(), what=conflict))

@@ -17,7 +17,8 @@ class Credentials:
     """Under which credentials an attempt is sent, and whose "not found" speaks of it.
 
     A digest keyed by the ledger's own key stands for a token. Which other token finds what one has sent is learnt by
-    each process anew, and only from transactions that the service named in the answer to our own POST.
+    each process anew, and only from a sale whose transaction id is known: from the answer to our own POST, or from a
+    query under credentials that may judge the sale.
     """
 
     def __init__(self, digest_key: bytes) -> None:
@@ -45,7 +46,10 @@ class Credentials:
             self._finds.add((current, record.credentials))
 
     def may_deny(self, record: Record) -> bool:
-        """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
+        """Return whether an answer by client transaction id under the token in use speaks of this attempt.
+
+        Warn once where it does not: neither "not found" nor a transaction that is found says anything then.
+        """
         current = self.current()
         if current and (current == record.credentials or (current, record.credentials) in self._finds):
             return True

@@ -225,7 +225,7 @@ class Sender:
                 "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
             )
             return await self._permits.write(record, lost)
-        if report is None and not self._permits.credentials.may_deny(record):
+        if not self._permits.credentials.may_deny(record):
             return await self._permits.write(record, lost)  # the token was renewed meanwhile
         if report is None:
             # An earlier attempt that was thought absent may be there after all.

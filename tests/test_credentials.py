@@ -162,6 +162,84 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["by client id", "by a candidate"])
+@pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
+async def test_another_accounts_sale_of_the_same_id_decides_nothing(
+    service: Accounts, ledger: payclient.Ledger, state: str, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its order has our id, amount and currency: our unknown sale stays unknown, with one conflict."""
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+        theirs = (await tracker.sale(sale())).transaction_id
+        assert theirs is not None
+        service.decide(state, theirs)
+    async with tracking(service, ledger, "token-2") as tracker:
+        if named:
+            hint = payclient.Notification(transaction_id=theirs, client_transaction_id="order-17")
+            await tracker.notify(hint)
+        outcome = await outcome_of(service, await found(tracker))
+        assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, None)
+    events = [change.event for change in await ledger.history("order-17")]
+    assert events.count("Conflicted") == 1
+    service.decide("Cancelado")
+    async with tracking(service, ledger, "token-1") as tracker:
+        outcome = await outcome_of(service, await found(tracker))
+        assert (outcome.state, outcome.transaction_id) == (State.CANCELLED, 1000)
+    assert service.posted == {"order-17": 2}
+    assert sum("found under other credentials" in each for each in caplog.messages) == 1
+
+
+async def test_another_account_takes_no_candidate_away(service: Accounts, ledger: payclient.Ledger) -> None:
+    """Their transaction of that number is another order's; ours of the same number is asked for under our token."""
+    service.scripts = [lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+        await tracker.notify(payclient.Notification(transaction_id=1001, client_transaction_id="order-17"))
+    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+        assert (await tracker.sale(sale("order-18"))).transaction_id == 1001
+    async with tracking(service, ledger, "token-2") as tracker:
+        await outcome_of(service, await found(tracker))
+    record = await ledger.get("order-17")
+    assert record is not None
+    assert record.candidate_ids == (1001,)
+
+
+async def test_an_expired_sale_proves_a_rotated_token_too(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """After a long stop all that was pending is expired; what it finds of one teaches about an unknown one."""
+    service.scripts = [FakeService.take, lost_answer]
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale("order-18", "0984111333"))
+        await tracker.sale(sale())
+    service.decide("Aceptado", 1001)
+    service.accounts = {"token-9": "shop"}
+    await service.clock.advance(3600)
+    async with tracking(service, ledger, "token-9") as tracker:
+        await outcome_of(service, await found(tracker, "order-18"))
+        assert (await outcome_of(service, await found(tracker))).paid is True
+
+
+async def test_a_form_is_not_cancelled_by_another_accounts_form(
+    service: Accounts, ledger: payclient.Ledger
+) -> None:
+    """Its customer came back cancelled, and another account's form of the same id is cancelled: ours is not."""
+    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+    form = payclient.PrepareRequest(
+        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id="form-1", store_id="S1",
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+    async with tracking(service, ledger, "token-1", profile) as tracker:
+        await tracker.prepare(form)
+    service.pay("form-1", statusCode=2, transactionStatus="Canceled")
+    service.owners[5001] = "other"
+    async with tracking(service, ledger, "token-2", profile) as tracker:
+        outcome = await tracker.returned("id=0&clientTransactionId=form-1")
+        assert (outcome.state, outcome.paid) == (State.PENDING, None)
+
+
 async def test_a_number_alone_proves_no_account(service: Accounts, ledger: payclient.Ledger) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
     service.scripts = [FakeService.take, lost_answer]

@@ -11,8 +11,8 @@ from payclient.asking import StatusSource, TransactionRef, conflict_of, verdict
 from payclient.clock import Clock
 from payclient.credentials import Credentials
 from payclient.errors import RateLimitedError, UnauthorizedError
-from payclient.events import Conflicted, Evidence, ProvenAbsent
-from payclient.following.entries import NEVER, PENDING, Entries, Entry
+from payclient.events import Conflicted, ProvenAbsent
+from payclient.following.entries import NEVER, Entries, Entry
 from payclient.following.turns import Pace
 from payclient.lifecycle import DROPPED, State
 from payclient.models import StatusReport
@@ -150,6 +150,16 @@ class Querying:
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         asked = None if self._credentials is None else candidate_id
         conflict = conflict_of(record, report, by_candidate=unproven, candidate_id=asked)
+        if (
+            self._credentials is not None
+            and record.transaction_id is None
+            and record.kind == "sale"
+            and record.credentials
+            and not self._credentials.may_deny(record)
+        ):
+            # Another account may have an order of the same id, amount and currency.
+            await self._conflict(entry, "found under other credentials than those that sent it")
+            return False
         if candidate_id is not None and report.client_transaction_id not in (
             None,
             record.client_transaction_id,
@@ -168,8 +178,8 @@ class Querying:
             return False
         if (
             self._credentials is not None
-            and record.state is PENDING
-            and record.evidence is Evidence.ANSWER
+            and record.kind == "sale"
+            and record.transaction_id is not None
             and report.transaction_id == record.transaction_id
             and report.client_transaction_id is not None  # numbers alone are another account's too
         ):

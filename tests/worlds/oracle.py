@@ -64,6 +64,8 @@ class Transaction:
     visible_at: float
     listed_at: float
     state: str = "Pendiente"
+    #: No Sale of ours made it: another account has it from elsewhere.
+    namesake: bool = False
 
 
 class Oracle:
@@ -258,6 +260,8 @@ class Oracle:
             return proves and (asked or not record.candidate_ids)
         if any(post.account != account_of(world.token()) for post in posts):
             return False
+        if record.transaction_id is None and any(post.token != world.token() for post in posts):
+            return False  # where no other sale shows that it is the same account
         held = [each for post in posts for each in post.transactions]
         listed = any(each.listed_at <= world.now for each in held)
         if (settings.by_client or settings.source) and listed:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 import payclient
 from worlds.oracle import Post, Transaction, account_of
 
@@ -110,7 +112,9 @@ class Service:
             post.refused = True
             return world.random.choice(_REFUSALS)
         client_id, phone = data["clientTransactionId"], data["phoneNumber"]
-        held = [each for each in self.transactions.values() if each.account == post.account]
+        held = [
+            each for each in self.transactions.values() if each.account == post.account and not each.namesake
+        ]
         if settings.checks_duplicates and any(each.client_id == client_id for each in held):
             post.refused = not post.transactions
             return _refusal(23)
@@ -130,7 +134,20 @@ class Service:
         world.note(f"service created {transaction.number} for {client_id}/{post.attempt}")
         world.oracle.created(post)
         self._meet_the_customer(transaction)
+        if world.happens(settings.namesakes):
+            self._make_namesake(transaction)
         return _answer(200, {"transactionId": transaction.number})
+
+    def _make_namesake(self, transaction: Transaction) -> None:
+        number, account = 1000 + len(self.transactions), "B" if transaction.account == "A" else "A"
+        self._world.note(f"account {account} has {number} of the same client transaction id")
+        self.transactions[number] = attrs.evolve(
+            transaction,
+            number=number,
+            account=account,
+            state=self._world.random.choice(("Aceptado", "Cancelado", "Pendiente")),
+            namesake=True,
+        )
 
     def _meet_the_customer(self, transaction: Transaction) -> None:
         world, settings = self._world, self._world.settings
@@ -176,6 +193,7 @@ class Service:
             self._report(each)
             for each in self.transactions.values()
             if each.account == account
+            and not (each.namesake and self._sent(each))
             and (
                 (each.client_id == client_id and each.listed_at <= now)
                 or (str(each.number) == number and each.visible_at <= now)
@@ -184,6 +202,11 @@ class Service:
         if client_id is not None and found and all(each["state"] == "Cancelado" for each in found):
             self.all_cancelled.add(client_id)
         return found
+
+    def _sent(self, namesake: Transaction) -> bool:
+        """Whether the namesake's account was sent a Sale of ours too: then that one is what it has."""
+        posts = self._world.oracle.posts_of(namesake.client_id)
+        return any(post.account == namesake.account for post in posts)
 
     def name(self, transaction: Transaction) -> None:
         """We have been told its number: the index by client transaction id need not have it ever."""

@@ -86,6 +86,8 @@ class Settings:
     outage_of_reads: bool = False
     #: `one`, `another` (some processes have the token of another account), `rotated` (a token is replaced).
     accounts: str = "one"
+    #: Sales of which another account has one of the same client transaction id, amount and currency.
+    namesakes: float = 0.0
     #: Tasks begin at once (CPython 3.12).
     eager: bool = False
 
@@ -232,7 +234,11 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
         "endless": r.random() < 0.5,
     },
     "outages": lambda r, s: {"outage": r.uniform(0.02, 0.3), "outage_of_reads": r.random() < 0.3},
-    "another account": lambda r, s: {"accounts": "another", "incidents": max(s.incidents, 2)},
+    "another account": lambda r, s: {
+        "accounts": "another",
+        "incidents": max(s.incidents, 2),
+        "namesakes": r.choice((0.0, 0.5, 1.0)),
+    },
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
 }

@@ -193,6 +193,17 @@ def _believe_another_account() -> list[Patch]:
     return [(Credentials, "may_deny", lambda self, record: True)]
 
 
+def _believe_a_namesake() -> list[Patch]:
+    """What is found is ours, whoever's token found it."""
+    shipped = Querying._take
+
+    async def take(self: Querying, entry: Entry, *answer: Any) -> bool:
+        with patch.object(Credentials, "may_deny", lambda self, record: True):
+            return await shipped(self, entry, *answer)
+
+    return [(Querying, "_take", take)]
+
+
 def _no_candidates() -> list[Patch]:
     """What an answer or a notification named is never asked for."""
     return [(Case, "candidate", lambda self, record: None), (Case, "all_missing", lambda self, record: True)]
@@ -284,6 +295,7 @@ VARIANTS = {
     "resend at five minutes": Variant(_resend_at_five_minutes),
     "no permit": Variant(_no_permit),
     "another account is believed": Variant(_believe_another_account, frozenset({"another account"})),
+    "a namesake is believed": Variant(_believe_a_namesake, frozenset({"another account"})),
     "no candidate is asked for": Variant(_no_candidates, frozenset({"names"})),
     "one name mutes another": Variant(_one_name_mutes_another, frozenset({"names"})),
     "look-alikes refuse": Variant(_look_alikes_refuse, frozenset({"names"})),

@@ -27,7 +27,7 @@ from bench_wire import BILL_TO, ITEM, SALE, full, twin
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import DOCUMENT
 from payclient.validation import to_service
-from payclient.wire import Encoder
+from payclient.wire import encode_sale
 
 AT_ONCE = 50
 
@@ -97,7 +97,7 @@ def stripe_call(url: str) -> Callable[[int], Awaitable[object]] | None:
 async def main(rounds: int, count: int) -> None:
     pin(0)
     headers = {"Authorization": "Bearer token", "Content-Type": "application/json"}
-    body = Encoder(DOCUMENT).sale(full())
+    body = encode_sale(full(), DOCUMENT).body
     converter = cattrs.Converter()
     limit = aiohttp.ClientTimeout(total=30)
     plain_sale, plain_order, plain_bill_to, plain_item = plain_classes()

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import ConfigurationError
+from payclient.models import PrepareRequest, SaleRequest
 
 __all__: list[str] = [
     "DOCUMENT",
@@ -245,6 +246,8 @@ def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LONGEST
 
 
+_REQUEST_FIELDS = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
+
 #: HTTP statuses of something between us and the service that gave up: the service may have gone on.
 GAVE_UP = frozenset({408, 425, 499})
 
@@ -427,6 +430,9 @@ def _check(profile: ServiceProfile) -> None:
         "ranges",
         "maps field names to [smallest, largest]",
     )
+    for setting in ("max_lengths", "ranges"):
+        for name in getattr(profile, setting):
+            need(name in _REQUEST_FIELDS, setting, f"no request has a field {name}")
     need(
         profile.link_hosts is None
         or (

@@ -34,7 +34,6 @@ from payclient.timeouts import Deadlines, Timeouts
 from payclient.transport import AiohttpTransport
 from payclient.wire import (
     BeforeSend,
-    Encoder,
     HttpRequest,
     HttpResponse,
     Transport,
@@ -44,6 +43,8 @@ from payclient.wire import (
     decode_sale,
     decode_status,
     decode_undone,
+    encode_prepare,
+    encode_sale,
     status_request,
     undo_request,
 )
@@ -317,7 +318,6 @@ class PaySession:
         self._token = Token(token, self.profile, self.timeouts.total)
         del token  # a frame that raises shows its local variables to error trackers
         self._token.check()
-        self._encoder = Encoder(self.profile)
         self._own_transport: AiohttpTransport | None = None
         if transport is None:
             transport = self._own_transport = AiohttpTransport(
@@ -385,8 +385,7 @@ class PaySession:
 
     def encode_sale(self, request: SaleRequest) -> HttpRequest:
         """The first half of `sale`: check by the profile and encode. No I/O."""
-        body = self._encoder.sale(request)
-        return HttpRequest("POST", "/api/Sale", body, client_transaction_id=request.client_transaction_id)
+        return encode_sale(request, self.profile)
 
     async def send_sale(
         self,
@@ -421,10 +420,7 @@ class PaySession:
 
     def encode_prepare(self, request: PrepareRequest) -> HttpRequest:
         """The first half of `prepare`: check by the profile and encode. No I/O."""
-        body = self._encoder.prepare(request)
-        return HttpRequest(
-            "POST", "/api/button/Prepare", body, client_transaction_id=request.client_transaction_id
-        )
+        return encode_prepare(request, self.profile)
 
     async def send_prepare(
         self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None

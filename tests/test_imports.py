@@ -14,7 +14,8 @@ ROOT = Path(payclient.__file__).parent
 ROWS = [
     "errors amounts",
     "validation events",
-    "profile models",
+    "models",
+    "profile",
     "wire lifecycle schedule notifications",
     "clock",
     "auth timeouts transport ledger",
@@ -29,7 +30,7 @@ ROWS = [
 ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}
 
 #: No I/O, no clock, no randomness, no logging.
-CORE = ROWS[0:4]
+CORE = ROWS[0:5]
 WORLD = {
     "asyncio",
     "aiohttp",

@@ -119,6 +119,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         ({"ranges": value}, "ranges")
         for value in (5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2})
     ),
+    ({"max_lengths": {"phone": 9}}, "max_lengths"), ({"ranges": {"total": [1, 2]}}, "ranges"),
     *(({"link_hosts": value}, "link_hosts") for value in ("pay.example", 5, [5], [""], {"a": 1})),
     *(({"status": value}, "status") for value in (5, "x", [1], True)),
     ({"status": {"state_field": "state"}}, "status"),

@@ -12,7 +12,7 @@ from payclient.cli.settings import profile_of, session_settings
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, PAYPHONE, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
-from payclient.wire import Encoder, HttpRequest, HttpResponse
+from payclient.wire import HttpRequest, HttpResponse, encode_prepare, encode_sale
 
 SHOP = 'name = "shop"\nnick_name_flag = "byNickName"\n'
 
@@ -67,7 +67,7 @@ def sale(**fields: Any) -> dict[str, Any]:
     request = payclient.SaleRequest(
         country_code="593", currency="USD", client_transaction_id="order-1", amount_without_tax=100, **fields
     )
-    return json.loads(Encoder(PAYPHONE).sale(request))  # type: ignore[no-any-return]  # an object
+    return json.loads(encode_sale(request, PAYPHONE).body)  # type: ignore[no-any-return]  # an object
 
 
 def test_names_are_the_services() -> None:
@@ -80,7 +80,7 @@ def test_names_are_the_services() -> None:
         currency="USD", client_transaction_id="form-1", store_id="S1", response_url="https://shop.example/back",
         amount_without_tax=100, language="en",
     )  # fmt: skip
-    body = json.loads(Encoder(PAYPHONE).prepare(request))
+    body = json.loads(encode_prepare(request, PAYPHONE).body)
     assert (body["lang"], body["responseUrl"]) == ("en", "https://shop.example/back")
 
 
@@ -106,7 +106,7 @@ def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str
     }
     request = payclient.SaleRequest(**({"amount_without_tax": 100} | good | fields))
     with pytest.raises(payclient.InvalidRequestError) as caught:
-        Encoder(PAYPHONE).sale(request)
+        encode_sale(request, PAYPHONE)
     assert name in [detail.message for detail in caught.value.errors]
 
 

@@ -42,12 +42,13 @@ from payclient.wire import (
     MAX_ENTRIES,
     MAX_ID,
     MAX_MESSAGE,
-    Encoder,
     HttpRequest,
     HttpResponse,
     decode_prepare,
     decode_sale,
     decode_status,
+    encode_prepare,
+    encode_sale,
     is_id,
     retry_after,
 )
@@ -107,9 +108,12 @@ def minimal_prepare(**changes: Any) -> PrepareRequest:
 
 
 def encoded(request: SaleRequest | PrepareRequest, profile: ServiceProfile = DOCUMENT) -> dict[str, Any]:
-    encoder = Encoder(profile)
-    body = encoder.sale(request) if isinstance(request, SaleRequest) else encoder.prepare(request)
-    data = json.loads(body)
+    http = (
+        encode_sale(request, profile)
+        if isinstance(request, SaleRequest)
+        else encode_prepare(request, profile)
+    )
+    data = json.loads(http.body)
     assert isinstance(data, dict)
     return data
 
@@ -184,14 +188,14 @@ def test_the_flag_and_the_nick_name() -> None:
     assert (data["byNickName"], data["nickName"]) == (True, "ana")
     assert "byNickName" not in encoded(minimal_sale(), SHOP)
     with pytest.raises(ConfigurationError, match=r"nick_name_flag"):
-        Encoder(DOCUMENT).sale(request)
+        encode_sale(request, DOCUMENT)
 
 
 def test_a_nick_name_may_stand_for_the_phone_where_the_profile_says_so() -> None:
     """§2.2 requires phoneNumber; a service may not."""
     request = minimal_sale(by_nick_name=True, nick_name="ana", phone_number=None)
     with pytest.raises(InvalidRequestError) as caught:
-        Encoder(SHOP).sale(request)
+        encode_sale(request, SHOP)
     assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("is required",)),)
     assert caught.value.client_transaction_id == "order-17"
     lenient = attrs.evolve(SHOP, phone_optional_with_nick_name=True)
@@ -203,7 +207,7 @@ def test_the_language_goes_under_the_profiles_name() -> None:
     assert encoded(minimal_prepare(language="en"), SHOP)["lang"] == "en"
     assert "lang" not in encoded(minimal_prepare(), SHOP)
     with pytest.raises(ConfigurationError, match=r"language_field"):
-        Encoder(DOCUMENT).prepare(minimal_prepare(language="es"))
+        encode_prepare(minimal_prepare(language="es"), DOCUMENT)
 
 
 def test_the_redirect_field_goes_under_the_profiles_name() -> None:
@@ -223,8 +227,9 @@ LIMITS = ServiceProfile(
 def test_the_profiles_limits_are_checked_all_at_once() -> None:
     """§8: length and amount bounds are not shown; a profile may know them."""
     with pytest.raises(InvalidRequestError) as caught:
-        Encoder(LIMITS).sale(
-            minimal_sale(client_transaction_id="order-017", reference="a secret", tax=9000, time_zone=15)
+        encode_sale(
+            minimal_sale(client_transaction_id="order-017", reference="a secret", tax=9000, time_zone=15),
+            LIMITS,
         )
     assert caught.value.errors == (
         ErrorDetail("clientTransactionId", 0, ("is longer than 8 characters",)),
@@ -241,7 +246,7 @@ def test_the_profiles_limits_are_inclusive() -> None:
     assert encoded(minimal_sale(reference="12345", time_zone=-12), LIMITS)["reference"] == "12345"
     assert encoded(minimal_prepare(tax=100), LIMITS)["amount"] == 100
     with pytest.raises(InvalidRequestError):
-        Encoder(LIMITS).prepare(minimal_prepare())
+        encode_prepare(minimal_prepare(), LIMITS)
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(0, 10**18))

@@ -24,7 +24,7 @@ from payclient.cli.summary import facts
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.forms import PaymentForm
 from payclient.models import PrepareRequest
-from payclient.wire import Encoder
+from payclient.wire import encode_prepare
 
 __all__: list[str] = []
 
@@ -59,7 +59,7 @@ def prepare(
         **attrs.asdict(amounts),
     )
     where = service_of(base_url, profile, ledger, new_ledger=new_ledger)
-    Encoder(where.profile).prepare(request)  # what the profile forbids is bad input
+    encode_prepare(request, where.profile)  # what the profile forbids is bad input
     try:
         form, now = asyncio.run(_prepare(where, request))
     except RefusedError as error:

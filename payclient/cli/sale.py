@@ -25,7 +25,7 @@ from payclient.cli.settings import (
 )
 from payclient.cli.summary import facts
 from payclient.models import SaleRequest
-from payclient.wire import Encoder
+from payclient.wire import encode_sale
 
 __all__: list[str] = []
 
@@ -65,7 +65,7 @@ def sale(
         **attrs.asdict(amounts),
     )
     where = service_of(base_url, profile, ledger, new_ledger=new_ledger)
-    Encoder(where.profile).sale(request)  # what the profile forbids is bad input
+    encode_sale(request, where.profile)  # what the profile forbids is bad input
     run = Run([request], Limits(wait=wait))
     code = asyncio.run(run.charge(where))
     for line in run.lines.values():

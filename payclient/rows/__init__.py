@@ -34,7 +34,7 @@ from payclient.rows.cells import (
 from payclient.rows.format import AMOUNTS, FAULT, KEY, Columns, Format
 from payclient.rows.records import Record, read_records
 from payclient.sending import lane_text
-from payclient.wire import Encoder
+from payclient.wire import encode_sale
 
 __all__: list[str] = []
 
@@ -149,7 +149,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         if form.amounts == "decimal" and mark is None:
             constants = (text for field, text in form.constants.items() if field in AMOUNTS)
             mark = find_mark(name, chain(_amounts(file.records, header), constants))
-    cells, encoder = Cells(mark, json=not file.delimiter), Encoder(profile)
+    cells = Cells(mark, json=not file.delimiter)
     fixed = _constants(form, mark)
 
     @cache
@@ -157,7 +157,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         return Columns(names, form)
 
     rows = [
-        _row(record, columns_of(record[1]), cells, fixed, encoder)
+        _row(record, columns_of(record[1]), cells, fixed, profile)
         for record in file.records
         if isinstance(record[2], CellError) or cells.json or any(cell != "" for cell in record[2])
     ]
@@ -195,7 +195,7 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
 
 
 def _row(
-    record: Record, columns: Columns, cells: Cells, constants: Mapping[str, Any], encoder: Encoder
+    record: Record, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
     line, _, found, source = record
     row = Row(line, None, None, [], columns.spelled, source)
@@ -228,7 +228,7 @@ def _row(
     if not row.errors:
         try:
             row.request = SaleRequest(**values)
-            encoder.sale(row.request)
+            encode_sale(row.request, profile)
         except InvalidRequestError as error:
             row.add(*faults_of(error))
     return row

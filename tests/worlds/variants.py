@@ -220,7 +220,7 @@ def _refusals_are_proof() -> list[Patch]:
 
 def _look_alikes_refuse() -> list[Patch]:
     """An error object refuses, whatever transaction id stands beside or within it."""
-    return [(wire, "seen_ids", lambda _: [])]
+    return [(wire.Answer, "named_ids", lambda _: [])]
 
 
 def _one_of_several_decides() -> list[Patch]:

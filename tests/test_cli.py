@@ -17,8 +17,7 @@ import pytest
 
 import control
 from payclient.cli import main
-from payclient.cli.lines import Line, defuse
-from payclient.cli.report import Report
+from payclient.cli.report import Line, Report, defuse
 from payclient.errors import ConfigurationError
 
 TOKEN = "token-never-shown"
@@ -351,7 +350,6 @@ def test_nobody_hears_of_it_where_the_service_is_not_there(tmp_path: Path) -> No
         (["simulate", "--port", "99999"], "--port"),
         (["simulate", "--port", "0", "--account", "shop"], "--account"),
         (["simulate", "--port", "0", "--account", "shop=a", "--token", "b"], "--token"),
-        (["simulate", "--port", "0", "--confirm-window", "3"], "--confirm-window"),
         (["status"], "--transaction-id"),
         (
             ["status", "--transaction-id", "5", "--base-url", "https://pay.example"],

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -71,8 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@contextmanager
-def serving() -> Iterator[Server]:
+@pytest.fixture
+def server() -> Iterator[Server]:
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -81,12 +80,6 @@ def serving() -> Iterator[Server]:
         finally:
             server.shutdown()
             thread.join()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -285,49 +278,3 @@ def test_a_bad_profile_is_named(server: Server, capfd: pytest.CaptureFixture[str
     Path("bad.toml").write_text("colour = 'red'", encoding="utf-8")
     assert main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--profile", "bad.toml"]) == 4
     assert "unknown profile setting colour" in said(capfd)["wrong"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "page", "code"),
-    [
-        ({"Referrer-Policy": "origin"}, "", 0),
-        ({}, "", 0),
-        ({"Referrer-Policy": "same-origin"}, "", 4),
-        ({}, '<meta name="referrer" content="no-referrer">', 4),
-        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>', 4),
-    ],
-)
-def test_a_page_of_the_merchants(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    headers: dict[str, str],
-    page: str,
-    code: int,
-) -> None:
-    """`--site` alone looks at nothing else; the exit code tells, and words what to change."""
-    monkeypatch.delenv("PAYCLIENT_TOKEN")
-    server.headers, server.page = headers, page
-    assert main(["doctor", "--site", f"{server.url}/checkout"]) == code
-    lines = said(capfd)
-    assert [path for _, path, _ in server.seen] == ["/checkout"]
-    if code:
-        assert "access denied" in lines["wrong"][0]
-
-
-def test_a_page_that_moves_on_or_fails(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    """The page at the end is looked at; an error's page is one too; none at all is said."""
-    with serving() as other:
-        other.headers = {"Referrer-Policy": "no-referrer"}
-        other.status = 404
-        server.status, server.headers = 302, {"Location": f"{other.url}/new"}
-        assert main(["doctor", "--site", server.url, "--base-url", other.url, "--ledger", "memory:"]) == 4
-    lines = said(capfd)
-    assert any("redirects to 127.0.0.1" in text for text in lines["note"])
-    assert any("HTTP 404" in text for text in lines["note"])
-    assert any("no-referrer" in text for text in lines["wrong"])
-    assert main(["doctor", "--site", other.url]) == 4
-    assert any("cannot be read" in text for text in said(capfd)["wrong"])
-    for site in ("shop.example", "file:///etc/passwd", "https://u:p@shop.example/"):
-        assert main(["doctor", "--site", site]) == 4
-        assert any("--site: must be an address" in text for text in said(capfd)["wrong"])

@@ -19,7 +19,7 @@ from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
 from payclient.cli.ledger import COLUMNS
 from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
-from payclient.cli.lines import PAID_WORDS
+from payclient.cli.report import PAID_WORDS
 from payclient.events import Conflicted, Created, Evidence, Expired, Lost, Notified, Refused
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State

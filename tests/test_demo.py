@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from payclient.cli.simulate import STATUS, settings_for, settings_of
+from payclient.cli.simulate import STATUS, settings_of
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.session import PaySession
@@ -114,6 +114,4 @@ def test_a_simulated_service_speaks_a_profiles_words() -> None:
     assert (settings.state_field, dict(settings.state_words)) == ("status", {"Aceptado": "Paid"})
     assert (settings.nick_name_flag, settings.duplicate_code, settings.not_found) == ("byUser", 23, (404, 44))
     assert (settings.sale_window, settings.form_window) == (7, 8)
-    changed = settings_for(None, sale_window=None, form_window=2)
-    assert (changed.sale_window, changed.form_window) == (300, 2)
     assert settings_of(ServiceProfile(name="other")).status_by_transaction_id is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import payclient
-from payclient.cli.settings import profile_of, session_settings
+from payclient.cli.settings import ServiceOptions, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, PAYPHONE, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
@@ -50,15 +50,14 @@ def test_a_preset_is_called_as_it_calls_itself() -> None:
     assert [profile.name for profile in PRESETS.values()] == list(PRESETS)
 
 
-def test_a_preset_needs_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_needs_no_address() -> None:
     """It knows its service's; another one, such as a simulator's, may be given."""
     real = "https://pay.payphonetodoesposible.com"
     assert PaySession(None, "token", profile="payphone").base_url == real
     assert PaySession("http://127.0.0.1:1", "token", profile="payphone").base_url == "http://127.0.0.1:1"
     environ = {"PAYCLIENT_TOKEN": "token", "PAYCLIENT_PROFILE": "payphone"}
     assert PaySession.from_env(environ).base_url == real
-    monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
-    assert session_settings(None, PAYPHONE) == (real, "token")
+    assert ServiceOptions(profile="payphone").address() == real
     with pytest.raises(ConfigurationError, match=r"^base_url: is empty"):
         PaySession(None, "token")
 

@@ -870,8 +870,8 @@ async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:
 
 
 def test_the_command_line_serves_it() -> None:
-    """`payclient simulate --profile payphone` is this service, with windows of its own."""
-    command = "-m payclient simulate --port 0 --profile payphone --sale-window 9 --confirm-window 3".split()  # noqa: SIM905 - as one types it
+    """`payclient simulate --profile payphone` is this service."""
+    command = "-m payclient simulate --port 0 --profile payphone".split()  # noqa: SIM905 - as one types it
     with subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

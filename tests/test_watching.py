@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from payclient.cli import main, terminal
-from payclient.cli.lines import NEVER_SENT, Line, Tally
 from payclient.cli.page import LISTED, RunPage
 from payclient.cli.progress import (
     JsonProgress,
@@ -27,6 +26,7 @@ from payclient.cli.progress import (
     progress_of,
     unfinished,
 )
+from payclient.cli.report import NEVER_SENT, Line, Tally
 from payclient.errors import ConfigurationError
 from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest

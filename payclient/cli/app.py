@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from payclient.cli import terminal
 from payclient.errors import PayError
@@ -15,18 +16,18 @@ __all__: list[str] = []
 #: The module beside this one in which each is a function of its name; a new command is a new name here.
 COMMANDS = {
     "cancel": "transaction", "charge": "charge", "confirm": "transaction", "demo": "demo", "doctor": "doctor",
-    "guide": "guide",
-    "ledger": "ledger", "prepare": "prepare", "reverse": "transaction", "sale": "sale",
+    "guide": "guide", "ledger": "ledger", "prepare": "prepare", "reverse": "transaction", "sale": "sale",
     "status": "transaction", "simulate": "simulate",
 }  # fmt: skip
 
 
 def make_app() -> App:
-    """The command line with all its commands."""
+    """Return the command line with all its commands."""
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
         version=_version,
+        default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
@@ -38,7 +39,7 @@ def make_app() -> App:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code: 2 where our own checks refuse it, 130 where it is interrupted."""
+    """Run one command and return its exit code: 2 where our own checks refuse it, 130 where it is interrupted."""
     terminal.open_closed()
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
@@ -59,8 +60,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("payclient")
     except PackageNotFoundError:

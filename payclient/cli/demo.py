@@ -16,13 +16,11 @@ from cyclopts import Parameter
 from payclient.amounts import split_tax
 from payclient.cli import terminal
 from payclient.cli.charge import charge_file
-from payclient.cli.lines import Tally
 from payclient.cli.page import RunPage
-from payclient.cli.progress import Limits
-from payclient.cli.report import Report
+from payclient.cli.report import Report, Tally
+from payclient.cli.run import Limits
 from payclient.cli.settings import Service
 from payclient.cli.simulate import settings_of
-from payclient.cli.summary import comparison_table
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
@@ -35,7 +33,7 @@ ROWS = 200
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
-TOKEN = "demo"  # noqa: S105 - the simulator takes any
+TOKEN = "demo"  # noqa: S105 - no secret
 
 #: The simulator's answers and windows, in the words of a profile.
 PROFILE = """\
@@ -58,7 +56,7 @@ def demo(
         Path | None, Parameter(name="--dir", help="Where to write the files; else a new temporary directory.")
     ] = None,
 ) -> int:
-    """Charge 200 made-up customers of the simulator, and compare what is reported with what it did. No settings."""
+    """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings."""
     files = Files(Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory)
     try:
         refused = files.write()
@@ -103,10 +101,16 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
         (State.EXPIRED, "expired", did.expired),
         (State.REFUSED, "refused", did.refused),
     ]
-    rows = [(label, tally.counts[label], word, count) for label, word, count in pairs]
+    table = terminal.simple_table("outcome", numbers=("payclient reports", "the service did"))
+    table.add_column("")
     twice = sum(times > 1 for times in simulator.created_per_client_id.values())
-    terminal.out().print(comparison_table(rows))
-    equal = all(said == count for _, said, _, count in rows) and twice == 0
+    equal = twice == 0
+    for label, word, count in pairs:
+        same = tally.counts[label] == count
+        equal = equal and same
+        words = "[green]equal[/]" if same else "[bold red]DIFFERENT[/]"
+        table.add_row(label, str(tally.counts[label]), f"{count} {word}", words)
+    terminal.out().print(table)
     terminal.tell(
         f"Every count is what the service did, and nobody was charged twice: {did.created} sales "
         f"for {len(simulator.created_per_client_id)} customers. Expired ones stay unknown, because the service was "
@@ -129,7 +133,7 @@ class Files:
         self.page = directory / "report.html"
 
     def write(self) -> frozenset[str]:
-        """Write the charges and the profile, and give the phones that the service will refuse."""
+        """Write the charges and the profile, and return the phones that the service will refuse."""
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in (self.charges, self.profile, self.ledger, self.report, self.page):
             if path.exists():
@@ -146,20 +150,14 @@ class Files:
         return frozenset(phones[12::25])
 
     def say_what_next(self) -> None:
-        """The command lines to try next."""
-        simulate = [
-            "payclient", "simulate", "--port", "8700", "--profile", str(self.profile),
-            "--answers", CROWD, "--delay", str(DELAY),
-        ]  # fmt: skip
-        charge = [
-            "payclient", "charge", str(self.charges), "--base-url", "http://127.0.0.1:8700",
-            "--profile", str(self.profile), "--ledger", f"sqlite:{self.directory / 'charges.db'}",
-            "--new-ledger", "--report", str(self.directory / "again.csv"),
-        ]  # fmt: skip
+        """Print the command lines to try next."""
+        profile, place = shlex.quote(str(self.profile)), self.directory
+        ledger, report = shlex.quote(f"sqlite:{place / 'charges.db'}"), shlex.quote(str(place / "again.csv"))
         terminal.out().print(
             "\nTry next, in two terminals:\n"
-            f"  {shlex.join(simulate)}\n"
-            f"  PAYCLIENT_TOKEN=any {shlex.join(charge)}",
+            f"  payclient simulate --port 8700 --profile {profile} --answers {CROWD} --delay {DELAY}\n"
+            f"  PAYCLIENT_TOKEN=any payclient charge {shlex.quote(str(self.charges))} --base-url http://127.0.0.1:8700 "
+            f"--profile {profile} --ledger {ledger} --new-ledger --report {report}",
             markup=False,
         )
         terminal.tell(

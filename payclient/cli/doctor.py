@@ -11,15 +11,14 @@ import os
 import ssl
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
-from cyclopts import Parameter
+import attrs
 from rich.markup import escape
 
-from payclient.auth import check_base_url
 from payclient.cli import terminal
-from payclient.cli.settings import BaseUrl, LedgerUrl, Profile, RotatingToken, profile_of, token_of
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, profile_of
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
@@ -27,16 +26,12 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.transport import AiohttpTransport
 from payclient.validation import is_loopback
-from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 
 __all__: list[str] = []
 
 #: Seconds, for a connection and for an answer.
 TIMEOUT = 10.0
-
-#: Addresses that a page may lead to, one after another.
-MAX_REDIRECTS = 6
 
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
 
@@ -48,33 +43,21 @@ class Check(NamedTuple):
     text: str
 
 
-def doctor(
-    *,
-    site: Annotated[
-        str | None, Parameter(help="A page of yours: would it send its referrer to a payment form?")
-    ] = None,
-    base_url: BaseUrl = None,
-    profile: Profile = None,
-    ledger: LedgerUrl = None,
-) -> int:
-    """Look at settings, network, ledger, profile and a page of yours, and say what to change. Nobody is charged.
+def doctor(*, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = None) -> int:
+    """Look at settings, network, ledger and profile, and print what to change. Nobody is charged.
 
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
     """
-    levels: list[str] = []
-    told = (base_url, ledger, os.environ.get("PAYCLIENT_TOKEN"), os.environ.get("PAYCLIENT_TOKEN_FILE"))
-    if site is None or any(told):
-        about = list(check_named(profile))
-        if about[0].level == "ok":
-            base_url = base_url or profile_of(profile).base_url
-        settings = list(check_settings(base_url))
-        levels += _show("settings", settings)
-        if base_url and settings[0].level == "ok":
-            levels += _show("network", check_reach(base_url))
-        levels += _show("ledger", asyncio.run(check_ledger(ledger, base_url)))
-        levels += _show("profile", about)
-    if site is not None:
-        levels += _show("site", check_site(site))
+    about = list(check_named(options.profile))
+    # A bad profile is printed as such; the rest is looked at all the same.
+    known = options if about[0].level == "ok" else attrs.evolve(options, profile=None)
+    settings = list(check_settings(known))
+    levels, address = _show("settings", settings), None
+    if settings[0].level == "ok":
+        address = known.address()
+        levels += _show("network", check_reach(address))
+    levels += _show("ledger", asyncio.run(check_ledger(ledger, address)))
+    levels += _show("profile", about)
     return 4 if "wrong" in levels else 3 if "gap" in levels else 0
 
 
@@ -91,19 +74,15 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
 # --- What it looks at
 
 
-def check_settings(base_url: str | None) -> Iterator[Check]:
+def check_settings(options: ServiceOptions) -> Iterator[Check]:
     """Check where requests go, and the shape of the token, which is never shown."""
     try:
-        yield (
-            Check("ok", f"base_url: {check_base_url(base_url)}")
-            if base_url
-            else Check("wrong", "base_url: give --base-url, or set PAYCLIENT_BASE_URL")
-        )
+        yield Check("ok", f"base_url: {options.address()}")
     except ConfigurationError as error:
         yield Check("wrong", str(error))
     try:
-        source = token_of()
-        count = len(source.read() if isinstance(source, RotatingToken) else source)
+        token = options.token()
+        count = len(token if isinstance(token, str) else token.read())
         yield Check(
             "ok", f"token: {count} characters, of a shape that can be sent; whether it is good is not tried"
         )
@@ -122,23 +101,19 @@ def check_named(profile: str | None) -> Iterator[Check]:
         yield from check_profile(found)
 
 
-async def fetch(url: str) -> HttpResponse:
-    """GET one address without a token, as charges would reach it; redirects are not followed."""
-    parts = urlsplit(url)
-    transport = AiohttpTransport(f"{parts.scheme}://{parts.netloc}", connect_timeout=TIMEOUT)
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            return await transport(HttpRequest("GET", path, headers={"Accept": "text/html"}), None)
-    finally:
-        await transport.aclose()
-
-
 def check_reach(base_url: str) -> Iterator[Check]:
-    """Check TCP, TLS and one GET without a token. `base_url` has passed `check_base_url`."""
-    parts = urlsplit(base_url)
+    """Check TCP, TLS and one GET without a token, over the transport of a session."""
+
+    async def get() -> HttpResponse:
+        transport = AiohttpTransport(base_url, connect_timeout=TIMEOUT)
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                return await transport(HttpRequest("GET", "/", headers={"Accept": "text/html"}), None)
+        finally:
+            await transport.aclose()
+
     try:
-        answer = asyncio.run(fetch(base_url))
+        answer = asyncio.run(get())
     except Exception as error:
         fault = getattr(error, "certificate_error", None)
         if isinstance(fault, ssl.SSLCertVerificationError):
@@ -148,8 +123,8 @@ def check_reach(base_url: str) -> Iterator[Check]:
         name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
         yield Check("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
         return
-    if parts.scheme == "https":
-        yield Check("ok", f"TLS: the certificate is trusted and names {parts.hostname}")
+    if base_url.startswith("https:"):
+        yield Check("ok", f"TLS: the certificate is trusted and names {urlsplit(base_url).hostname}")
     else:
         yield Check("note", "TLS: none, as is right for this machine only")
     words = f"HTTP {answer.status} to a GET without a token (its status says nothing about charges)"
@@ -159,8 +134,7 @@ def check_reach(base_url: str) -> Iterator[Check]:
 async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
     """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
-        words = "no ledger is named: give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
-        return [Check("gap", words)]
+        return [Check("gap", f"no ledger is named: {NO_LEDGER}")]
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
@@ -237,31 +211,3 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     if profile.confirm is None or profile.returned is None:
         yield Check("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
     yield from (Check("note", means) for name, means in _LEFT_OPEN.items() if getattr(profile, name) is None)
-
-
-def check_site(url: str) -> Iterator[Check]:
-    """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
-    first = urlsplit(url).netloc
-    for _ in range(MAX_REDIRECTS):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            yield Check("wrong", "--site: must be an address such as https://shop.example/checkout")
-            return
-        try:
-            answer = asyncio.run(fetch(url))
-        except Exception as error:
-            yield Check("wrong", f"the page cannot be read: {type(error).__name__}")
-            return
-        if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
-            break
-        url = urljoin(url, target)
-    if answer.status != 200:
-        yield Check(
-            "note", f"the page answers HTTP {answer.status}: is it the one that customers leave from?"
-        )
-    if urlsplit(url).netloc != first:
-        yield Check("note", f"it redirects to {urlsplit(url).hostname}, whose page was looked at")
-    for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
-        yield Check("ok" if finding.good else "wrong", finding.text)
-    yield Check("note", "payclient.web's redirect page has a policy of its own, whatever the rest of the site has; "
-                       "a typed address answered by a redirect brings no referrer at all")  # fmt: skip

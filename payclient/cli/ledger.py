@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from cyclopts import App, Parameter
 from rich.markup import escape
 
 from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
+from payclient.cli.files import atomic_write
 from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local, move, refusal, utc, what, why
-from payclient.cli.lines import PAID_WORDS, csv_line, json_line
-from payclient.cli.settings import Flag, LedgerUrl, Profile, Yes, profile_of
-from payclient.cli.summary import facts, simple_table
+from payclient.cli.report import PAID_WORDS, csv_line, json_line
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError
 from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision, Evidence
@@ -64,7 +63,7 @@ ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobod
 def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]]) -> T:
     """Do one thing with the ledger of a URL, which must be there already."""
     if not url:
-        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
+        raise ConfigurationError(NO_LEDGER)
     if url.startswith("memory:"):
         raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
 
@@ -119,7 +118,7 @@ def list_(
     *,
     ledger: LedgerUrl = None,
     unresolved: Annotated[
-        bool, Flag, Parameter(help="Only what waits for a person: unknown, or expired after its last query.")
+        bool, Parameter(help="Only what waits for a person: unknown, or expired after its last query.")
     ] = False,
     state: Annotated[
         State | None,
@@ -137,17 +136,11 @@ def list_(
             if unresolved and not stuck:
                 continue
             if not shown:
-                terminal.plain(
-                    _columns("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
-                )
+                _print_columns("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
             shown, waiting = shown + 1, waiting + stuck
-            amount = terminal.money(record.amount, record.currency)
-            paid, since = PAID_WORDS[record.state.paid], utc(record.created_at)
-            terminal.plain(
-                _columns(
-                    record.client_transaction_id, record.state, paid, amount, since, why(record, now, window)
-                )
-            )
+            amount, paid = terminal.money(record.amount, record.currency), PAID_WORDS[record.state.paid]
+            since, reason = utc(record.created_at), why(record, now, window)
+            _print_columns(record.client_transaction_id, record.state, paid, amount, since, reason)
         return shown, waiting
 
     shown, waiting = with_ledger(ledger, show)
@@ -159,8 +152,8 @@ def list_(
     return 0
 
 
-def _columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> str:
-    return f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}"
+def _print_columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> None:
+    terminal.plain(f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}")
 
 
 @ledger.command
@@ -172,20 +165,21 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
 
     record, changes = with_ledger(ledger, read)
     out, until = terminal.out(), record.expires_at
-    rows = {
-        "client transaction id": record.client_transaction_id,
-        "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
-        "paid": PAID_WORDS[record.state.paid],
-        "amount": terminal.money(record.amount, record.currency),
-        "transaction id": record.transaction_id,
-        "heard of, unproven": heard_of(record) or None,
-        "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
-        "message": (refusal(record) or None) if record.state is State.REFUSED else None,
-    }
-    out.print(facts(rows))
+    terminal.print_facts(
+        {
+            "client transaction id": record.client_transaction_id,
+            "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
+            "paid": PAID_WORDS[record.state.paid],
+            "amount": terminal.money(record.amount, record.currency),
+            "transaction id": record.transaction_id,
+            "heard of, unproven": heard_of(record) or None,
+            "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
+            "message": (refusal(record) or None) if record.state is State.REFUSED else None,
+        }
+    )
     for attempt in sorted({change.attempt for change in changes}):
         out.print(f"\n[bold]attempt {attempt}[/]")
-        table = simple_table()
+        table = terminal.simple_table()
         for name in ("UTC", "local", "change", "evidence", "what"):
             table.add_column(name, no_wrap=name in ("UTC", "local", "change"))
         for each in (change for change in changes if change.attempt == attempt):
@@ -221,7 +215,7 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     A restored copy does not know what was charged after it was made.
     """
     if not ledger:
-        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
+        raise ConfigurationError(NO_LEDGER)
     asyncio.run(backup_ledger(ledger, file))
     terminal.say(f"the backup is in {file.absolute()}")
     return 0
@@ -234,15 +228,15 @@ def moved(
     base_url: Annotated[str, Parameter(help="The service's new address.")],
     yes: Yes = False,
 ) -> int:
-    """Say that the service is at another address from now on: the same one, with all that was charged there."""
+    """Set another address of the service: the same one, with all that was charged there."""
     address = check_base_url(base_url)
     if not yes:
         terminal.check_can_ask("nothing was changed")
     terminal.say(
-        "What this ledger holds is asked for at the new address from now on. Where that is another service, a test "
-        "system for instance, it will not be found there, and could be charged twice."
+        "This ledger's charges are queried at the new address from now on. Where that is another service, a test "
+        "system for instance, it will not find them, and they could be charged twice."
     )
-    if not yes and not terminal.agrees("Is it the same service?", "nothing was changed"):
+    if not terminal.agrees("Is it the same service?", "nothing was changed", yes=yes):
         return 2
 
     async def move(book: Ledger) -> None:
@@ -283,7 +277,7 @@ def resolve(
     seen = with_ledger(ledger, lambda book: newest(book, identifier))
     _check_open(seen, as_)
     _say_what_it_means(seen, as_)
-    if not yes and not terminal.agrees("Decide it so?", "nothing was changed"):
+    if not terminal.agrees("Decide it so?", "nothing was changed", yes=yes):
         return 2
 
     async def decide(book: Ledger) -> Record:
@@ -343,9 +337,12 @@ def export(
     named = out is not None and out.suffix.lower() == ".jsonl"
     as_json = (format or ("jsonl" if named else "csv")) == "jsonl"
 
+    if out is not None and out.exists():
+        raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
+
     async def write(book: Ledger) -> int:
         count = 0
-        with nullcontext(sys.stdout.buffer) if out is None else _new_file(out) as file:
+        with nullcontext(sys.stdout.buffer) if out is None else atomic_write(out) as file:
             if not as_json:
                 file.write(csv_line(COLUMNS))
             async for record in book.records():
@@ -355,30 +352,15 @@ def export(
             file.flush()
         return count
 
-    count = with_ledger(ledger, write)
+    try:
+        count = with_ledger(ledger, write)
+    except OSError as error:
+        if out is None:
+            raise
+        raise ConfigurationError(f"--out {out.name}: cannot be written: {error.strerror}") from None
     if out is not None:
         terminal.say(f"{count:,} attempts are in {out}")
     return 0
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file, on disk when this ends; none where it cannot be written whole."""
-    try:
-        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-    except FileExistsError:
-        raise ConfigurationError(f"--out {path.name}: is there already; nothing was written") from None
-    except OSError as error:
-        raise ConfigurationError(f"--out {path.name}: cannot be written: {error.strerror}") from None
-    try:
-        with file:
-            yield file
-            os.fsync(file.fileno())
-    except BaseException as error:
-        path.unlink()
-        if isinstance(error, OSError):
-            raise ConfigurationError(f"--out {path.name}: cannot be written: {error.strerror}") from None
-        raise
 
 
 async def _row(book: Ledger, record: Record) -> dict[str, object]:

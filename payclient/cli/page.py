@@ -1,7 +1,7 @@
-"""`--html`: one page that says how a run went, for people. It needs nothing from outside, and runs nothing.
+"""`--html`: one page for people that tells how a run went. The page needs nothing from outside, and runs nothing.
 
-The page is written whole or not at all, while the run goes and at its end. The same command on a finished file writes
-it again from the ledger, and sends nothing.
+The page is written whole or not at all, while the run goes on and at its end. The same command on a finished file
+writes it again from the ledger, and sends nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.lines import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
+from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded
@@ -36,6 +36,9 @@ _NEEDS = (
     State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, OTHER_CONTENT, State.REFUSED, NEVER_SENT,
 )  # fmt: skip
 
+#: What every page of ours holds near its begin.
+_MARK = b'content="payclient"'
+
 
 class RunPage:
     """Writes the page of one run. `window`: seconds that people have to answer."""
@@ -44,9 +47,7 @@ class RunPage:
         """Raises `ConfigurationError` where the path is not a place for a page."""
         check_output("--html", path, ".html", ".htm")
         self.path, self._title, self._window = path, title, window
-        if path.exists() and b'content="payclient"' not in (
-            path.read_bytes()[:400] or b'content="payclient"'
-        ):
+        if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
             raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
         jinja = Environment(autoescape=True, undefined=StrictUndefined)
         jinja.filters.update(plain=bounded, hash=hash_of, money=_money)
@@ -77,12 +78,12 @@ class RunPage:
             if line.state in times and answered is not None and line.created_at is not None:
                 times[line.state].append(max(answered - line.created_at, 0.0))
         heard = {state: [each for each in found if each < self._window] for state, found in times.items()}
+        late = {state: len(times[state]) - len(heard[state]) for state in times}
         lower, upper = (
             Counter(int(each / self._window * BARS) for each in found) for found in heard.values()
         )
         bars = [(lower[bar], upper[bar]) for bar in range(BARS)]
         every = sorted(heard[State.ACCEPTED] + heard[State.CANCELLED])
-        late = {state: len(times[state]) - len(heard[state]) for state in times}
         return {
             "bars": bars, "most": max(map(sum, bars)), "late": late[State.ACCEPTED],
             "answered": {str(state): len(found) for state, found in heard.items()},
@@ -97,7 +98,9 @@ def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, 
     last = max((line.decided_at for line in lines if line.decided_at is not None), default=None)
     facts = [("Rows in the file", f"{total:,}"), ("Rows with an outcome", f"{tally.done:,}")]
     named = (("First sent", first), ("Last decided", last), ("This page written", time.time()))
-    facts += [(name, _moment(when)) for name, when in named if when is not None]
+    # On this machine's clock, with its zone.
+    form = "%d %B %Y, %H:%M:%S (UTC%z)"
+    facts += [(name, time.strftime(form, time.localtime(when))) for name, when in named if when is not None]
     if first is not None and last is not None and last > first:
         facts.insert(4, ("Between them", duration(last - first)))
     return facts
@@ -105,11 +108,6 @@ def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, 
 
 def _money(sums: Mapping[str, int]) -> list[str]:
     return [bounded(money(cents, currency)) for currency, cents in sums.items()]
-
-
-def _moment(when: float) -> str:
-    """Return a moment on this machine's clock, with its zone."""
-    return time.strftime("%d %B %Y, %H:%M:%S (UTC%z)", time.localtime(when))
 
 
 def _span(seconds: float) -> str:

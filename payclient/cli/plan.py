@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -15,71 +14,57 @@ from rich.text import Text
 from payclient.batch.pace import sends_per_second
 from payclient.batch.results import passes
 from payclient.cli import terminal
-from payclient.cli.lines import LABELS
-from payclient.cli.progress import Limits
+from payclient.cli.report import LABELS
+from payclient.cli.run import CHUNK, Limits
 from payclient.cli.settings import location_of
-from payclient.cli.summary import simple_table
 from payclient.errors import LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
-from payclient.rows.cells import RowError
 from payclient.schedule import ANSWERED, NORMAL_WINDOW
 
 __all__: list[str] = []
-
-#: Rows that the ledger is asked for at once.
-CHUNK = 500
 
 #: Seconds of one exchange with the service.
 EXCHANGE = 0.3
 
 #: Of one sale under the schedule used unless told otherwise: mean seconds that it is open, for a window of 300 s, and
-#: status queries. `benchmarks/schedule_table.py` works them out.
+#: status queries. `benchmarks/schedule_table.py` computes them.
 OPEN_SECONDS, QUERIES = 78.7, 33.1
-
-#: Errors shown of one file; all are counted.
-MAX_ERRORS = 50
 
 
 @attrs.frozen
 class Known:
-    """What the ledger says of the rows, before anything is sent."""
+    """What the ledger holds of the rows, before anything is sent."""
 
-    #: Rows by state; those that have none are not counted.
+    #: Rows by state; rows without one are not counted.
     states: Counter[str] = attrs.field(factory=Counter)
-    #: Refused ones that would be tried again.
+    #: Refused rows that would be tried again.
     again: int = 0
     in_use: bool = False
-    #: There is none yet.
+    #: There is no ledger yet.
     new: bool = False
 
-    @property
-    def settled(self) -> int:
-        """Rows that nothing is sent for."""
-        return self.states.total() - self.again
 
-
-async def ask_ledger(url: str | None, file: ChargeFile, retry: Sequence[str]) -> Known | None:
-    """Look the rows up, and close the ledger again; None: none was named."""
+async def read_ledger(url: str | None, file: ChargeFile, limits: Limits) -> Known:
+    """Look the rows up, and close the ledger again."""
     if not url or url.startswith("memory:"):
-        return None
+        return Known(new=True)
     try:
         book = await open_ledger(url, create=False)
     except LedgerInUseError:
         return Known(in_use=True)
     except LedgerMissingError:
         return Known(new=True)
-    states: Counter[str] = Counter()
-    again = 0
+    states, again = Counter[str](), 0
     try:
         keys = (request.client_transaction_id for request in file.requests)
         while chunk := list(itertools.islice(keys, CHUNK)):
             for record in (await book.get_many(chunk)).values():
                 states[record.state] += 1
                 again += record.state is State.REFUSED and (
-                    "refused" in retry or passes(record.evidence, record.error_type)
+                    limits.retry == "refused" or passes(record.evidence, record.error_type)
                 )
     finally:
         await book.aclose()
@@ -91,7 +76,7 @@ class Plan:
     """All that is known before the first charge."""
 
     file: ChargeFile
-    known: Known | None
+    known: Known
     limits: Limits
     #: Where the bad rows go.
     skip_bad: Path | None
@@ -103,42 +88,36 @@ class Plan:
     @property
     def to_send(self) -> int:
         """Rows that are sent, as far as the ledger knows."""
-        return len(self.file.requests) - (0 if self.known is None else self.known.settled)
+        return len(self.file.requests) - self.known.states.total() + self.known.again
 
     def picture(self) -> RenderableType:
         """Return it for people: the money, then a line for each thing to know."""
         file, lanes = self.file, self.file.lanes
-        money = simple_table("currency", numbers=("charges", "total"))
+        money = terminal.simple_table("currency", numbers=("charges", "total"))
         for currency, (count, cents) in file.totals.items():
             money.add_row(currency, f"{count:,}", terminal.money(cents, currency))
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="bold", no_wrap=True)
         facts.add_column(overflow="fold")
         facts.add_row("file", Text(f"{file.path.name}: {file.description}"))
-        facts.add_row("rows", self._rows())
+        bad = f", {len(file.bad):,} bad" if file.bad else ""
+        left_out = f", which are left out and go to {self.skip_bad}" if bad and self.skip_bad else ""
+        facts.add_row("rows", Text(f"{len(file.requests):,} good").append(bad, "bold red").append(left_out))
+        longest = max(lanes.values(), default=0)
         if lanes:
-            longest = max(lanes.values())
-            many = "" if longest < 2 else f"; one of them has {longest:,} charges, one at a time"
+            many = f"; one of them has {longest:,} charges, one at a time" if longest > 1 else ""
             facts.add_row("customers", f"{len(lanes):,}{many}")
         facts.add_row("ledger", self._ledger())
-        facts.add_row("to send", self._to_send(max(lanes.values(), default=0)))
+        facts.add_row("to send", self._to_send(longest))
         if self.base_url is not None:
             facts.add_row("to", Text(f"{self.base_url} as {self.profile.name}"))
         return Group(money, facts, Text(""))
-
-    def _rows(self) -> Text:
-        text = Text(f"{len(self.file.requests):,} good")
-        if self.file.bad:
-            text.append(f", {len(self.file.bad):,} bad", style="bold red")
-            if self.skip_bad is not None:
-                text.append(f", which are left out and go to {self.skip_bad}")
-        return text
 
     def _ledger(self) -> Text:
         if self.ledger is None:
             return Text("not told: give --ledger to see what was charged before")
         known, text = self.known, Text(location_of(self.ledger))
-        if known is None or known.new:
+        if known.new:
             return text.append(" is new", "bold yellow").append(": it knows no earlier charge")
         if known.in_use:
             return text.append(" is in use by another run")
@@ -154,9 +133,9 @@ class Plan:
         if self.file.bad and self.skip_bad is None:
             return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
         seconds, bound_by, queries = expected(self.profile, self.to_send, longest_lane, self.limits)
-        asked = f"{_rounded(queries)} status queries"
-        if self.profile.status is None:
-            asked = "no status queries: the profile names none"
+        asked = "no status queries: the profile names none"
+        if self.profile.status is not None:
+            asked = f"{float(f'{queries:.2g}'):,.0f} status queries"
         return f"{self.to_send:,} charges; expect about {_about(seconds)} ({bound_by}), and {asked}"
 
 
@@ -184,21 +163,6 @@ def expected(
     return seconds, "people's answers" if seconds < 2 * late else bound_by, min(rows * QUERIES * asks, most)
 
 
-def show_errors(errors: Sequence[RowError]) -> None:
-    """Show the first errors: a table on a terminal, lines elsewhere."""
-    if not terminal.err.is_terminal:
-        for error in errors[:MAX_ERRORS]:
-            terminal.say(str(error))
-        return
-    table = simple_table()
-    table.add_column("line", justify="right", no_wrap=True)
-    table.add_column("column", overflow="fold")
-    table.add_column("what is wrong", ratio=1)
-    for error in errors[:MAX_ERRORS]:
-        table.add_row(str(error.line), Text(error.column or ""), Text(error.reason))
-    terminal.err.print(table, soft_wrap=False)
-
-
 def _about(seconds: float) -> str:
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
@@ -206,9 +170,3 @@ def _about(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min"
     return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
-
-
-def _rounded(number: float) -> str:
-    whole = round(number)
-    step = 10 ** max(len(str(whole)) - 2, 0)
-    return f"{round(whole / step) * step:,}"

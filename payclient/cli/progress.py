@@ -1,4 +1,4 @@
-"""How a run is doing: live on a terminal, a plain line now and then elsewhere, JSON for machines."""
+"""How a run is doing (live on a terminal, a plain line now and then elsewhere, JSON for machines), and how it ended."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from types import TracebackType
 from typing import Literal, Self
 
 import attrs
 from rich import progress
-from rich.table import Column
+from rich.table import Column, Table
+from rich.text import Text
 
 from payclient.batch import Charges
 from payclient.cli import terminal
-from payclient.cli.lines import LABELS, Line, Tally
-from payclient.cli.summary import COLOURS, outcome_table
+from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, money
+from payclient.ledger.details import bounded
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
 from payclient.tracker import Tracker
@@ -29,25 +29,17 @@ __all__: list[str] = []
 #: What a run shows of itself. "auto": live on a terminal, plain lines elsewhere.
 Look = Literal["auto", "quiet", "json"]
 
-#: Seconds between two plain lines, in the first minute and later.
-PLAIN_EVERY, PLAIN_LATER = 5.0, 30.0
+#: Seconds between two plain lines (in the first minute, and later), two pictures, and two JSON events of progress.
+PLAIN_EVERY, PLAIN_LATER, LIVE_EVERY, JSON_EVERY = 5.0, 30.0, 0.25, 1.0
 
-#: Seconds between two pictures, and between two JSON events of progress.
-LIVE_EVERY, JSON_EVERY = 0.25, 1.0
+#: Reasons shown at the end of rows that were never sent.
+REASONS = 3
 
-#: Always in the live picture, whatever their count; the others only where they are.
-_SHOWN = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
-
-
-@attrs.frozen(kw_only=True)
-class Limits:
-    """How a run is paced; see `charge_all`."""
-
-    max_in_flight: int = 50
-    max_pending: int = 1000
-    rate: float | None = None
-    wait: float | None = None
-    retry: tuple[str, ...] = ()
+#: Always in the live picture; other labels only where they occur.
+_COLOURS: dict[str, str] = {
+    State.ACCEPTED: "green", State.CANCELLED: "yellow", State.REFUSED: "yellow", State.EXPIRED: "magenta",
+    State.UNKNOWN: "bold magenta",
+}  # fmt: skip
 
 
 @attrs.frozen(kw_only=True)
@@ -67,15 +59,14 @@ class Unfinished:
 
     def words(self) -> str:
         """Return what is waited for."""
-        left = (
-            ""
-            if self.next_left is None
-            else f"for a customer; the next expires in {duration(self.next_left)}"
+        left = self.next_left
+        parts = (
+            "" if left is None else f"for a customer; the next expires in {duration(left)}",
+            f"{self.expired:,} expired, last word awaited" if self.expired else "",
+            f"{self.unknown:,} unknown, looked up" if self.unknown else "",
+            f"{self.queued:,} queue" if self.queued else "",
         )
-        expired = f"{self.expired:,} expired, last word awaited" if self.expired else ""
-        unknown = f"{self.unknown:,} unknown, looked up" if self.unknown else ""
-        queued = f"{self.queued:,} queue" if self.queued else ""
-        return "; ".join(filter(None, (left, expired, unknown, queued))) or "no customer pending"
+        return "; ".join(filter(None, parts)) or "no customer pending"
 
 
 def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: float) -> Unfinished:
@@ -95,12 +86,10 @@ def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: fl
 
 
 class Progress:
-    """Shows a tally that somebody else fills, and nothing by itself; opened by `async with`."""
+    """Shows a tally that a run fills, and nothing by itself; opened by `async with`."""
 
     def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
-        self._tally = tally
-        self._rows = rows
-        self._under_way = under_way
+        self._tally, self._rows, self._under_way = tally, rows, under_way
         self._task: asyncio.Task[None] | None = None
         self._began = time.monotonic()
         self.tracker: Tracker | None = None
@@ -111,9 +100,7 @@ class Progress:
         self._task = asyncio.create_task(self._show())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -125,21 +112,11 @@ class Progress:
         """Show a row's line."""
 
     def note(self, event: str, text: str, **facts: object) -> None:
-        """Show something to know at once; people are told on stderr."""
+        """Show something to know at once, to people on stderr."""
         terminal.say(text)
 
     def end(self, code: int, **files: object) -> None:
         """Show that the run is over."""
-
-    @property
-    def stopped(self) -> str | None:
-        """Why nothing more is sent; None while it is."""
-        return None if self.results is None else self.results.stopped
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since it was opened."""
-        return time.monotonic() - self._began
 
     def unfinished(self) -> Unfinished:
         """Return what is open now."""
@@ -153,7 +130,8 @@ class PlainProgress(Progress):
 
     async def _show(self) -> None:
         while True:
-            await asyncio.sleep(PLAIN_EVERY if self.elapsed < 60 else PLAIN_LATER)
+            first = time.monotonic() - self._began < 60
+            await asyncio.sleep(PLAIN_EVERY if first else PLAIN_LATER)
             terminal.say(self.sentence())
 
     def sentence(self) -> str:
@@ -176,57 +154,53 @@ class LiveProgress(PlainProgress):
     """A picture that stays in its place, and a table at the end."""
 
     async def _show(self) -> None:
-        picture = self.picture()
-        with picture:
+        with self.picture() as picture:
             while True:
                 self.update(picture)
                 await asyncio.sleep(LIVE_EVERY)
 
     def picture(self) -> progress.Progress:
-        """Return bars, one for each outcome. They are drawn from this loop: the tally changes under nobody's eyes."""
+        """Return bars, one for each outcome, drawn from this loop only."""
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         return progress.Progress(
             progress.TextColumn("{task.description}", table_column=Column(min_width=10, no_wrap=True)),
             progress.BarColumn(None, table_column=Column(min_width=8, max_width=24)),
             progress.TextColumn("{task.fields[count]}", justify="right", table_column=Column(min_width=7)),
-            progress.TextColumn(
-                "{task.fields[words]}",
-                markup=False,
-                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
-            console=terminal.err,
-            auto_refresh=False,
-            expand=True,
-            transient=True,
-            redirect_stdout=False,
+            progress.TextColumn("{task.fields[words]}", markup=False, table_column=words),
+            console=terminal.err, auto_refresh=False, expand=True, transient=True, redirect_stdout=False,
             redirect_stderr=False,
-        )
+        )  # fmt: skip
 
     def update(self, picture: progress.Progress) -> None:
         """Show the state of this moment."""
         tally, now = self._tally, self.unfinished()
-        ids = {task.description: task.id for task in picture.tasks}
-        words = f"of {self._rows:,}; running {duration(self.elapsed)}"
-        rows: list[tuple[str, int, str]] = [("done", tally.done, words)]
+        running = duration(time.monotonic() - self._began)
+        rows: list[tuple[str, int | None, str]] = [
+            ("done", tally.done, f"of {self._rows:,}; running {running}")
+        ]
         for label in LABELS:
-            if tally.counts[label] or label in _SHOWN:
+            if tally.counts[label] or label in _COLOURS:
                 sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(label).items())
-                rows.append((f"[{COLOURS.get(label, 'blue')}]{label}[/]", tally.counts[label], sums))
+                rows.append((f"[{_COLOURS.get(label, 'blue')}]{label}[/]", tally.counts[label], sums))
         rows.append(("waiting", now.pending, now.words()))
-        if self.stopped is not None:
-            rows.append(("stopping", 0, self.stopped))
-        for name, count, text in rows:
-            shown = {"completed": count, "count": f"{count:,}" if name != "stopping" else "", "words": text}
-            if name in ids:
-                picture.update(ids[name], **shown)  # type: ignore[arg-type]  # by name
-            else:
-                picture.add_task(name, total=max(self._rows, 1), **shown)  # type: ignore[arg-type]  # by name
+        if self.results is not None and self.results.stopped is not None:
+            rows.append(("stopping", None, self.results.stopped))
+        ids = {task.description: task.id for task in picture.tasks}
+        for name, count, words in rows:
+            task = (
+                ids[name]
+                if name in ids
+                else picture.add_task(name, total=max(self._rows, 1), count="", words="")
+            )
+            shown = "" if count is None else f"{count:,}"
+            picture.update(task, completed=count or 0, count=shown, words=words)
         picture.refresh()
 
 
 class JsonProgress(Progress):
     """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `end`. Cents and UTC."""
 
-    _deaf = False
+    _closed = False
 
     async def _show(self) -> None:
         self._emit("begin", rows=self._rows)
@@ -254,14 +228,14 @@ class JsonProgress(Progress):
         self._emit("end", exit_code=code, done=self._tally.done, rows=self._rows, outcomes=outcomes, **files)
 
     def _emit(self, event: str, **facts: object) -> None:
-        if self._deaf:
+        if self._closed:
             return
         try:
             sys.stdout.write(json.dumps({"event": event, "at": iso(time.time()), **facts}) + "\n")
             sys.stdout.flush()
         except (OSError, ValueError):
             # The reader has gone; the charges are no less real, and the ledger and the report hold them.
-            self._deaf = True
+            self._closed = True
             terminal.complain("stdout is closed: no more events; the run goes on")
 
 
@@ -269,3 +243,34 @@ def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]
     """Return the class that shows a run in this way."""
     auto = LiveProgress if terminal.err.is_terminal else PlainProgress
     return JsonProgress if look == "json" else Progress if look == "quiet" else auto
+
+
+# --- At the end
+
+
+def outcome_table(tally: Tally) -> Table:
+    """Return the outcomes of the rows, with the money."""
+
+    def lines(label: str | None = None) -> str:
+        return "\n".join(money(cents, currency) for currency, cents in tally.totals(label).items())
+
+    table = terminal.simple_table("outcome", "paid", numbers=("charges", "total"))
+    for label in LABELS:
+        if count := tally.counts[label]:
+            text = Text(label, _COLOURS.get(label, "bold magenta"))
+            table.add_row(text, paid_word(label), f"{count:,}", lines(label))
+    if tally.done:
+        table.add_section()
+        table.add_row("all", "", f"{tally.done:,}", lines())
+    return table
+
+
+def say_reasons(lines: Iterable[Line]) -> None:
+    """Print why rows were not sent, the commonest reasons first."""
+    reasons = Counter(
+        (line.label, bounded(line.message))
+        for line in lines
+        if line.message and line.label in (NEVER_SENT, OTHER_CONTENT)
+    )
+    for (label, reason), count in reasons.most_common(REASONS):
+        terminal.say(f"{count:,} {label}: {reason.removeprefix(f'{NEVER_SENT}: ')}")

@@ -1,7 +1,7 @@
-"""The report of a run: a CSV or JSONL file that is true after every row.
+"""What became of each row, the sums over all rows, and the report file that is true after every row.
 
-A run appends to what an earlier run left, so that the file never holds less than it did; one that ends, or is
-interrupted, puts a file with its own rows alone in its place. After a crash the last row of a key counts.
+A run appends to the report of an earlier run, so that the file never holds less than before. A run that ends, or is
+interrupted, replaces the file by its own rows. After a crash the last row of a key counts.
 """
 
 from __future__ import annotations
@@ -10,20 +10,187 @@ import csv
 import io
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.lines import COLUMNS, Line, csv_line, json_line
-from payclient.errors import ConfigurationError
+from payclient.cli.terminal import iso
+from payclient.errors import ConfigurationError, DifferentRequestError, PayError, RefusedError
+from payclient.lifecycle import State
+from payclient.models import SaleRequest
+from payclient.outcomes import Outcome
 
 __all__: list[str] = []
 
+#: The label of a row that this run sent nothing for.
+NEVER_SENT = "never sent"
+
+#: The label of a row whose id the ledger has with other content: nothing was sent for it, and the id may be paid.
+OTHER_CONTENT = "other content"
+
+#: What `paid` is, in words.
+PAID_WORDS = {True: "yes", False: "no", None: "unknown"}
+
+_FIRST = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
+
+#: The order of tables.
+LABELS = (*_FIRST, *(state for state in State if state not in _FIRST), OTHER_CONTENT, NEVER_SENT)
+
+
+def paid_word(label: str) -> str:
+    """Return what `paid` is for a label, in words."""
+    return PAID_WORDS[None if label in (NEVER_SENT, OTHER_CONTENT) else State(label).paid]
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """One row of the report. `amount` is cents; `state` is empty where nothing was sent.
+
+    Times are UTC seconds since the epoch. A refused row has none, because it may be of another run.
+    """
+
+    client_transaction_id: str
+    transaction_id: int | None = None
+    state: str = ""
+    paid: bool | None = None
+    error_code: int | None = None
+    message: str = ""
+    amount: int
+    currency: str
+    evidence: str = ""
+    created_at: float | None = None
+    notified_at: float | None = None
+    decided_at: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The state, or why there is none."""
+        return self.state or (OTHER_CONTENT if self.evidence == OTHER_CONTENT else NEVER_SENT)
+
+    def cells(self) -> dict[str, Any]:
+        """Return what a report holds of the row: times are ISO 8601, in UTC."""
+        cells = {name: getattr(self, name) for name in COLUMNS}
+        for name in ("created_at", "notified_at", "decided_at"):
+            cells[name] = None if cells[name] is None else iso(cells[name])
+        return cells
+
+
+COLUMNS = tuple(field.name for field in attrs.fields(Line))
+
+
+def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
+    """Return the line of a request whose outcome is known, or whose error proves that this run created nothing."""
+    facts: dict[str, Any] = {}
+    if outcome is not None:
+        error = outcome.error
+        facts = {"transaction_id": outcome.transaction_id, "state": str(outcome.state), "paid": outcome.paid}
+        facts["evidence"] = str(outcome.evidence)
+        if outcome.state is not State.REFUSED:
+            facts |= {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
+    elif isinstance(error, RefusedError):
+        facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}
+    elif isinstance(error, DifferentRequestError):
+        facts = {"evidence": OTHER_CONTENT}
+    # After any other error this run sent nothing, but an earlier one may have: `paid` stays open.
+    if isinstance(error, RefusedError):
+        facts |= {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
+    elif error is not None:
+        facts["message"] = str(error) if isinstance(error, PayError) else type(error).__name__
+    return Line(
+        client_transaction_id=request.client_transaction_id,
+        amount=request.amount,
+        currency=request.currency,
+        **facts,
+    )
+
+
+class Tally:
+    """How many rows have which outcome, and how much money that is."""
+
+    def __init__(self, lines: Iterable[Line] = ()) -> None:
+        self.counts: Counter[str] = Counter()
+        #: Cents by (label, currency).
+        self.money: Counter[tuple[str, str]] = Counter()
+        #: Rows by what they mean: True, False, None.
+        self.paid: Counter[bool | None] = Counter()
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Line, times: int = 1) -> None:
+        """Count a row; -1 times: no more, because the ledger has a newer word."""
+        self.counts[line.label] += times
+        self.money[line.label, line.currency] += times * line.amount
+        self.paid[line.paid] += times
+
+    @property
+    def done(self) -> int:
+        """Rows counted so far."""
+        return self.counts.total()
+
+    def totals(self, label: str | None = None) -> dict[str, int]:
+        """Return cents by currency, of one label or of all rows."""
+        sums: Counter[str] = Counter()
+        for (each, currency), cents in sorted(self.money.items()):
+            if label in (None, each) and cents:
+                sums[currency] += cents
+        return dict(sorted(sums.items()))
+
+    def summary(self) -> dict[str, Any]:
+        """Return rows and cents by outcome, for machines."""
+        return {
+            label: {"rows": self.counts[label], "cents": self.totals(label)}
+            for label in LABELS
+            if self.counts[label]
+        }
+
+    @property
+    def exit_code(self) -> int:
+        """0: all accepted; 4: some `paid` is not known; 3: some refused or cancelled."""
+        return 4 if self.paid[None] else 3 if self.paid[False] else 0
+
+
+# --- As bytes
+
+#: Where a spreadsheet would begin a formula, or another cell: also after what parts cells in some locale.
+_DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
+
+
+def defuse(cell: str) -> str:
+    """Return a cell that no spreadsheet calculates, whatever its locale takes for the end of a cell."""
+    return _DANGEROUS.sub(r"\1'", cell)
+
+
+def csv_line(values: Iterable[object]) -> bytes:
+    """Return a line of CSV; None is empty, and a list is one cell."""
+    text = io.StringIO()
+    csv.writer(text).writerow([defuse(_cell(value)) for value in values])
+    return text.getvalue().encode("utf-8", "replace")
+
+
+def json_line(values: Mapping[str, object]) -> bytes:
+    """Return a line of JSONL."""
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+# --- The file
+
 
 class Report:
-    """Open by `with`; `write` each line; `finish` with all lines at the end of a run that was not killed."""
+    """A CSV or JSONL file: open it by `with`, `write` each line, and `finish` with all lines at the end of a run."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
@@ -31,7 +198,6 @@ class Report:
         self.path = path
         self._is_csv = path.suffix.lower() == ".csv"
         self._header = csv_line(COLUMNS) if self._is_csv else b""
-        #: The file, once it is open; None again where it takes nothing more.
         self._file: int | None = None
         self._size = 0
         try:
@@ -54,12 +220,9 @@ class Report:
             if self._is_csv
             else map(_object, self._before.splitlines())
         )
-        # After a crash the last row of a key counts.
-        last = {row.get("client_transaction_id"): row for row in rows}
+        last = {str(row.get("client_transaction_id")): row for row in rows}
         sent = [
-            str(key)
-            for key, row in last.items()
-            if row.get("state") and row.get("paid") not in (False, "false")
+            key for key, row in last.items() if row.get("state") and row.get("paid") not in (False, "false")
         ]
         return {*sent, *(key[1:] for key in sent if key[:1] == "'")}  # a key that was defused
 
@@ -104,8 +267,7 @@ class Report:
         """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
         with atomic_write(self.path) as file:
             file.write(self._header)
-            for line in lines:
-                file.write(self._bytes(line))
+            file.writelines(map(self._bytes, lines))
 
     def _bytes(self, line: Line) -> bytes:
         cells = line.cells()

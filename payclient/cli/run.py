@@ -7,20 +7,23 @@ goes on later. Thrice: now. SIGTERM and SIGHUP are once, and after 30 s twice.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from typing import Annotated, Literal
+
+import attrs
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number as Range
 
 from payclient.batch import charge_all
 from payclient.cli import terminal
-from payclient.cli.lines import NEVER_SENT, OTHER_CONTENT, Line, Tally, line_of
 from payclient.cli.page import RELOAD, RunPage
-from payclient.cli.progress import Limits, Look, progress_of
-from payclient.cli.report import Report
-from payclient.cli.settings import Service
+from payclient.cli.progress import Look, progress_of
+from payclient.cli.report import NEVER_SENT, OTHER_CONTENT, Line, Report, Tally, line_of
+from payclient.cli.settings import Count, Number, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError, DifferentRequestError, PayError
@@ -35,14 +38,31 @@ __all__: list[str] = []
 #: Seconds from SIGTERM until the waiting ends as well.
 TERM_GRACE = 30.0
 
-#: Seconds after which an interrupted run knows whom it waits for: what was in flight has its answer.
+#: Seconds after which every request that was in flight at an interrupt has its answer.
 IN_FLIGHT = 0.5
 
-#: Rows that the ledger is asked for at once.
+#: Rows that are looked up in the ledger at once.
 CHUNK = 500
 
 #: Client transaction ids shown of an error about many.
 SHOWN = 3
+
+
+@Parameter(name="*", group=Group("How fast, and how long", sort_key=2))
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How a run is paced; see `charge_all`."""
+
+    max_in_flight: Count = 50
+    """Requests at once."""
+    max_pending: Count = 1000
+    """Prompts on people's phones at once."""
+    rate: Annotated[float | None, Number, Parameter(validator=Range(gt=0))] = None
+    """Sends a second, at most."""
+    wait: Annotated[float | None, Number] = None
+    """Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."""
+    retry: Literal["refused"] | None = None
+    """Try again what the service refused before."""
 
 
 class LaneQueues:
@@ -74,7 +94,7 @@ class LaneQueues:
 
 
 class Run:
-    """Charges rows, and says at its end what the ledger holds of each."""
+    """Charges rows, and reads at its end what the ledger holds of each."""
 
     def __init__(
         self,
@@ -116,12 +136,14 @@ class Run:
 
     async def _check_report(self, tracker: Tracker, report: Report) -> None:
         """Refuse a ledger that does not know what the report calls paid or open: all of it would be charged again."""
-        sent = report.sent() & {request.client_transaction_id for request in self._requests}
-        missing = []
-        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in sent]):
-            known = await tracker.find_many([request.client_transaction_id for request in chunk])
-            missing += [key for request in chunk if (key := request.client_transaction_id) not in known]
-        if missing:
+        sent = report.sent()
+        keys = [request.client_transaction_id for request in self._requests]
+        known = (
+            {key for chunk in _chunks(self._requests) for key in await self._find(tracker, chunk)}
+            if sent
+            else sent
+        )
+        if missing := [key for key in keys if key in sent and key not in known]:
             more = ", ..." if len(missing) > SHOWN else ""
             raise ConfigurationError(
                 f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
@@ -154,36 +176,40 @@ class Run:
                 max_pending=limits.max_pending,
                 rate=limits.rate,
                 wait=limits.wait,
-                retry=limits.retry,
+                retry=() if limits.retry is None else (limits.retry,),
             ) as results:
                 self.progress.results = results
                 if self._signals:
                     results.stop("interrupted")
                 async for result in results:
                     request = self._under_way.pop(result.request_key)
-                    self._tell(line_of(request, result.outcome, result.error))
+                    self._add(line_of(request, result.outcome, result.error))
                 self._stopped = results.stopped is not None
         except PayError as error:
             self._fail(str(error))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Tell the ledger's word of this moment: of rows without a result, and of those that changed since theirs."""
+        """Add what the ledger holds now: of rows without a result, and of rows that changed since theirs."""
         try:
             for chunk in _chunks(self._requests):
-                known = await tracker.find_many([request.client_transaction_id for request in chunk])
+                known = await self._find(tracker, chunk)
                 for request in chunk:
-                    self._tell_newer(tracker, request, known.get(request.client_transaction_id))
+                    self._add_newer(tracker, request, known.get(request.client_transaction_id))
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
             for request in self._requests:
                 if request.client_transaction_id not in self.lines:
-                    self._tell(line_of(request, None, error))
+                    self._add(line_of(request, None, error))
 
-    def _tell_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
+    @staticmethod
+    async def _find(tracker: Tracker, chunk: Sequence[SaleRequest]) -> Mapping[str, PendingSale]:
+        return await tracker.find_many([request.client_transaction_id for request in chunk])
+
+    def _add_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
         before = self.lines.get(request.client_transaction_id)
         if pending is None:
             if before is None:
-                self._tell(line_of(request, None))
+                self._add(line_of(request, None))
             return
         now = line_of(request, pending.outcome)
         if before is not None and now.state == before.state and now.paid == before.paid:
@@ -192,16 +218,16 @@ class Run:
             if now.state != State.REFUSED:
                 words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
                 now = line_of(request, None, DifferentRequestError(words))
-                self._tell(now)
+                self._add(now)
             elif before is None:
-                self._tell(line_of(request, None))
+                self._add(line_of(request, None))
         # A refused attempt is no news of a row that this run could not send.
         elif before is None or now.state != State.REFUSED or before.label not in (NEVER_SENT, OTHER_CONTENT):
-            self._tell(now)
+            self._add(now)
 
-    def _tell(self, line: Line) -> None:
+    def _add(self, line: Line) -> None:
         if (before := self.lines.get(line.client_transaction_id)) is not None:
-            self.tally.remove(before)
+            self.tally.add(before, -1)
         self.lines[line.client_transaction_id] = line
         self.tally.add(line)
         if self._report is not None:
@@ -268,7 +294,7 @@ class Run:
         if self._signals == 1:
             if self.progress.results is not None:
                 self.progress.results.stop("interrupted")
-            words = "interrupted: sending no more, and waiting for who was asked; Ctrl-C again stops waiting"
+            words = "interrupted: sending no more, and waiting for the customers; Ctrl-C again stops waiting"
             self.progress.note("stopping", words)
             asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
         elif self._signals == 2:
@@ -302,6 +328,5 @@ class Run:
 
 
 def _chunks(requests: Sequence[SaleRequest]) -> Iterator[Sequence[SaleRequest]]:
-    rows = iter(requests)
-    while chunk := list(itertools.islice(rows, CHUNK)):
-        yield chunk
+    for begin in range(0, len(requests), CHUNK):
+        yield requests[begin : begin + CHUNK]

@@ -9,21 +9,9 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.lines import PAID_WORDS, Line
-from payclient.cli.progress import Limits
-from payclient.cli.run import Run
-from payclient.cli.settings import (
-    NO_AMOUNTS,
-    AmountOptions,
-    BaseUrl,
-    Flag,
-    LedgerUrl,
-    NewLedger,
-    Profile,
-    Wait,
-    service_of,
-)
-from payclient.cli.summary import facts
+from payclient.cli.report import PAID_WORDS
+from payclient.cli.run import Limits, Run
+from payclient.cli.settings import Amounts, ChargeOptions, Number
 from payclient.models import SaleRequest
 from payclient.wire import encode_sale
 
@@ -36,17 +24,14 @@ def sale(
     currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
     client_transaction_id: Annotated[str, Parameter(help="Your own unique id of what is to be paid.")],
     phone_number: Annotated[str | None, Parameter(help="The number registered in the wallet app.")] = None,
-    amounts: AmountOptions = NO_AMOUNTS,
+    amounts: Amounts = Amounts(),
     store_id: str | None = None,
     reference: str | None = None,
     response_url: Annotated[str | None, Parameter(help="Where the service notifies you.")] = None,
     nick_name: Annotated[str | None, Parameter(help="Charge this user name, with --by-nick-name.")] = None,
-    by_nick_name: Annotated[bool, Flag] = False,
-    ledger: LedgerUrl = None,
-    new_ledger: NewLedger = False,
-    base_url: BaseUrl = None,
-    profile: Profile = None,
-    wait: Wait = None,
+    by_nick_name: bool = False,
+    options: ChargeOptions = ChargeOptions(),
+    wait: Annotated[float | None, Number, Parameter(help="Seconds to wait. Default: to the end.")] = None,
 ) -> int:
     """Charge one customer by a push request and follow it to its end; the exit codes are those of `charge`.
 
@@ -64,24 +49,21 @@ def sale(
         by_nick_name=by_nick_name,
         **attrs.asdict(amounts),
     )
-    where = service_of(base_url, profile, ledger, new_ledger=new_ledger)
-    encode_sale(request, where.profile)  # what the profile forbids is bad input
+    service = options.service()
+    encode_sale(request, service.profile)  # what the profile forbids is bad input
     run = Run([request], Limits(wait=wait))
-    code = asyncio.run(run.charge(where))
+    code = asyncio.run(run.charge(service))
     for line in run.lines.values():
-        _show(line)
+        terminal.print_facts(
+            {
+                "state": line.label,
+                "paid": PAID_WORDS[line.paid],
+                "amount": terminal.money(line.amount, line.currency),
+                "client transaction id": line.client_transaction_id,
+                "transaction id": line.transaction_id,
+                "message": line.message or None,
+            }
+        )
     if code == 130:
         terminal.say("interrupted; the same command goes on waiting, and sends nothing again")
     return code
-
-
-def _show(line: Line) -> None:
-    rows = {
-        "state": line.label,
-        "paid": PAID_WORDS[line.paid],
-        "amount": terminal.money(line.amount, line.currency),
-        "client transaction id": line.client_transaction_id,
-        "transaction id": line.transaction_id,
-        "message": line.message or None,
-    }
-    terminal.out().print(facts(rows))

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the environment that stands for them."""
+"""Options that several commands share, and what is made of them and of the environment."""
 
 from __future__ import annotations
 
@@ -13,43 +13,18 @@ from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import Parameter, Token
+from cyclopts.validators import Number as Range
 
 from payclient.auth import TokenSource, check_base_url, token_fault
 from payclient.cli import terminal
 from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
+from payclient.session import PaySession
 from payclient.tracker import Tracker, open_tracker
 from payclient.validation import is_loopback
 
 __all__: list[str] = []
-
-BaseUrl = Annotated[
-    str | None,
-    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address; a preset has its own."),
-]
-Profile = Annotated[
-    str | None,
-    Parameter(
-        env_var="PAYCLIENT_PROFILE",
-        help="What the service's document leaves open: a preset (payphone), or a TOML file.",
-    ),
-]
-LedgerUrl = Annotated[
-    str | None,
-    Parameter(
-        env_var="PAYCLIENT_LEDGER",
-        help="The durable record of what was sent: sqlite:charges.db, or postgresql://...",
-    ),
-]
-
-TokenFile = Annotated[
-    Path | None,
-    Parameter(
-        env_var="PAYCLIENT_TOKEN_FILE",
-        help="A file that holds the token, read again when the service takes it no more; instead of PAYCLIENT_TOKEN.",
-    ),
-]
 
 
 def _whole(_: object, tokens: Sequence[Token]) -> int:
@@ -60,7 +35,7 @@ def _whole(_: object, tokens: Sequence[Token]) -> int:
     return int(text)
 
 
-def _seconds(_: object, tokens: Sequence[Token]) -> float:
+def _number(_: object, tokens: Sequence[Token]) -> float:
     text = tokens[0].value
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         raise ValueError("must be a number, 0 or more")
@@ -68,45 +43,111 @@ def _seconds(_: object, tokens: Sequence[Token]) -> float:
 
 
 Whole = Parameter(converter=_whole)
-Number = Parameter(converter=_seconds)
+Number = Parameter(converter=_number)
+Count = Annotated[int, Parameter(converter=_whole, validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
-Wait = Annotated[
-    float | None,
-    Number,
+Profile = Annotated[
+    str | None,
     Parameter(
-        help="Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."
+        env_var="PAYCLIENT_PROFILE",
+        help="What the document leaves open: a preset (payphone), or a TOML file.",
     ),
 ]
-Flag = Parameter(negative=(), show_default=False)
-Yes = Annotated[bool, Flag, Parameter(help="Do not ask.")]
-NewLedger = Annotated[
-    bool,
-    Flag,
-    Parameter(help="Make the ledger where there is none yet; a new one knows no earlier charge."),
+LedgerUrl = Annotated[
+    str | None,
+    Parameter(
+        env_var="PAYCLIENT_LEDGER",
+        help="The durable record of what was sent: sqlite:charges.db, or postgresql://...",
+    ),
 ]
+Yes = Annotated[bool, Parameter(help="Do not ask.")]
+NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
 
 
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class ServiceOptions:
+    """Which service to call, and with which token."""
+
+    base_url: Annotated[str | None, Parameter(env_var="PAYCLIENT_BASE_URL")] = None
+    """The service's address; a preset has its own."""
+    profile: Profile = None
+    token_file: Annotated[Path | None, Parameter(env_var="PAYCLIENT_TOKEN_FILE")] = None
+    """A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN."""
+
+    def address(self) -> str:
+        """Return the checked address. Raises `ConfigurationError`."""
+        address = self.base_url or profile_of(self.profile).base_url
+        if not address:
+            raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
+        return check_base_url(address)
+
+    def token(self) -> str | RotatingToken:
+        """Return the token of the file, or of the environment. Raises `ConfigurationError`."""
+        if self.token_file is not None:
+            return RotatingToken(self.token_file)
+        token = os.environ.get("PAYCLIENT_TOKEN")
+        if not token:
+            raise ConfigurationError(
+                "token: set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; it is never an argument"
+            )
+        if (fault := token_fault(token)) is not None:
+            raise ConfigurationError(fault)
+        return token
+
+    def session(self) -> PaySession:
+        """Return a session, its settings checked. Raises `ConfigurationError`."""
+        return PaySession(self.address(), self.token(), profile=profile_of(self.profile))
+
+
+@attrs.frozen(kw_only=True)
+class ChargeOptions(ServiceOptions):
+    """What every charge needs."""
+
+    ledger: LedgerUrl = attrs.field(default=None, repr=False)  # its address may hold a password
+    new_ledger: bool = False
+    """Make the ledger where there is none yet; a new one knows no earlier charge."""
+
+    def service(self) -> Service:
+        """Return all that a charge needs, checked. Raises `ConfigurationError`."""
+        address, token = self.address(), self.token()
+        if not self.ledger:
+            raise ConfigurationError(NO_LEDGER)
+        if self.ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
+            raise ConfigurationError(
+                "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
+            )
+        return Service(
+            base_url=address,
+            token=token,
+            profile=profile_of(self.profile),
+            ledger=self.ledger,
+            new_ledger=self.new_ledger,
+        )
+
+
+@Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Amounts:
     """What `sale` and `prepare` charge (§2.1)."""
 
-    amount: Annotated[Cents, Parameter(help="Cents; the sum of the parts, unless given.")] = None
-    amount_without_tax: Annotated[Cents, Parameter(help="Cents that are not taxed.")] = None
-    amount_with_tax: Annotated[Cents, Parameter(help="Cents that are taxed, without the tax.")] = None
-    tax: Annotated[Cents, Parameter(help="Cents.")] = None
-    service: Annotated[Cents, Parameter(help="Cents.")] = None
-    tip: Annotated[Cents, Parameter(help="Cents.")] = None
-
-
-NO_AMOUNTS = Amounts()
-
-#: Its fields are options of their own: --amount, --tax ...
-AmountOptions = Annotated[Amounts, Parameter(name="*")]
+    amount: Cents = None
+    """Cents; the sum of the parts, unless given."""
+    amount_without_tax: Cents = None
+    """Cents that are not taxed."""
+    amount_with_tax: Cents = None
+    """Cents that are taxed, without the tax."""
+    tax: Cents = None
+    """Cents."""
+    service: Cents = None
+    """Cents."""
+    tip: Cents = None
+    """Cents."""
 
 
 @attrs.frozen(kw_only=True)
 class Service:
-    """Where to send, and as whom."""
+    """Where to send, with which token and ledger."""
 
     base_url: str
     token: TokenSource = attrs.field(repr=False)
@@ -118,13 +159,10 @@ class Service:
     @asynccontextmanager
     async def tracker(self) -> AsyncIterator[Tracker]:
         """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
+        create = self.new_ledger or self.ledger == "memory:"
         try:
             async with open_tracker(
-                self.base_url,
-                self.token,
-                ledger=self.ledger,
-                profile=self.profile,
-                create=self.new_ledger or self.ledger == "memory:",
+                self.base_url, self.token, ledger=self.ledger, profile=self.profile, create=create
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
@@ -150,7 +188,7 @@ def profile_of(profile: str | None) -> ServiceProfile:
 
 
 class RotatingToken:
-    """The token of a file that somebody else writes anew from time to time."""
+    """The token of a file that another program writes anew from time to time."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` where it cannot be read now."""
@@ -158,7 +196,7 @@ class RotatingToken:
         self.read()
 
     def read(self) -> str:
-        """The token as it is now."""
+        """Return the token as it is now."""
         check_regular("--token-file", self._path)
         try:
             token = self._path.read_text(encoding="utf-8", errors="replace").strip()
@@ -171,52 +209,5 @@ class RotatingToken:
         return token
 
     async def __call__(self) -> str:
-        """The token as it is now, for a session."""
+        """Return the token as it is now, for a session."""
         return await asyncio.to_thread(self.read)
-
-
-def token_of(file: Path | None = None) -> str | RotatingToken:
-    """The token of a file, or of the environment. Raises `ConfigurationError` for one that is missing or cannot be."""
-    if file is None and (named := os.environ.get("PAYCLIENT_TOKEN_FILE")):
-        file = Path(named)
-    if file is not None:
-        return RotatingToken(file)
-    token = os.environ.get("PAYCLIENT_TOKEN")
-    if not token:
-        raise ConfigurationError(
-            "token: set PAYCLIENT_TOKEN or PAYCLIENT_TOKEN_FILE; it is never an argument"
-        )
-    if (fault := token_fault(token)) is not None:
-        raise ConfigurationError(fault)
-    return token
-
-
-def session_settings(
-    base_url: str | None, profile: ServiceProfile, token_file: Path | None = None
-) -> tuple[str, TokenSource]:
-    """The checked address and token. Raises `ConfigurationError` for one that is missing or cannot be."""
-    base_url = base_url or profile.base_url
-    if not base_url:
-        raise ConfigurationError("give --base-url, or set PAYCLIENT_BASE_URL")
-    token = token_of(token_file)
-    return check_base_url(base_url), token
-
-
-def service_of(
-    base_url: str | None,
-    profile: str | None,
-    ledger: str | None,
-    token_file: Path | None = None,
-    *,
-    new_ledger: bool = False,
-) -> Service:
-    """Return all that a charge needs, checked. Raises `ConfigurationError`."""
-    settings = profile_of(profile)
-    address, token = session_settings(base_url, settings, token_file)
-    if not ledger:
-        raise ConfigurationError("give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER")
-    if ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
-        raise ConfigurationError(
-            "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-        )
-    return Service(base_url=address, token=token, profile=settings, ledger=ledger, new_ledger=new_ledger)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
@@ -25,18 +25,16 @@ from payclient.validation import is_loopback
 
 __all__: list[str] = []
 
-#: The profile that names a whole service of the simulator's, which is more than a profile says of one.
-PAYPHONE_NAME = "payphone"
-
 #: Written for other programs where any token is taken.
-ANY_TOKEN = "any"  # noqa: S105 - it is none
+ANY_TOKEN = "any"  # noqa: S105 - no secret
 
-#: What is served for a profile that names no status query, and what the demo's own profile names.
+#: Served where no profile is given.
 STATUS = StatusProfile(
     by_transaction_id="/api/Sale/{transaction_id}",
     by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
     state_field="transactionStatus",
 )
+_SCENARIOS = "\n".join(f"- {name}: {one.says}" for name, one in SCENARIOS.items())
 
 
 def simulate(
@@ -48,37 +46,15 @@ def simulate(
     token: Annotated[str | None, Parameter(help="The only token to take; without one any is taken.")] = None,
     account: Annotated[
         tuple[str, ...],
-        Parameter(
-            negative=(),
-            help="NAME=TOKEN, as often as there are accounts: each token finds its own account's sales only.",
-        ),
+        Parameter(help="NAME=TOKEN, for each account: each token finds its own account's sales only."),
     ] = (),
     profile: Profile = None,
-    sale_window: Annotated[
-        float | None, Number, Parameter(help="Seconds until a push expires; the profile's, or 300.")
-    ] = None,
-    form_window: Annotated[
-        float | None, Number, Parameter(help="Seconds that a form link lives; the profile's, or 600.")
-    ] = None,
-    confirm_window: Annotated[
-        float | None,
-        Number,
-        Parameter(
-            help="Seconds in which a paid form must be confirmed, where the service asks for it, or 300."
-        ),
-    ] = None,
     scenario: Annotated[
-        str,
-        Parameter(
-            help="What the customers do and what goes wrong:\n\n"
-            + "\n".join(f"- {name}: {one.says}" for name, one in SCENARIOS.items())
-        ),
+        str, Parameter(help=f"What the customers do and what goes wrong:\n\n{_SCENARIOS}")
     ] = "everyday",
     answers: Annotated[
         str | None,
-        Parameter(
-            help="What the customers do instead, and how likely, such as approve=0.8,reject=0.1,ignore=0.1."
-        ),
+        Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1."),
     ] = None,
     seed: Annotated[int, Whole, Parameter(help="Another seed, other answers and other faults.")] = 0,
     delay: Annotated[
@@ -92,27 +68,23 @@ def simulate(
     """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
     try:
         chosen = named(scenario)
-        crowd = chosen.answers
-        if answers is not None:
-            crowd = Answers.parse(answers, delay=(20.0, 0.6))
-        if crowd is not None:
-            crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
-        settings = settings_for(
-            profile, sale_window=sale_window, form_window=form_window, confirm_window=confirm_window
-        )
+        crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
+    if crowd is not None:
+        crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
     accounts = dict(_account(each) for each in account)
     if accounts and token is not None:
-        raise ConfigurationError("--token: not with --account, which says the tokens")
+        raise ConfigurationError("--token: must not be given with --account, which gives the tokens")
     simulator = Simulator(
         host=host,
         port=port,
         token=token,
         accounts=accounts or None,
-        settings=settings,
+        # The name means a whole service of the simulator's, which is more than a profile holds of one.
+        settings=PAYPHONE if profile == "payphone" else settings_of(profile_of(profile)),
         answers=crowd,
         faults=attrs.evolve(chosen.faults, seed=seed),
         control=True,
@@ -130,7 +102,7 @@ def _account(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
-    """While this lasts, a file tells another program where the service is. It is its owner's: it holds the token."""
+    """Keep a file for another program with the service's address and token, for its owner only."""
     if path is None:
         yield
         return
@@ -147,14 +119,13 @@ def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
 
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
-    ends = dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)
     try:
-        with handled(ends):
+        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
             async with simulator:
                 terminal.tell(f"listening on {simulator.url}")
                 words = f"this simulates the service: no real money moves; play with it at {simulator.url}/"
                 terminal.say(f"{words} ; Ctrl-C stops it")
-                if not is_loopback(host):  # others than this machine may reach it
+                if not is_loopback(host):
                     terminal.complain(
                         "--host: whoever reaches this address can answer for the customers and read the log"
                     )
@@ -170,20 +141,9 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
     return 0
 
 
-def settings_for(profile: str | None, **windows: float | None) -> Settings:
-    """The simulated service of `--profile`, with what was told of its windows, in seconds."""
-    given: dict[str, Any] = {name: seconds for name, seconds in windows.items() if seconds is not None}
-    if profile == PAYPHONE_NAME:
-        return attrs.evolve(PAYPHONE, **given)
-    if "confirm_window" in given:
-        raise ConfigurationError(f"--confirm-window: only with --profile {PAYPHONE_NAME}")
-    return attrs.evolve(settings_of(profile_of(profile)), **given)
-
-
 def settings_of(profile: ServiceProfile) -> Settings:
-    """A simulated service that is what the profile says of it."""
+    """Return a simulated service that is what the profile holds of it."""
     status = profile.status or (STATUS if profile is DOCUMENT else None)
-    names = {state: word for word, state in (status.states if status else {}).items()}
     settings = Settings(
         sale_window=profile.sale_window,
         form_window=profile.form_window,
@@ -201,5 +161,5 @@ def settings_of(profile: ServiceProfile) -> Settings:
         status_by_transaction_id=status.by_transaction_id,
         status_by_client_transaction_id=status.by_client_transaction_id,
         state_field=status.state_field,
-        state_words=names,
+        state_words={state: word for word, state in status.states.items()},
     )

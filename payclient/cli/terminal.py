@@ -12,12 +12,16 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import IO, Any, cast
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from payclient.errors import ConfigurationError
 from payclient.ledger.details import bounded
@@ -125,14 +129,14 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
 
 
-def check_can_ask(otherwise: str) -> None:
-    """Raise `ConfigurationError`, with what came of it, where there is nobody to ask."""
-    if not sys.stdin.isatty():
-        raise ConfigurationError(f"there is no terminal to ask on: give --yes; {otherwise}")
+def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
+    """Ask on the terminal, unless `yes`; only a yes is a yes, and after anything else print what came of it.
 
-
-def agrees(question: str, otherwise: str) -> bool:
-    """Ask on the terminal; only a yes is a yes, and after anything else say what came of it."""
+    Raises `ConfigurationError` where there is no terminal.
+    """
+    if yes:
+        return True
+    check_can_ask(otherwise)
     try:
         answer = err.input(f"{escape(question)} \\[y/N] ")
     except EOFError:
@@ -141,6 +145,31 @@ def agrees(question: str, otherwise: str) -> bool:
         return True
     complain(otherwise)
     return False
+
+
+def check_can_ask(otherwise: str) -> None:
+    """Raise `ConfigurationError`, with what came of it, where there is no terminal to ask on."""
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"there is no terminal to ask on: give --yes; {otherwise}")
+
+
+def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
+    """Return a table with a head: columns of words, then of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def print_facts(rows: Mapping[str, object]) -> None:
+    """Print names and what they are, in two columns; what is None is left out."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, Text(str(value)))
+    out().print(table)
 
 
 def money(cents: int, currency: str) -> str:

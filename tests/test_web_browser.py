@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +17,19 @@ from aiohttp import web
 
 import payclient
 from browser import open_browser
+from fake_service import sale
 from payclient.forms import FormLink
 from payclient.simulator import ManualClock, Settings, Simulator
-from payclient.web import redirect_page
-from payclient.web.aiohttp import page_response
+from payclient.web import is_waiting, redirect_page, waiting_page
+from payclient.web.aiohttp import order_routes, page_response, tracker_context, tracker_of
 from shops.serving import Shop, serving
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 #: The registered domain (§4), another one, and the service's address; all are this machine.
 SHOP, OTHER = "shop.test", "other.test"
@@ -274,6 +277,61 @@ async def test_a_customer_in_each_shop(browser: Browser, service: Site, tmp_path
             await page.wait_for_selector("text=Paid. Thank you!")
             assert "id" in parse_qs(urlsplit(page.url).query)
             assert [text for text in refused if "Content Security Policy" in text] == []
+
+
+async def test_the_pages_work_under_a_policy_of_the_whole_site(browser: Browser, service: Site) -> None:
+    """Under a proxy's `default-src 'self'` style and script come as files, and nothing is refused."""
+
+    @web.middleware
+    async def proxy(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        response.headers.add("Content-Security-Policy", "default-src 'self'")
+        return response
+
+    async def order(request: web.Request) -> web.Response:
+        sale = await tracker_of(request).find("order-1")
+        assert sale is not None
+        page = waiting_page(sale, "/orders/order-1/status", "en", assets="/orders/assets", cancel_url="/cart")
+        return page_response(page) if is_waiting(sale) else web.Response(text=f"paid: {sale.outcome.paid}")
+
+    profile = payclient.ServiceProfile(status=payclient.StatusProfile(
+        by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"
+    ))  # fmt: skip
+    async with payclient.open_tracker(service.url, "secret", profile=profile, clock=service.clock) as tracker:
+        app = web.Application(middlewares=[proxy])
+        app.cleanup_ctx.append(tracker_context(lambda: nullcontext(tracker)))
+        app.add_routes([*order_routes(), web.get("/orders/{id}", order)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        pending = await tracker.sale(sale("order-1"))
+        refused: list[str] = []
+        try:
+            async with tab(browser) as page:
+                page.on("console", lambda message: refused.append(message.text))
+                await page.clock.install(time=0)
+                await page.clock.pause_at(1000)
+                await page.goto(f"http://{SHOP}:{port}/orders/order-1")
+                assert (
+                    await page.evaluate("getComputedStyle(document.querySelector('main')).textAlign")
+                    == "center"
+                )
+                before = await page.inner_text("#clock")
+                await page.clock.run_for(1500)
+                assert await page.inner_text("#clock") != before
+                assert not await page.is_visible("#offline")
+                await page.context.set_offline(True)
+                await page.clock.run_for(1000)
+                await page.wait_for_selector("#offline", state="visible")
+                await page.context.set_offline(False)
+                await service.approve("order-1")
+                await pending.check()
+                await page.clock.run_for(6000)
+                await page.wait_for_selector("text=paid: True")
+        finally:
+            await runner.cleanup()
+    assert [text for text in refused if "Content Security Policy" in text] == []
 
 
 async def test_a_page_waits_without_javascript(browser: Browser, service: Site, tmp_path: Path) -> None:

@@ -313,3 +313,25 @@ async def test_without_a_tracker_it_says_what_is_missing() -> None:
     route = payclient.web.starlette.notification_route("/notify")
     with pytest.raises(payclient.UsageError, match="tracker_lifespan"):
         await ask(Starlette(routes=[route]), "GET", "/notify")
+
+
+async def test_a_slow_or_failing_on_receipt_holds_nobody(
+    tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts inside the receiver's time; its failure is logged by place and id, without its text."""
+    monkeypatch.setattr(receiving, "TIMEOUT", 0.05)
+
+    async def slow(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
+        await asyncio.Event().wait()
+
+    def failing(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
+        raise ValueError("secret text")
+
+    for on_receipt in (slow, failing):
+        async with asyncio.timeout(5):
+            answered = await starlette(tracker, None, on_receipt)("GET", f"/notify{HINT}")
+        assert answered.status == 200
+    assert "TimeoutError, client transaction id order-17" in caplog.text
+    assert "on_receipt raised ValueError at " in caplog.text
+    assert "test_web_receiving.py:" in caplog.text
+    assert "secret text" not in caplog.text

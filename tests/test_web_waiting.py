@@ -36,17 +36,40 @@ async def test_the_page_says_what_to_do_and_how_long(pending: payclient.PendingS
     assert "Apruebe el pago en su teléfono" in text
     assert '<b id="clock" role="timer">4:32</b>' in text
     assert "USD 11,50 &lt;b&gt;" in text
-    (box,) = Read(page).of("h1")
+    (box,) = [each for each in Read(page).of("div") if each.get("id") == "wait"]
+    assert box["role"] == "status"
     assert (box["data-status"], box["data-seconds"]) == ("/orders/order-17/status", "272")
     assert "connect-src 'self'; " in page.headers["Content-Security-Policy"]
     assert page.headers["Cache-Control"] == "no-store"
     assert_policy_fits(page)
 
 
-async def test_without_javascript_it_is_loaded_anew(pending: payclient.PendingSale) -> None:
-    """By a refresh that only who has no script sees."""
+async def test_the_page_is_loaded_anew_whatever_its_script_does(pending: payclient.PendingSale) -> None:
+    """Soon without JavaScript, and slowly in any case."""
     text = waiting_page(pending, "/s").body.decode()
     assert '<noscript><meta http-equiv="refresh" content="4"></noscript>' in text
+    assert '\n<meta http-equiv="refresh" content="30">' in text
+
+
+async def test_the_page_offers_another_way(pending: payclient.PendingSale) -> None:
+    """A link of the shop's, escaped; without one there is none."""
+    text = waiting_page(pending, "/s", "en", cancel_url="/cart?a=1&b=2").body.decode()
+    assert '<a href="/cart?a=1&amp;b=2">Wrong number? Pay in another way</a>' in text
+    assert "<a " not in waiting_page(pending, "/s").body.decode()
+    with pytest.raises(payclient.ConfigurationError, match="cancel_url"):
+        waiting_page(pending, "/s", cancel_url="javascript:x")
+
+
+async def test_style_and_script_may_be_files(pending: payclient.PendingSale) -> None:
+    """Nothing is inline then, so that a site-wide policy of 'self' blocks nothing."""
+    page = waiting_page(pending, "/s", assets="/orders/assets/")
+    text = page.body.decode()
+    assert '<link rel="stylesheet" href="/orders/assets/style.css">' in text
+    assert '<script src="/orders/assets/waiting.js"></script>' in text
+    assert "<style>" not in text
+    assert (
+        "style-src 'self'; script-src 'self'; connect-src 'self'" in page.headers["Content-Security-Policy"]
+    )
 
 
 async def test_who_returns_from_a_form_is_told_of_no_phone() -> None:

@@ -10,11 +10,19 @@ from aiohttp import web
 from payclient.errors import UsageError
 from payclient.forms import FormLink
 from payclient.tracker import Tracker
+from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
 from payclient.web.redirect import redirect_page
 
-__all__ = ["notification_route", "page_response", "redirect_response", "tracker_context", "tracker_of"]
+__all__ = [
+    "notification_route",
+    "order_routes",
+    "page_response",
+    "redirect_response",
+    "tracker_context",
+    "tracker_of",
+]
 
 _TRACKER = web.AppKey("payclient.tracker", Tracker)
 
@@ -66,15 +74,42 @@ def notification_route(
     return web.route("*", route_of(path, secret, "{key}"), receive)
 
 
+def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[web.RouteDef]:
+    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+
+    `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
+    `may_see`, anybody who knows an id sees its state.
+    """
+
+    async def status(request: web.Request) -> web.Response:
+        code, body = await order_status(tracker_of(request), request, request.match_info["id"], may_see)
+        return web.Response(status=code, body=body, headers=JSON_HEADERS)
+
+    async def asset(request: web.Request) -> web.Response:
+        headers, content = ASSETS[request.match_info["name"]]
+        return web.Response(body=content, headers=headers)
+
+    names = "|".join(ASSETS).replace(".", r"\.")
+    return [
+        web.get(f"{prefix.rstrip('/')}/{{id}}/status", status),
+        web.get(f"{prefix.rstrip('/')}/assets/{{name:{names}}}", asset),
+    ]
+
+
 def page_response(page: Page) -> web.Response:
     """A page as this framework's response."""
     return web.Response(status=page.status, headers=page.headers, body=page.body)
 
 
 def redirect_response(
-    request: web.Request, link: FormLink, language: Language = "es", *, again: str | None = None
+    request: web.Request,
+    link: FormLink,
+    language: Language = "es",
+    *,
+    again: str | None = None,
+    assets: str | None = None,
 ) -> web.Response:
     """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`."""
     tracker = tracker_of(request)
     hosts, now = tracker.profile.link_hosts, tracker.clock.time()
-    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now, assets=assets))

@@ -18,12 +18,20 @@ from django.urls import URLPattern, path
 from payclient.errors import PayError, UsageError
 from payclient.forms import FormLink
 from payclient.tracker import Tracker
+from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
 
-__all__ = ["TrackerApplication", "notification_route", "page_response", "redirect_response", "tracker_of"]
+__all__ = [
+    "TrackerApplication",
+    "notification_route",
+    "order_routes",
+    "page_response",
+    "redirect_response",
+    "tracker_of",
+]
 
 _KEY = "payclient.tracker"
 
@@ -107,13 +115,41 @@ async def _blocks(request: HttpRequest) -> AsyncIterator[bytes]:
         yield block
 
 
+def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> list[URLPattern]:
+    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+
+    `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
+    `may_see`, anybody who knows an id sees its state.
+    """
+
+    async def status(request: HttpRequest, id: str) -> HttpResponse:  # noqa: A002 - the route's own name
+        code, body = await order_status(tracker_of(request), request, id, may_see)
+        return HttpResponse(body, status=code, headers=JSON_HEADERS)
+
+    def asset_route(name: str) -> URLPattern:
+        headers, content = ASSETS[name]
+
+        async def asset(_: HttpRequest) -> HttpResponse:
+            return HttpResponse(content, headers=headers)
+
+        return path(f"{folder}assets/{name}", asset)
+
+    folder = f"{prefix.strip('/')}/"
+    return [path(f"{folder}<str:id>/status", status), *map(asset_route, ASSETS)]
+
+
 def page_response(page: Page) -> HttpResponse:
     """A page as this framework's response."""
     return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
 
 
 def redirect_response(
-    request: HttpRequest, link: FormLink, language: Language = "es", *, again: str | None = None
+    request: HttpRequest,
+    link: FormLink,
+    language: Language = "es",
+    *,
+    again: str | None = None,
+    assets: str | None = None,
 ) -> HttpResponse:
     """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`.
 
@@ -121,7 +157,7 @@ def redirect_response(
     """
     tracker = tracker_of(request)
     hosts, now = tracker.profile.link_hosts, tracker.clock.time()
-    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now, assets=assets))
 
 
 @checks.register(checks.Tags.security)  # type: ignore[untyped-decorator]  # Django has no types

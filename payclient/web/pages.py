@@ -1,7 +1,7 @@
 """What our pages have in common: a shell for a phone's screen, under a Content-Security-Policy of hashes.
 
-Nothing is loaded from elsewhere and nothing inline is allowed but the two constants below and each page's own
-script, so that a shop's strict policy loses nothing by them.
+Nothing is loaded from elsewhere, and nothing inline is allowed but the style below and each page's own script. A site
+whose own policy forbids those too (`default-src 'self'`) serves both as files: `assets`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Language", "Page"]
 #: Of our pages, as of the service's forms (§2.3).
 Language = Literal["es", "en"]
 
-_STYLE = """
+STYLE = """
 :root{color-scheme:light dark;--page:#f3f5f8;--card:#fff;--text:#18202c;--soft:#566072;--line:#dde2ea;--main:#1757b8}
 @media(prefers-color-scheme:dark){:root{--page:#10151d;--card:#1a212c;--text:#eef1f6;--soft:#a9b3c3;--line:#2c3646;\
 --main:#8ab4f8}}
@@ -45,6 +45,7 @@ color:#fff;font-weight:600;text-decoration:none}
 a.go:focus-visible{outline:3px solid var(--text);outline-offset:2px}
 @media(prefers-color-scheme:dark){a.go{color:#10151d}}
 main>:last-child{margin-bottom:0}
+main a:not(.go){color:var(--main)}
 .ring{stroke:var(--line)}
 .turning{transform-origin:center;animation:turn 1.1s linear infinite}
 @keyframes turn{to{transform:rotate(360deg)}}
@@ -70,12 +71,24 @@ def make_page(
     status: int = 200,
     head: str = "",
     script: str = "",
+    script_name: str = "",
+    assets: str | None = None,
     sources: str = "",
 ) -> Page:
-    """The page around `content`, which is HTML, as `head` is; `sources` are further directives of its policy."""
+    """Make the page around `content`, which is HTML, as `head` is; `sources` are further directives of its policy.
+
+    Style and script are inline, allowed by their hashes; with `assets` they are the files below that address.
+    """
+    if assets is None:
+        style, style_source = f"<style>{STYLE}</style>", hash_of(STYLE)
+        code, code_source = f"<script>{script}</script>", hash_of(script)
+    else:
+        folder = escape(check_address(assets, "assets").rstrip("/"))
+        style, style_source = f'<link rel="stylesheet" href="{folder}/style.css">', "self"
+        code, code_source = f'<script src="{folder}/{script_name}"></script>', "self"
     policy = (
-        f"default-src 'none'; style-src '{hash_of(_STYLE)}'; "
-        + (f"script-src '{hash_of(script)}'; " if script else "")
+        f"default-src 'none'; style-src '{style_source}'; "
+        + (f"script-src '{code_source}'; " if script else "")
         + f"{sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     body = f"""<!DOCTYPE html>
@@ -86,13 +99,13 @@ def make_page(
 <meta name="referrer" content="origin">
 <meta name="robots" content="noindex">
 <title>{escape(title)}</title>
-<style>{_STYLE}</style>
+{style}
 {head}</head>
 <body>
 <main>
 {content.strip()}
 </main>
-{f"<script>{script}</script>" if script else ""}
+{code if script else ""}
 </body>
 </html>
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 from collections.abc import AsyncIterable, Callable
 
 from payclient.errors import InvalidNotificationError
@@ -29,10 +30,10 @@ logger = logging.getLogger("payclient.web")
 ANSWER = b"OK"
 HEADERS = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
 
-#: Seconds for reading one and telling the tracker of it: no sender holds a request for longer.
+#: Seconds for reading a notification, for the tracker and for the app's `on_receipt`: no sender waits longer.
 TIMEOUT = 10.0
 
-#: Told of each notification that was understood, with what it was to the tracker; may be async. Never a verdict.
+#: Called with each notification that was understood, and what it was to the tracker; may be async. Never a verdict.
 OnReceipt = Callable[[Notification, Receipt], object]
 
 
@@ -46,24 +47,38 @@ class Receiving:
     async def take(
         self, tracker: Tracker, *, key: str, query: str, content_type: str, body: AsyncIterable[bytes]
     ) -> None:
-        """Take what came as a hint, or ignore it. Raises nothing but what cancels it."""
+        """Take what came as a hint, or ignore it, within `TIMEOUT`. Raises nothing but what cancels it."""
+        notification = None
         try:
             async with asyncio.timeout(TIMEOUT):
                 notification = _parse(query, await _read(body), content_type)
                 if notification is None or not self._is_ours(key, notification):
                     return
                 receipt = await tracker.notify(notification)
-        except Exception as error:  # it is a hint: the sale is asked for all the same
-            logger.warning("a notification was not taken: %s", type(error).__name__)
-            return
-        if self._on_receipt is None:
-            return
+                if self._on_receipt is not None:
+                    await self._call(self._on_receipt, notification, receipt)
+        except Exception as error:  # the sale is queried all the same: a notification is a hint
+            logger.warning(
+                "a notification was not taken: %s, client transaction id %s",
+                type(error).__name__,
+                "unknown" if notification is None else notification.client_transaction_id,
+            )
+
+    async def _call(self, on_receipt: OnReceipt, notification: Notification, receipt: Receipt) -> None:
+        """Call the app's function; its failure is logged by its place, since its text may hold anything."""
         try:
-            told = self._on_receipt(notification, receipt)
-            if inspect.isawaitable(told):
-                await told
+            result = on_receipt(notification, receipt)
+            if inspect.isawaitable(result):
+                await result
         except Exception as error:
-            logger.error("on_receipt raised %s", type(error).__name__)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            logger.error(
+                "on_receipt raised %s at %s:%s, client transaction id %s",
+                type(error).__name__,
+                last.filename,
+                last.lineno,
+                notification.client_transaction_id,
+            )
 
     def _is_ours(self, key: str, notification: Notification) -> bool:
         return self._secret is None or is_notification_key(

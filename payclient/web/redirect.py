@@ -43,7 +43,7 @@ _CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" 
 <path d="M24 14v10l7 5"/></svg>"""
 
 #: It holds no address, so that its hash is one for all; `replace` leaves no page behind that would move on again.
-_SCRIPT = 'location.replace(document.getElementById("go").href);'
+SCRIPT = 'location.replace(document.getElementById("go").href);'
 
 
 def redirect_page(
@@ -53,19 +53,21 @@ def redirect_page(
     again: str | None = None,
     hosts: Set[str] | None = None,
     now: float | None = None,
+    assets: str | None = None,
 ) -> Page:
-    """An HTTP 200 page that moves on to a form with the origin as referrer (§4), by script, or without one.
+    """Make an HTTP 200 page that moves on to a form with the origin as referrer (§4), by script or without one.
 
     A link that is not live (§8) is not handed out: the page is then an HTTP 410 that offers to start again at `again`,
-    an address of the shop's. `hosts` are the profile's `link_hosts`; `now` is in UTC seconds since the epoch, by
-    default this machine's. Raises `ConfigurationError` for what is no safe link, and for another language.
+    an address of the shop's. `hosts` are the profile's `link_hosts`. `now` is in UTC seconds since the epoch, this
+    machine's unless given. `assets` is as for `waiting_page`. Raises `ConfigurationError` for an unsafe link,
+    and for another language.
     """
     check_language(language)
     texts = _TEXTS[language]
     if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
         raise ConfigurationError("link: is no form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):
-        return _gone(language, again)
+        return _gone(language, again, assets)
     url = escape(link.url)
     return make_page(
         language=language,
@@ -76,11 +78,13 @@ def redirect_page(
 <h1 role="status">{texts["title"]}</h1>
 <a class="go" id="go" href="{url}" referrerpolicy="origin">{texts["go"]}</a>
 <p class="soft">{texts["hint"]}</p>""",
-        script=_SCRIPT,
+        script=SCRIPT,
+        script_name="redirect.js",
+        assets=assets,
     )
 
 
-def _gone(language: Language, again: str | None) -> Page:
+def _gone(language: Language, again: str | None, assets: str | None) -> Page:
     texts = _TEXTS[language]
     button = ""
     if again is not None:
@@ -89,5 +93,6 @@ def _gone(language: Language, again: str | None) -> Page:
         language=language,
         title=texts["gone"],
         status=410,
+        assets=assets,
         content=f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n{button}',
     )

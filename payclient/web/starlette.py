@@ -14,11 +14,19 @@ from starlette.types import Receive, Scope, Send
 from payclient.errors import UsageError
 from payclient.forms import FormLink
 from payclient.tracker import Tracker
+from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
 from payclient.web.redirect import redirect_page
 
-__all__ = ["notification_route", "page_response", "redirect_response", "tracker_lifespan", "tracker_of"]
+__all__ = [
+    "notification_route",
+    "order_routes",
+    "page_response",
+    "redirect_response",
+    "tracker_lifespan",
+    "tracker_of",
+]
 
 
 def tracker_lifespan(
@@ -72,15 +80,42 @@ def notification_route(
     return Route(route_of(path, secret, "{key}"), _Receiver(Receiving(secret, on_receipt)))
 
 
+def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[Route]:
+    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+
+    `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
+    `may_see`, anybody who knows an id sees its state.
+    """
+
+    async def status(request: Request) -> Response:
+        code, body = await order_status(tracker_of(request), request, request.path_params["id"], may_see)
+        return Response(body, code, headers=JSON_HEADERS)
+
+    def asset_route(name: str) -> Route:
+        headers, content = ASSETS[name]
+
+        async def asset(_: Request) -> Response:
+            return Response(content, headers=headers)
+
+        return Route(f"{prefix.rstrip('/')}/assets/{name}", asset)
+
+    return [Route(f"{prefix.rstrip('/')}/{{id}}/status", status), *map(asset_route, ASSETS)]
+
+
 def page_response(page: Page) -> Response:
     """A page as this framework's response."""
     return Response(page.body, page.status, headers=page.headers)
 
 
 def redirect_response(
-    request: HTTPConnection, link: FormLink, language: Language = "es", *, again: str | None = None
+    request: HTTPConnection,
+    link: FormLink,
+    language: Language = "es",
+    *,
+    again: str | None = None,
+    assets: str | None = None,
 ) -> Response:
     """Send the customer to a form by `redirect_page`, with the tracker's clock and the profile's `link_hosts`."""
     tracker = tracker_of(request)
     hosts, now = tracker.profile.link_hosts, tracker.clock.time()
-    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now))
+    return page_response(redirect_page(link, language, again=again, hosts=hosts, now=now, assets=assets))

@@ -1,7 +1,7 @@
 """The page on which a customer waits while the request is on the phone (§8: 5 minutes): no HTTP request waits with it.
 
-It asks the app's own JSON route every 2 seconds, and is loaded anew when the waiting is over; without JavaScript it is
-loaded anew every 4 seconds.
+The page queries the app's own JSON route every 2 seconds. It reloads itself when the waiting is over or the time is up.
+Without JavaScript it reloads every 4 seconds, and in any case every 30.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ _TEXTS = {
     "es": {
         "sale": "Apruebe el pago en su teléfono",
         "sale_how": "Le enviamos una solicitud a la app. Ábrala, elija cómo pagar y confirme.",
+        "sale_cancel": "¿Número equivocado? Pagar de otra manera",
         "form": "Confirmando su pago…",
-        "form_how": "Estamos preguntando cómo terminó su pago. Tarda unos segundos.",
+        "form_how": "Si ya pagó, tarda unos segundos. Si aún no ha pagado, termine en el formulario: vale 20 minutos.",
+        "form_cancel": "Pagar de otra manera",
         "left": "Tiempo restante",
         "stay": "Esta página se actualiza sola. No pague otra vez.",
+        "offline": "Sin conexión. Seguimos intentando: su pago no se pierde.",
     },
     "en": {
         "sale": "Approve the payment on your phone",
         "sale_how": "We sent a request to the app. Open it, choose how to pay, and confirm.",
+        "sale_cancel": "Wrong number? Pay in another way",
         "form": "Confirming your payment…",
-        "form_how": "We are asking how your payment ended. It takes a few seconds.",
+        "form_how": "If you have paid, it takes a few seconds. If not, finish in the form within 20 minutes.",
+        "form_cancel": "Pay in another way",
         "left": "Time left",
         "stay": "This page updates by itself. Do not pay again.",
+        "offline": "No connection. We keep trying: your payment is not lost.",
     },
 }
 
@@ -38,14 +44,17 @@ _DRAWN = {
     "form": '<rect x="12" y="16" width="24" height="16" rx="3"/><path d="M12 21h24M17 27h4"/>',
 }
 
-#: On the phone on which the app is, the page sleeps meanwhile: it asks as soon as it is seen again.
-_SCRIPT = """
+#: A phone suspends the page while its customer is in the app: the script queries as soon as the page is shown again.
+SCRIPT = """
 (function () {
   var box = document.getElementById("wait"), clock = document.getElementById("clock");
-  var end = Date.now() + 1000 * Number(box.dataset.seconds), timer = 0, asking = false;
+  var offline = document.getElementById("offline");
+  var end = Date.now() + 1000 * Number(box.dataset.seconds), timer = 0, asking = false, over = false;
   function show() {
     var left = Math.max(0, Math.ceil((end - Date.now()) / 1000));
-    if (clock) { clock.textContent = Math.floor(left / 60) + ":" + String(left % 60).padStart(2, "0"); }
+    if (!clock) { return; }
+    clock.textContent = Math.floor(left / 60) + ":" + String(left % 60).padStart(2, "0");
+    if (left === 0 && !over) { over = true; setTimeout(function () { location.reload(); }, 2000); }
   }
   function later(seconds) {
     clearTimeout(timer);
@@ -58,15 +67,17 @@ _SCRIPT = """
       .then(function (answer) { if (!answer.ok) { throw new Error(); } return answer.json(); })
       .then(function (sale) {
         asking = false;
+        offline.hidden = true;
         if (sale.waiting === false) { location.reload(); return; }
         end = Date.now() + 1000 * sale.remaining;
         later(2);
       })
-      .catch(function () { asking = false; later(5); });
+      .catch(function () { asking = false; offline.hidden = false; later(5); });
   }
   show();
   setInterval(show, 500);
   document.addEventListener("visibilitychange", function () { if (!document.hidden) { ask(); } });
+  window.addEventListener("online", ask);
   later(2);
 })();
 """
@@ -98,31 +109,41 @@ def waiting_page(
     language: Language = "es",
     *,
     amount: str = "",
+    cancel_url: str | None = None,
+    assets: str | None = None,
 ) -> Page:
-    """A page that says "approve it on your phone", with the time left, until the outcome.
+    """Make the page that says "approve it on your phone", with the time left, until the outcome.
 
-    Answer it while `is_waiting(sale)`, on the route that answers the outcome afterwards. `status_url` is the app's
-    route that answers `sale_status(sale)` as JSON, on the same origin. For who returns from a payment form it says that
-    the payment is being confirmed. `amount` is a text, shown as it is. Raises `ConfigurationError`.
+    Answer it while `is_waiting(sale)`, on the route that answers the outcome afterwards. `status_url` is the route
+    that answers `sale_status(sale)` as JSON, on the same origin (`order_routes` has it). For a payment form the page
+    says that the payment is being confirmed. `amount` is a text, shown as it is. `cancel_url` is a page of the shop's
+    for a wrong number or another way to pay. `assets` is `order_routes`' address of style and script, for sites whose
+    own Content-Security-Policy forbids what is inline. Raises `ConfigurationError`.
     """
     check_language(language)
     texts = _TEXTS[language]
     seconds = f"{sale.remaining:.0f}"
     minutes, rest = divmod(int(seconds), 60)
     left = f'<p class="left">{texts["left"]} <b id="clock" role="timer">{minutes}:{rest:02}</b></p>'
+    cancel = "" if cancel_url is None else escape(check_address(cancel_url, "cancel_url"))
     return make_page(
         language=language,
         title=texts[sale.kind],
-        head='<noscript><meta http-equiv="refresh" content="4"></noscript>\n',
+        head='<meta http-equiv="refresh" content="30">\n'
+        '<noscript><meta http-equiv="refresh" content="4"></noscript>\n',
         content=f"""
 <svg viewBox="0 0 48 48" aria-hidden="true">{_DRAWN[sale.kind]}<circle class="ring" cx="24" cy="24" r="21"/>\
 <path class="turning" d="M24 3a21 21 0 0 1 21 21"/></svg>
-<h1 id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
-data-seconds="{seconds}">{texts[sale.kind]}</h1>
+<div id="wait" role="status" data-status="{escape(check_address(status_url, "status_url"))}" \
+data-seconds="{seconds}"><h1>{texts[sale.kind]}</h1>
+<p id="offline" hidden>{texts["offline"]}</p></div>
 {f'<p class="amount">{escape(amount)}</p>' if amount else ""}
 <p>{texts[f"{sale.kind}_how"]}</p>
 {left if sale.kind == "sale" else ""}
-<p class="soft">{texts["stay"]}</p>""",
-        script=_SCRIPT,
+<p class="soft">{texts["stay"]}</p>
+{f'<p><a href="{cancel}">{texts[f"{sale.kind}_cancel"]}</a></p>' if cancel else ""}""",
+        script=SCRIPT,
+        script_name="waiting.js",
+        assets=assets,
         sources="connect-src 'self'; ",
     )

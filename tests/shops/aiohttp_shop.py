@@ -8,9 +8,10 @@ import sys
 from aiohttp import web
 
 import payclient
-from payclient.web import is_waiting, sale_status, waiting_page
+from payclient.web import is_waiting, waiting_page
 from payclient.web.aiohttp import (
     notification_route,
+    order_routes,
     page_response,
     redirect_response,
     tracker_context,
@@ -51,13 +52,6 @@ async def order(request: web.Request) -> web.Response:
     return shown(await tracker_of(request).find(request.match_info["id"]))
 
 
-async def status(request: web.Request) -> web.Response:
-    sale = await tracker_of(request).find(request.match_info["id"])
-    if sale is None:
-        raise web.HTTPNotFound
-    return web.json_response(sale_status(sale), headers={"Cache-Control": "no-store"})
-
-
 async def form(request: web.Request) -> web.Response:
     prepared = await tracker_of(request).live_form(request.match_info["cart"], shop.prepare_request)
     return redirect_response(request, prepared.card, "en", again="/")
@@ -80,10 +74,10 @@ def make_app() -> web.Application:
             web.get("/", home),
             web.post("/pay/{id}", pay),
             web.get("/orders/{id}", order),
-            web.get("/orders/{id}/status", status),
             web.get("/form/{cart}", form),
             web.get("/back/{id}", back),
             web.get("/cancelled/{id}", cancelled),
+            *order_routes(),
             notification_route("/pay/notify", secret=shop.SECRET, on_receipt=shop.heard),
         ]
     )

@@ -5,15 +5,16 @@ from __future__ import annotations
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 import payclient
-from payclient.web import is_waiting, sale_status, waiting_page
+from payclient.web import is_waiting, waiting_page
 from payclient.web.django import (
     TrackerApplication,
     notification_route,
+    order_routes,
     page_response,
     redirect_response,
     tracker_of,
@@ -66,13 +67,6 @@ async def order(request: HttpRequest, identifier: str) -> HttpResponse:
     return shown(await tracker_of(request).find(identifier))
 
 
-async def status(request: HttpRequest, identifier: str) -> HttpResponse:
-    sale = await tracker_of(request).find(identifier)
-    if sale is None:
-        raise Http404
-    return JsonResponse(sale_status(sale), headers={"Cache-Control": "no-store"})
-
-
 async def form(request: HttpRequest, cart: str) -> HttpResponse:
     prepared = await tracker_of(request).live_form(cart, shop.prepare_request)
     return redirect_response(request, prepared.card, "en", again="/")
@@ -91,10 +85,10 @@ urlpatterns = [
     path("", home),
     path("pay/<str:identifier>", pay),
     path("orders/<str:identifier>", order),
-    path("orders/<str:identifier>/status", status),
     path("form/<str:cart>", form),
     path("back/<str:identifier>", back),
     path("cancelled/<str:identifier>", cancelled),
+    *order_routes(),
     notification_route("pay/notify", secret=shop.SECRET, on_receipt=shop.heard),
 ]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import payclient
-from payclient.web import is_waiting, sale_status, waiting_page
+from payclient.web import is_waiting, waiting_page
 from payclient.web.starlette import (
     notification_route,
+    order_routes,
     page_response,
     redirect_response,
     tracker_lifespan,
@@ -52,13 +53,6 @@ async def order(request: Request) -> Response:
     return shown(await tracker_of(request).find(request.path_params["id"]))
 
 
-async def status(request: Request) -> Response:
-    sale = await tracker_of(request).find(request.path_params["id"])
-    if sale is None:
-        raise HTTPException(404)
-    return JSONResponse(sale_status(sale), headers={"Cache-Control": "no-store"})
-
-
 async def form(request: Request) -> Response:
     prepared = await tracker_of(request).live_form(request.path_params["cart"], shop.prepare_request)
     return redirect_response(request, prepared.card, "en", again="/")
@@ -77,10 +71,10 @@ routes = [
     Route("/", home),
     Route("/pay/{id}", pay, methods=["POST"]),
     Route("/orders/{id}", order),
-    Route("/orders/{id}/status", status),
     Route("/form/{cart}", form),
     Route("/back/{id}", back),
     Route("/cancelled/{id}", cancelled),
+    *order_routes(),
     notification_route("/pay/notify", secret=shop.SECRET or None, on_receipt=shop.heard),
 ]
 

@@ -1,0 +1,40 @@
+"""What `order_routes` answers in each framework: the state of a sale as JSON, and the pages' style and scripts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from payclient.tracker import Tracker
+from payclient.web import redirect, waiting
+from payclient.web.pages import STYLE
+
+__all__ = ["MaySee"]
+
+#: Returns whether a request's customer may see the sale of this client transaction id; may be async.
+MaySee = Callable[[Any, str], object]
+
+JSON_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+
+_SCRIPT_HEADERS = {"Content-Type": "text/javascript; charset=utf-8", "Cache-Control": "max-age=3600"}
+
+#: Headers and content of each file below `{prefix}/assets`.
+ASSETS = {
+    "style.css": ({**_SCRIPT_HEADERS, "Content-Type": "text/css; charset=utf-8"}, STYLE.encode()),
+    "waiting.js": (_SCRIPT_HEADERS, waiting.SCRIPT.encode()),
+    "redirect.js": (_SCRIPT_HEADERS, redirect.SCRIPT.encode()),
+}
+
+
+async def order_status(
+    tracker: Tracker, request: object, client_transaction_id: str, may_see: MaySee | None
+) -> tuple[int, bytes]:
+    """The HTTP status and the JSON body: 404 for an unknown sale, and for one that this request may not see."""
+    if may_see is not None:
+        allowed = may_see(request, client_transaction_id)
+        if not (await allowed if inspect.isawaitable(allowed) else allowed):
+            return 404, b"{}"
+    sale = await tracker.find(client_transaction_id)
+    return (404, b"{}") if sale is None else (200, json.dumps(waiting.sale_status(sale)).encode())

@@ -111,10 +111,7 @@ def test_a_nick_name_needs_no_phone(write: Write) -> None:
         (f"{HEADER}\n", "has no rows"),
         (f"{HEADER}\n\n,,,,,\n", "has no rows"),
         (f"{GOOD}\n{GOOD}\n", "is the header missing"),
-        (
-            HEADER.replace("currency", "curency") + f"\n{GOOD}\n",
-            "unknown column curency",
-        ),
+        (HEADER.replace("currency", "curency") + f"\n{GOOD}\n", "unknown column curency"),
         (f"{HEADER},phone\n{GOOD},1\n", "unknown column phone"),
         (f"{HEADER},0991112223\n{GOOD},1\n", "column 7 has no known name"),
         (f"{HEADER},PhoneNumber\n{GOOD},1\n", "unknown column PhoneNumber"),

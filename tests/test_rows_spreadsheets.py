@@ -323,10 +323,7 @@ def test_a_column_without_a_name_holds_nothing(write: Write) -> None:
     """A trailing delimiter is a spreadsheet's habit; a value behind it is a shifted row."""
     assert [
         bool(row.errors) for row in read_file(write(f"{HEADER},\n1,593,USD,5,a,\n2,593,USD,5,b,x\n")).rows
-    ] == [
-        False,
-        True,
-    ]
+    ] == [False, True]
 
 
 # --- Broken ends

@@ -18,7 +18,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.following import sharing
 from payclient.following.budget import Budget
 from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connecting import Address
+from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt

@@ -19,7 +19,7 @@ from payclient.batch import Charges
 from payclient.cli import terminal
 from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, money
-from payclient.ledger.details import bounded
+from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
 from payclient.tracker import Tracker
@@ -257,7 +257,7 @@ def outcome_table(tally: Tally) -> Table:
 def say_reasons(lines: Iterable[Line]) -> None:
     """Print why rows were not sent, the commonest reasons first."""
     reasons = Counter(
-        (line.label, bounded(line.message))
+        (line.label, sanitize_text(line.message))
         for line in lines
         if line.message and line.label in (NEVER_SENT, OTHER_CONTENT)
     )

@@ -69,7 +69,7 @@ class Apply:
     event: Event
     #: None where the caller's record does not take the event; the ledger's may.
     after: Record | None = None
-    row: tuple[Any, ...] = ()
+    row: tuple[Any, ...] | None = None
     tries: int = 0
     since: float = 0.0
 
@@ -131,7 +131,7 @@ class Batch:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
-        self.writes: list[Write] = [each for each in operations if isinstance(each, Permit | Apply)]
+        self.writes: list[Write] = [each for each in operations if isinstance(each, (Permit, Apply))]
         self.answers: list[Answer] = []
 
     def fail(self, error: LedgerUnavailableError, *, writes_too: bool = False) -> None:
@@ -187,8 +187,11 @@ class Batch:
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
         """Insert what can be of these, each of another id; return what must be tried again."""
-        permits = [each.row for each in writes if isinstance(each, Permit)]
-        changes = [each.row for each in writes if isinstance(each, Apply) and each.after is not None]
+        permits: list[tuple[Any, ...]] = []
+        changes: list[tuple[Any, ...]] = []
+        for each in writes:
+            if each.row is not None:
+                (permits if isinstance(each, Permit) else changes).append(each.row)
         fault: BaseException | None = None
         taken: Container[str] = ()
         if permits or changes:
@@ -201,7 +204,7 @@ class Batch:
         rest = []
         for each in writes:
             if each.record.client_transaction_id in taken:
-                self._answer(each, True if isinstance(each, Permit) else each.after)
+                self.answers.append((each, True if isinstance(each, Permit) else each.after, None))
             else:
                 rest.append(each)
         return await self._reconsider(database, rest, fault) if rest else []
@@ -242,7 +245,7 @@ class Batch:
         self.answers.append((operation, result, None))
 
     def _fail(self, operation: Operation, error: BaseException) -> None:
-        if isinstance(operation, Permit | Apply) and isinstance(error, PayError):
+        if isinstance(operation, (Permit, Apply)) and isinstance(error, PayError):
             identifier = operation.record.client_transaction_id
             error = type(error)(str(error), client_transaction_id=identifier)
         self.answers.append((operation, None, error))
@@ -252,11 +255,15 @@ def _first_of_each_id(writes: list[Write]) -> tuple[list[Write], list[Write]]:
     """Return the first of each client transaction id, for whose next ones the order matters; and those."""
     now: list[Write] = []
     later: list[Write] = []
-    seen: set[str] = set()
+    seen = {each.record.client_transaction_id for each in writes}
+    if len(seen) == len(writes):
+        return writes, later
     for each in writes:
-        identifier = each.record.client_transaction_id
-        (later if identifier in seen else now).append(each)
-        seen.add(identifier)
+        if (identifier := each.record.client_transaction_id) in seen:
+            seen.remove(identifier)
+            now.append(each)
+        else:
+            later.append(each)
     return now, later
 
 

@@ -51,7 +51,7 @@ def test_the_worlds_hold_what_they_should() -> None:
 @pytest.mark.parametrize("crash", [1.0, 0.0], ids=["crash", "pause"])
 def test_a_crash_or_a_long_pause_at_an_await(crash: float) -> None:
     """One process and its sale, stopped before some of its steps in turn; `--awaits` stops it before each."""
-    results = stopped_everywhere(3, crash, every=40)
+    results = stopped_everywhere(3, crash, every=30)
     assert len(results) > 5
     assert not _failures(results)
 

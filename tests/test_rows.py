@@ -1,4 +1,4 @@
-"""Files of charges: what becomes a request, what is an error, what is found, what is told, and what is never guessed."""
+"""Files of charges: what becomes a request, what is an error, what is found, what is told, and never guessed."""
 
 import contextlib
 import csv
@@ -172,10 +172,10 @@ def test_a_bad_header_is_one_clear_error(
         ({"amount_with_tax": "", "tax": ""}, "amount: give at least one of"),
         *(
             ({"amount_with_tax": cell}, "amount_with_tax: must be whole cents (write 10.50 as 1050)")
-            for cell in ("10.51", "1,000", "10,51", "1e3", " 100", "+100", "１００", "0x10", "1_000", "$5", "true", "9" * 25)
+            for cell in ("10.51", "1,000", "10,51", "1e3", " 100", "+100", "１００", "0x10", "1_000", "$5", "9" * 25)
         ),
         *(
-            ({"phone_number": cell}, "phone_number: is a number as a spreadsheet shortens it: format the column as text")
+            ({"phone_number": cell}, "phone_number: is a number as a spreadsheet shortens it")
             for cell in ("5,93999E+11", "5.93999E+11", "5E+11", "593e9")
         ),
     ],
@@ -273,7 +273,7 @@ def test_a_line_with_an_order_becomes_a_request(read: Read) -> None:
         ({"order": []}, "order: must be an object"),
         ({"order": {"lineItems": {}}}, "order.line_items: must be an array"),
         ({"order": {"lineItems": ["x"]}}, "order.line_items[0]: must be an object"),
-        ({"order": {"lineItems": [{}, {"unitPrice": 1.5}]}}, "order.line_items[1].unit_price: is an int of cents, not float"),
+        ({"order": {"lineItems": [{}, {"unitPrice": 1.5}]}}, "order.line_items[1].unit_price: is an int of cents"),
         ({"order": {"lineItems": [{"unitPrice": -1}]}}, "order.line_items[0].unit_price: is 0 to"),
         ({"order": {"billTo": {"country": "Ecuador"}}}, "order.bill_to.country: is two capital letters"),
         ({"order": {"billTo": {"name": "x"}}}, "order.bill_to.name: unknown name"),
@@ -348,9 +348,9 @@ def test_no_amount_has_two_meanings(text: str) -> None:
     for mark in ",.":
         with contextlib.suppress(ValueError):
             found.add(cents_of(text, mark))
-    assert len(found) < 2 or mark_of(text) == AMBIGUOUS
+    assert len(found) < 2
     if mark_of(text) in (",", "."):
-        with pytest.raises(ValueError, match="amount|digits"):
+        with pytest.raises(ValueError, match="amount"):
             cents_of(text, "," if mark_of(text) == "." else ".")
 
 

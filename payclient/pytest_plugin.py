@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 import attrs
 import pytest
 
-from payclient.profile import ServiceProfile, StatusProfile
+from payclient import simulator
+from payclient.profile import PAYPHONE, ServiceProfile, StatusProfile
 from payclient.schedule import Fixed
 from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
 from payclient.tracker import Tracker, open_tracker
@@ -70,6 +71,18 @@ def pay_service() -> Iterator[PayService]:
     """A service whose customers answer when the test says so, with nothing of another test in it."""
     with SimulatorThread(Simulator(token=_TOKEN, settings=_SETTINGS)) as control:
         yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control)
+
+
+@pytest.fixture
+def payphone_service() -> Iterator[PayService]:
+    """The same for the preset's service, without its limit of queries.
+
+    A fixture `pay_service` of your own that returns this one gives `pay_tracker` the preset, too.
+    """
+    settings = attrs.evolve(simulator.PAYPHONE, queries_per_minute=None)
+    profile = attrs.evolve(PAYPHONE, queries_per_minute=None)
+    with SimulatorThread(Simulator(token=_TOKEN, settings=settings)) as control:
+        yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control, profile=profile)
 
 
 def _asyncio_fixture(function: _Function) -> _Function:

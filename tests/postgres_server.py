@@ -33,8 +33,7 @@ DO $$ BEGIN
         DELETE FROM payclient.changes;
         DELETE FROM payclient.followers;
         DELETE FROM payclient.budgets;
-        DELETE FROM payclient.open_attempts;
-        UPDATE payclient.meta SET environment = NULL;
+        DELETE FROM payclient.environment;
         DELETE FROM payclient.lanes;
     END IF;
 END $$"""

@@ -17,6 +17,7 @@ import required
 from payclient import State, Tracker
 from payclient.pytest_plugin import PayService
 from payclient.simulator import Fault
+from payclient.simulator.control_api import OPERATIONS
 
 pytest_plugins = ["payclient.pytest_plugin"]
 
@@ -58,6 +59,31 @@ async def test_a_lost_answer(pay_service: PayService, pay_tracker: Tracker) -> N
     pay_service.control.approve("order-1")
     assert (await pending.wait()).paid is True
     assert pay_service.control.faults.done == {"reset": 1}
+
+
+async def test_the_presets_service(payphone_service: PayService) -> None:
+    """A form is prepared, paid and confirmed, and listed with its payment id."""
+    control = payphone_service.control
+    async with payphone_service.open_tracker() as tracker:
+        form = await tracker.prepare(
+            payclient.PrepareRequest(
+                amount_without_tax=500,
+                currency="USD",
+                client_transaction_id="cart-1",
+                store_id="S1",
+                response_url="https://shop.example/back",
+            )
+        )
+        back = control.pay(form.payment_id)
+        outcome = await tracker.returned(back.partition("?")[2])
+    assert (outcome.paid, control.counts.confirms) == (True, 1)
+    assert list(control.forms) == [form.payment_id]
+
+
+def test_the_thread_has_the_names_of_the_simulator(pay_service: PayService) -> None:
+    """Whatever another process can do, a thread can, by the same names."""
+    for name in (*OPERATIONS, "url", "settings", "clock"):
+        assert getattr(pay_service.control, name) is not None
 
 
 def test_a_tracker_in_a_loop_of_its_own(pay_service: PayService) -> None:

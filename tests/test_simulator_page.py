@@ -94,6 +94,7 @@ async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, servi
         sell(service, number)
     async with page_of(browser, service) as page:
         second = page.locator(".push", has_text="order-2")
+        await page.get_by_label("Rejected because").select_option("stolen_card")
         await second.get_by_role("button", name="Reject").click()
         await second.wait_for(state="detached")
         await page.locator(".push", has_text="order-3").get_by_role("button", name="Do not answer").click()
@@ -102,6 +103,7 @@ async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, servi
         await page.locator(".push").first.wait_for(state="detached")
         assert [sale.how for sale in service.sales.values()] == ["expired", "rejected", "expired"]
         assert service.sales[1003].ignored
+        assert service.sales[1002].reason == "stolen_card"
 
 
 async def test_what_a_merchant_sends_is_text(browser: Browser, service: Simulator) -> None:

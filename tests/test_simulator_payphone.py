@@ -9,10 +9,11 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import aiohttp
 import attrs
@@ -22,9 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import control
-from payclient.simulator import PAYPHONE, TEST_MODE, Answers, ManualClock, Settings, Simulator
-from payclient.simulator.messages import MESSAGES, RefusalError, preferred_language
+from payclient.simulator import PAYPHONE, TEST_MODE, Answers, Fault, ManualClock, Settings, Simulator
+from payclient.simulator.messages import (
+    MESSAGE_CODES,
+    MESSAGES,
+    REASONS,
+    Reason,
+    RefusalError,
+    preferred_language,
+    say,
+)
 from payclient.simulator.rules import canonical, fields_of, read_body
+from play_clients import CLIENTS, play
 
 SAMPLES = Path(__file__).parent / "samples"
 BEARER = {"Authorization": "Bearer token-1"}
@@ -63,6 +73,18 @@ ROWS = {
     "limits": "test_thirty_queries_a_minute",
     "accounts": "test_another_accounts_id_is_unauthorized",
     "tokens": "test_an_application_of_the_wrong_kind",
+    "Prepare again with an id whose form is unpaid": "test_an_unpaid_forms_id_is_refused",
+    "smallest amount": "test_the_least_amount_is_a_setting",
+    "what a Canceled answer carries": "test_every_reason_of_a_decline",
+    "after a reversal": "test_after_a_reversal",
+    "decline reasons": "test_every_reason_of_a_decline",
+    "domain problem on return": "test_the_way_back",
+    "Confirm with id null or absent": "test_real_clients_are_answered_as_published",
+    "more error texts": "test_published_texts",
+    "500, 501": "test_service_errors_prove_nothing",
+    "external notification, store and duplicate": "test_the_external_notification",
+    "prefixNumber of a region": "test_real_clients_are_answered_as_published",
+    "phone in other spellings": "test_another_spelling_of_a_phone_is_refused",
 }
 
 
@@ -203,7 +225,7 @@ SCRIPT = {  # numbers from the inputs of a page
     "amountWithoutTax": "0",
     "tax": "15",
     "clientTransactionId": "order-1",
-    "phoneNumber": 984111222,
+    "phoneNumber": "0984111222",
     "countryCode": 593,
     "timeZone": "-5",
     "lat": -1.831239,
@@ -586,6 +608,194 @@ async def test_regions(client: Client) -> None:
     assert (status, [sorted(one) for one in regions]) == (200, [["iso", "name", "prefixNumber"]])
 
 
+# The truth about answers
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_real_clients_are_answered_as_published(client: Client, name: str) -> None:
+    """Requests that others' clients send, and the names and types of the published answers."""
+    assert await play(client.service.url, CLIENTS[name]) == []
+
+
+@changed(refuses_second_form=True)
+async def test_an_unpaid_forms_id_is_refused(client: Client) -> None:
+    """A retry, a double click, a reload: 400 with code 23, whatever became of the form; another id is free."""
+    payment_id = await client.prepare()
+    for _ in range(2):
+        status, error = await client.post("/api/button/Prepare", prepare_of())
+        assert (status, error["errorCode"]) == (400, 23)
+        if client.service.forms[payment_id].how is None:
+            await client.service.cancel_form(payment_id)
+    await client.prepare(clientTransactionId="form-2")
+    assert client.service.counts.prepared == 2
+
+
+@changed(refuses_second_form=False)
+async def test_an_unpaid_forms_id_may_be_free(client: Client) -> None:
+    """A setting turns it off; a paid one is taken all the same."""
+    await client.prepare()
+    await client.paid()
+    assert (await client.post("/api/button/Prepare", prepare_of()))[1]["errorCode"] == 23
+
+
+@pytest.mark.parametrize(("operation", "body"), [("Sale", sale_of), ("button/Prepare", prepare_of)])
+@changed(least_amount=100)
+async def test_the_least_amount_is_a_setting(client: Client, operation: str, body: Any) -> None:
+    """Below it 400 with code 107, in the published words."""
+    small = {"amount": 99, "amountWithoutTax": 99, "amountWithTax": None, "tax": None}
+    status, error = await client.post(f"/api/{operation}", body(**small))
+    assert (status, error["errorCode"]) == (400, 107)
+    assert error["message"] == "El monto a cobrar debe ser mayor o igual a 1,00"
+    assert (await client.post(f"/api/{operation}", body()))[0] == 200
+
+
+@pytest.mark.parametrize("phone", ["984111222", 984111222, "+593984111222", "593984111222", "0984 111 222"])
+async def test_another_spelling_of_a_phone_is_refused(client: Client, phone: object) -> None:
+    """It is never another customer: the true one's pending push would not be seen."""
+    await client.sale()
+    status, error = await client.post("/api/Sale", sale_of(phoneNumber=phone, clientTransactionId="order-2"))
+    assert (status, error["errorCode"]) == (404, 120)
+    status, error = await client.post("/api/Sale", sale_of(clientTransactionId="order-2"))
+    assert error["errors"][0]["errorCode"] == 2061
+
+
+@pytest.mark.parametrize(
+    ("key", "language", "text"),
+    [
+        (20, "en", "Transaction does not exist, verify that the submitted identifier is correct."),
+        (23, "es", "Ya existe una transacción con el ClientTransactionId especificado"),
+        (100, "es", "La tienda asociada no existe. Verifique su store id o comuníquese con Payphone"),
+        (120, "es", "Lo sentimos, este número no está registrado en Payphone"),
+        ("unauthorized", "es", "Su aplicación no esta autorizada para acceder a este recurso"),
+    ],
+)
+def test_published_texts(key: int | str, language: Any, text: str) -> None:
+    """Word for word."""
+    assert say(key, language) == text
+
+
+async def test_an_approved_sale_has_its_customers_data(client: Client) -> None:
+    """E-mail, document and card, and what the request gave comes back."""
+    given = {f"optionalParameter{number}": f"text {number}" for number in (1, 2, 3)} | {"clientUserId": "u-7"}
+    one = await client.sale(**given)
+    await client.service.approve(one)
+    _, answer = await client.send("GET", f"/api/Sale/{one}")
+    assert given.items() <= answer.items()
+    assert "@" in answer["email"]
+    assert answer["document"].isdecimal()
+    assert (answer["messageCode"], answer["taxes"], answer["phoneNumber"]) == (0, [], "593984111222")
+
+
+async def test_after_a_reversal(client: Client) -> None:
+    """Canceled in the service's words, with the card and an authorization code."""
+    one = await client.paid()
+    await client.post("/api/Reverse", {"id": one})
+    _, answer = await client.send("GET", f"/api/Sale/{one}")
+    assert (answer["statusCode"], answer["transactionStatus"], answer["message"], answer["messageCode"]) == (
+        2,
+        "Canceled",
+        "Cancelada",
+        34,
+    )
+    assert answer["authorizationCode"].startswith("W")
+
+
+@pytest.mark.parametrize("reason", REASONS)
+async def test_every_reason_of_a_decline(client: Client, reason: Reason) -> None:
+    """By the control route for a sale and a form, and by a form's page: its code, its words, and the card."""
+    sale, first = await client.sale(), await client.prepare()
+    second = await client.prepare(clientTransactionId="form-2")
+    assert (await control.call(client.service.url, "reject", sale=sale, reason=reason))[0] == 200
+    assert (await control.call(client.service.url, "pay", payment_id=first, reason=reason))[0] == 200
+    page = f"/Anonymous/Index?paymentId={second}"
+    assert f'value="{reason}"' in (await client.send("GET", page, headers=SHOP))[1]
+    await client.send("POST", page, headers=SHOP, data={"outcome": "reject", "reason": reason})
+    for number in (sale, sale + 1, sale + 2):
+        _, answer = await client.send("GET", f"/api/Sale/{number}")
+        assert (answer["statusCode"], answer["message"]) == (2, say(reason, "es"))
+        assert answer["messageCode"] == MESSAGE_CODES[reason] != 0
+        assert {"bin", "lastDigits", "cardBrand", "authorizationCode", "email"} <= set(answer)
+    assert {one.reason for one in (*client.service.sales.values(), *client.service.forms.values())} == {
+        reason
+    }
+
+
+async def test_a_scenario_declines_cards(clock: ManualClock) -> None:
+    """Each for one of the reasons, the same in every run."""
+    seen = []
+    for _ in range(2):
+        clock = ManualClock()
+        async with Simulator.scenario("declined-cards", settings=PAYPHONE, clock=clock) as service:
+            for number in range(40):
+                phone = f"09840000{number:02}"
+                service.create_sale(sale_of(clientTransactionId=f"order-{number}", phoneNumber=phone))
+            await clock.advance(60)
+            seen.append([sale.reason for sale in service.sales.values()])
+            assert {sale.how for sale in service.sales.values()} == {"rejected"}
+    assert seen[0] == seen[1]
+    assert set(seen[0]) == set(REASONS)
+
+
+@pytest.mark.parametrize("code", [500, 501])
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_service_errors_prove_nothing(client: Client, code: int, status: int, when: str) -> None:
+    """With whichever HTTP status; the sale may have been created."""
+    client.service.fail_next(Fault("refuse", error_code=code, status=status, when=when))
+    answered, error = await client.post("/api/Sale", sale_of())
+    assert (answered, error["errorCode"], client.service.counts.created) == (status, code, when == "after")
+
+
+# From outside
+
+
+async def test_settings_change_from_outside(client: Client) -> None:
+    """Stores, domains, kind of application and names, for the requests that come; a path is there at once."""
+    change = partial(control.call, client.service.url, "change_settings")
+    changes = {"stores": ["S1"], "application": "API", "registered_domains": "shop.example, shop.localhost"}
+    assert (await change(changes=changes))[0] == 200
+    status, error = await client.post("/api/Sale", sale_of(storeId="S2"))
+    assert (status, error["errorCode"]) == (404, 100)
+    assert (await client.post("/api/button/Prepare", prepare_of()))[0] == 401
+    assert client.service.settings.registered_domains == frozenset({"shop.example", "shop.localhost"})
+    assert (await change(changes={"paths": {"cancel": ["/api/Void"]}}))[0] == 200
+    sale = await client.sale(storeId="S1")
+    assert await client.post("/api/Void", {"id": sale}) == (200, True)
+    assert (await client.post("/api/Cancel", {"id": sale}))[0] == 404
+    for name, value in (("stors", []), ("cors", "yes"), ("sale_window", -1), ("application", "APP")):
+        assert (await change(changes={name: value}))[0] == 409
+    tokens = {"token-2": "shop"}
+    assert (await control.call(client.service.url, "use_accounts", accounts=tokens))[0] == 200
+    assert (await client.send("GET", f"/api/Sale/{sale}"))[0] == 401
+
+
+async def test_the_day_begins_at_noon() -> None:
+    """A test at 01:00 UTC can reverse as well; the time of day is moved from outside, and by options."""
+    async with Simulator(settings=PAYPHONE) as service, aiohttp.ClientSession() as session:
+        client = Client(service, session)
+        assert service.local_time().hour == 12
+        one, two = await client.paid(), await client.paid(clientTransactionId="form-2")
+        assert await client.post("/api/Reverse", {"id": one}) == (200, True)
+        assert (await control.call(service.url, "set_time_of_day", time_of_day="20:00"))[0] == 200
+        assert (await client.post("/api/Reverse", {"id": two}))[0] == 404
+        await control.call(service.url, "set_time_of_day", time_of_day="19:59")
+        assert (await client.post("/api/Reverse", {"id": two}))[0] == 200
+        assert (await control.call(service.url, "set_time_of_day", time_of_day="25:00"))[0] == 409
+
+
+@changed(cors=True)
+async def test_scripts_of_other_pages_may_be_let_in(client: Client) -> None:
+    """A preflight and an answer say so to a browser."""
+    asked = {"Origin": "http://shop.example", "Access-Control-Request-Method": "POST"}
+    assert (await client.send("OPTIONS", "/api/Sale", headers=asked))[0] == 204
+    assert "Authorization" in client.headers["Access-Control-Allow-Headers"]
+    await client.sale()
+    assert client.headers["Access-Control-Allow-Origin"] == "*"
+    await control.call(client.service.url, "change_settings", changes={"cors": False})
+    assert (await client.send("OPTIONS", "/api/Sale", headers=asked))[0] == 405
+    assert "Access-Control-Allow-Origin" not in client.headers
+
+
 # Forms
 
 
@@ -597,7 +807,8 @@ async def test_the_links_have_the_real_names(client: Client) -> None:
     assert answer["payWithPayPhone"] == f"{client.service.url}/PayPhone/Index{query}"
     assert answer["payWithCard"] == f"{client.service.url}/Anonymous/Index{query}"
     _, answer = await client.post(
-        "/api/button/Prepare", prepare_of(transactionSummaryUrl="https://a.example/")
+        "/api/button/Prepare",
+        prepare_of(clientTransactionId="form-2", transactionSummaryUrl="https://a.example/"),
     )
     for name in ("payWithPayPhone", "payWithCard", "payWithPaymentCode"):
         path = answer[name].removeprefix(client.service.url)
@@ -618,16 +829,16 @@ async def test_without_a_referrer_the_page_says_no_with_200(client: Client) -> N
 @changed(registered_domains=frozenset({"shop.example"}))
 async def test_the_way_back(client: Client) -> None:
     """`id` and `clientTransactionId` behind what the address has; 0 when cancelled; `msg` for a foreign domain."""
-    back = f"{BACK}&id={{}}&clientTransactionId=form-1"
-    one, two, three = [await client.prepare() for _ in range(3)]
+    back = f"{BACK}&id={{}}&clientTransactionId={{}}"
+    one, two, three = [await client.prepare(clientTransactionId=name) for name in ("a", "b", "c")]
     paths = [f"/Anonymous/Index?paymentId={number}" for number in (one, two, three)]
-    for path, outcome, expected in ((paths[0], "cancel", 0), (paths[1], "reject", 1001)):
+    for path, outcome, *expected in ((paths[0], "cancel", 0, "a"), (paths[1], "reject", 1001, "b")):
         await client.send("GET", path, headers=SHOP)
         status, _ = await client.send("POST", path, headers=SHOP, data={"outcome": outcome})
-        assert (status, client.headers["Location"]) == (303, back.format(expected))
+        assert (status, client.headers["Location"]) == (303, back.format(*expected))
     await client.send("GET", paths[2], headers={"Referer": "https://other.example/"})
-    assert client.headers["Location"].startswith(f"{BACK}&msg=")
-    assert "id=" not in client.headers["Location"]
+    query = dict(parse_qsl(urlsplit(client.headers["Location"]).query))
+    assert query == {"cart": "9", "msg": MESSAGES["foreign domain"][0], "clientTransactionId": "c"}
     assert client.service.counts.forms_cancelled == 1
 
 
@@ -658,7 +869,7 @@ async def test_an_unconfirmed_form_is_reversed(client: Client, clock: ManualCloc
     assert (status, answer["statusCode"], answer["message"]) == (
         200,
         2,
-        "La transacción fue reversada porque no se confirmó",
+        "Cancelada",
     )
     counts = client.service.counts
     assert (counts.forms_paid, counts.reversed_unconfirmed, counts.collected) == (1, 1, 0)
@@ -819,6 +1030,7 @@ async def test_a_sale_is_notified_by_get(shop: Shop, clock: ManualClock, name: s
     [
         ({"Response": True, "ErrorCode": "000"}, "acknowledged"),
         ({"Response": False, "ErrorCode": "333"}, "duplicate"),
+        ({"Response": True, "ErrorCode": "333"}, "HTTP 200"),
         ({"Response": False, "ErrorCode": "222"}, "HTTP 200"),
         ("gracias", "HTTP 200"),
     ],
@@ -842,6 +1054,7 @@ async def test_the_external_notification(
         assert service.counts.external_notifications_sent == 2
     bodies = [body for method, query, body in shop.told if method == "POST" and not query]
     assert [body["TransactionId"] for body in bodies] == [yes, form]
+    assert bodies[1]["StoreId"]  # a store by default
     assert (
         bodies[0].items()
         >= {
@@ -870,17 +1083,20 @@ async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:
 
 
 def test_the_command_line_serves_it() -> None:
-    """`payclient simulate --profile payphone` is this service."""
-    command = "-m payclient simulate --port 0 --profile payphone".split()  # noqa: SIM905 - as one types it
+    """`payclient simulate --profile payphone` is this service, with settings of its own."""
+    options = "--port 0 --profile payphone --set stores=S1,S2 --time-of-day 19:59".split()  # noqa: SIM905 - as one types it
     with subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "payclient", "simulate", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().rpartition(" ")[2].strip()
             request = urllib.request.Request(f"{url}/api/regions", headers=BEARER)  # noqa: S310 - our own
             with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - our own
-                assert json.load(answer)[0]["prefixNumber"] == "593"
+                assert json.load(answer)[0]["prefixNumber"] == 593
         finally:
             process.terminate()
 
@@ -897,6 +1113,14 @@ async def test_test_mode_approves_everything(clock: ManualClock) -> None:
         await clock.advance(2)
         assert service.counts.approved == 20
     assert isinstance(TEST_MODE, Answers)
+
+
+async def test_localhost_names_are_this_machine(shop: Shop, clock: ManualClock) -> None:
+    """`shop.localhost` is told, as a browser would find it."""
+    url = shop.url.replace("127.0.0.1", "shop.localhost")
+    async with Simulator(clock=clock) as service:
+        service.create_sale(sale_of(currency="USD", responseUrl=url))
+        assert (await service.approve("order-1")).notification == "HTTP 200"
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,24 @@ def simulate(
         str, Parameter(help=f"What the customers do and what goes wrong:\n\n{_SCENARIOS}")
     ] = "everyday",
     answers: Annotated[
-        str | None, Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.")
+        str | None,
+        Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1."),
     ] = None,
     seed: Annotated[int, Whole, Parameter(help="Another seed, other answers and other faults.")] = 0,
     delay: Annotated[
         float | None, Number, Parameter(help="Seconds that half of the customers need, or less.")
+    ] = None,
+    set_: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--set",
+            help="NAME=VALUE, for each setting of payclient.simulator.Settings: stores=S1,S2, application=WEB, "
+            "registered_domains=shop.localhost, external_notification_url=http://shop.localhost:8000/told, "
+            "least_amount=100, notification_names=id,clientTransactionId, cors=true, sale_window=30.",
+        ),
+    ] = (),
+    time_of_day: Annotated[
+        str | None, Parameter(help="The service's time when it starts, such as 19:59; noon unless given.")
     ] = None,
     ready_file: Annotated[
         Path | None,
@@ -68,6 +81,9 @@ def simulate(
     try:
         chosen = named(scenario)
         crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
+        # The name means a whole service of the simulator's, which is more than a profile holds of one.
+        settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
+        settings = settings.changed(dict(_setting(each) for each in set_))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if crowd is not None:
@@ -82,12 +98,16 @@ def simulate(
         port=port,
         token=token,
         accounts=accounts or None,
-        # The name means a whole service of the simulator's, which is more than a profile holds of one.
-        settings=PAYPHONE if profile == "payphone" else settings_of(profile_of(profile)),
+        settings=settings,
         answers=crowd,
         faults=attrs.evolve(chosen.faults, seed=seed),
         control=True,
     )
+    if time_of_day is not None:
+        try:
+            simulator.set_time_of_day(time_of_day)
+        except ValueError:
+            raise ConfigurationError("--time-of-day: must be HH:MM, such as 19:59") from None
     return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 
@@ -97,6 +117,17 @@ def _account(text: str) -> tuple[str, str]:
     if not name or not token.strip():
         raise ConfigurationError("--account: must be NAME=TOKEN, such as test=token-1")
     return token, name
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """Read `NAME=VALUE`, whose value is JSON or else text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError("--set: must be NAME=VALUE, such as stores=S1,S2")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 @contextmanager

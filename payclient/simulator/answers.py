@@ -7,6 +7,8 @@ from typing import Literal
 
 from attrs import frozen
 
+from .messages import Reason
+
 Answer = Literal["approved", "rejected", "ignored"]
 #: (median, sigma) of a lognormal delay in seconds, or a function that draws one.
 Delay = tuple[float, float] | Callable[[Random], float]
@@ -26,6 +28,8 @@ class Answers:
     ignore: float = 0.1
     delay: Delay = (20.0, 0.6)
     seed: int = 0
+    #: Why a bank declines instead of a customer who rejects, each as likely; without any the customer rejects.
+    reasons: tuple[Reason, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         for name in _CHANCES:
@@ -51,7 +55,12 @@ class Answers:
                 chances[name] = float(number)
             except ValueError:
                 raise ValueError(f"{name} must be a number, not {number!r}") from None
-        return cls(**{**dict.fromkeys(_CHANCES, 0.0), **chances}, delay=delay, seed=seed)
+        return cls(delay=delay, seed=seed, **{name: chances.get(name, 0.0) for name in _CHANCES})  # type: ignore[arg-type]
+
+    def reason(self, client_transaction_id: str) -> Reason | None:
+        """Return the reason of a decline."""
+        chance = Random(f"{self.seed}:{client_transaction_id}:reason")  # noqa: S311 - no secret
+        return chance.choice(self.reasons) if self.reasons else None
 
     def draw(self, client_transaction_id: str) -> tuple[Answer, float]:
         """Return the answer to this sale's push and the seconds until it is given."""

@@ -3,7 +3,7 @@
 import secrets
 from collections import Counter, deque
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, time, timedelta, timezone
 from typing import Any, Final, Literal
 
 from attrs import fields_dict
@@ -11,7 +11,7 @@ from attrs import fields_dict
 from .addresses import with_query
 from .answers import Answers
 from .clock import ServiceClock, Timetable
-from .messages import RefusalError
+from .messages import Reason, RefusalError
 from .rules import check
 from .settings import ACCEPTED, CANCELLED, Settings
 from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
@@ -20,7 +20,9 @@ from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale
 _FIRST_ID: Final = 1001
 _KEPT: Final = 1000  # entries of the log
 _LONGEST: Final = 200  # characters of somebody else's text, so that the log stays small whatever is sent
-_REPEATED: Final = ("reference", "optionalParameter1", "optionalParameter2", "optionalParameter3")
+_REPEATED: Final = (
+    "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4"
+)  # fmt: skip
 
 
 class Books:
@@ -46,8 +48,10 @@ class Books:
         self._entries: deque[LogEntry] = deque(maxlen=_KEPT)
         self._last_entry = 0
         self._url = ""
+        self._ahead = 0.0  # seconds by which the service's day is ahead of its clock
         self._by_id: dict[int, Transaction] = {}
         self._by_client_id: dict[str, list[Transaction]] = {}
+        self._prepared: set[tuple[str, str]] = set()
         self._pending: set[tuple[str, str | None, str]] = set()
 
     @property
@@ -77,6 +81,17 @@ class Books:
         ids = {"client_transaction_id": client_id and client_id[:_LONGEST], "transaction_id": number}
         at: dict[str, Any] = {"number": self._last_entry, "at": self.clock.time(), **ids}
         self._entries.append(LogEntry(kind=kind, text=text[:_LONGEST], **at, **result))
+
+    def local_time(self, moment: float | None = None) -> datetime:
+        """Return a moment, or now, as the service counts its days."""
+        zone = timezone(timedelta(hours=self.settings.utc_offset))
+        return datetime.fromtimestamp((self.clock.time() if moment is None else moment) + self._ahead, zone)
+
+    def set_time_of_day(self, time_of_day: str) -> None:
+        """Make it this time of the service's day, such as "19:59"; ValueError for what is not one."""
+        wanted, now = time.fromisoformat(time_of_day), self.local_time()
+        change = datetime.combine(now, wanted, now.tzinfo) - now
+        self._ahead += change.total_seconds()
 
     def account_of(self, token: str) -> str | None:
         """Return the account of a token; None if the token is not taken."""
@@ -121,7 +136,8 @@ class Books:
         if self.answers is not None:
             answer, delay = self.answers.draw(sale.client_transaction_id)
             if answer != "ignored" and delay < settings.sale_window:  # at the very end the expiry wins
-                self.timetable.after(delay, self._happen, sale, answer)
+                reason = self.answers.reason(sale.client_transaction_id) if answer == "rejected" else None
+                self.timetable.after(delay, self._happen, sale, answer, reason)
         return sale
 
     def sale(self, sale: int | str) -> Sale:
@@ -141,8 +157,9 @@ class Books:
             raise ValueError(f"sale {found.transaction_id} is not pending: it was {found.how}")
         return found
 
-    def decide_sale(self, sale: Sale, how: str) -> None:
+    def decide_sale(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
         """Decide a pending sale, and tell the merchant."""
+        sale.reason = reason
         self._pending.discard(sale.lane)
         self.tally["pending"] -= 1
         self.tally[how] += 1
@@ -160,6 +177,9 @@ class Books:
         """Prepare a form from the body of a Button/Prepare; otherwise like `create_sale`."""
         settings = self.settings
         check("prepare", body, settings)
+        key = account, body["clientTransactionId"]
+        if settings.duplicate_code is not None and settings.refuses_second_form and key in self._prepared:
+            raise RefusalError.of(settings.duplicate_code)
         is_english = settings.language_field is not None and body.get(settings.language_field) == "en"
         texts = {name: one for name, one in body.items() if isinstance(one, str) and one.strip()}
         form = Form(
@@ -171,6 +191,7 @@ class Books:
             texts=texts,
         )
         self.forms[form.payment_id] = form
+        self._prepared.add(key)
         self.tally["prepared"] += 1
         return form
 
@@ -190,21 +211,29 @@ class Books:
     def is_expired(self, form: Form, method: Method) -> bool:
         return method in form.deadlines and self.clock.monotonic() >= form.deadlines[method]
 
-    async def pay(self, payment_id: str, method: Method = "card", *, declined: bool = False) -> str:
-        """Open the link and pay, with all that the form asks for, or with a card that is declined.
+    async def pay(
+        self,
+        payment_id: str,
+        method: Method = "card",
+        *,
+        declined: bool = False,
+        reason: Reason | None = None,
+    ) -> str:
+        """Open the link and pay, with all that the form asks for, or with a card that is declined for a reason.
 
         Returns the address to which the browser is sent (§6).
         """
         form = self._payable_form(payment_id, method)
-        number, how = self._add(form), "declined" if declined else "paid"
-        self._close(form, method, how, self.settings.states["rejected" if declined else "approved"])
+        number, declined = self._add(form), declined or reason is not None
+        form.reason = reason
+        how, answer = ("declined", "rejected") if declined else ("paid", "approved")
+        self._close(form, method, how, self.settings.states[answer])
         form.details = {
             "phoneNumber": form.texts.get("phoneNumber", "").removeprefix("+") or None,
             "email": form.texts.get("email"),
             "document": form.texts.get("documentId"),
             "reference": form.texts.get("reference"),
             "optionalParameter3": form.texts.get("optionalParameter"),
-            "optionalParameter4": "CLIENTE SIMULADO" if form.state == ACCEPTED else None,  # the card's holder
         }
         if form.awaits_confirmation:
             self.tell(form)
@@ -224,6 +253,8 @@ class Books:
 
     def change(self, operation: str, body: Mapping[str, Any], account: str) -> Transaction:
         """Confirm, cancel or reverse, and return the transaction after it; RefusalError if that cannot be."""
+        if operation == "confirm" and body.get("id") is None:
+            raise RefusalError.of(20)
         check(operation, body, self.settings)
         if "id" in body:
             one = self.find(body["id"])
@@ -275,9 +306,9 @@ class Books:
         if state == ACCEPTED:
             self._collect(transaction, transaction.amount)
 
-    def _happen(self, sale: Sale, how: str) -> None:
+    def _happen(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
         if sale.how is None and (how == "expired" or not sale.ignored):
-            self.decide_sale(sale, how)
+            self.decide_sale(sale, how, reason)
 
     def _payable_form(self, payment_id: str, method: Method) -> Form:
         form = self.open_form(payment_id, method)
@@ -301,9 +332,7 @@ class Books:
         return with_query(address, dict(zip(self.settings.redirect_names, values, strict=True)))
 
     def _is_today(self, found: Transaction) -> bool:
-        zone = timezone(timedelta(hours=self.settings.utc_offset))
-        now = datetime.fromtimestamp(self.clock.time(), zone)
-        paid = datetime.fromtimestamp(found.decided_at or found.created_at, zone)
+        now, paid = self.local_time(), self.local_time(found.decided_at)
         return now.date() == paid.date() and now.hour < self.settings.reversal_hour
 
     def _give_back(self, transaction: Transaction, why: Literal["merchant", "unconfirmed"]) -> None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import attrs
@@ -33,14 +33,14 @@ READ: Final = {
     "collected_per_client_id": "The cents that each client transaction id paid and did not get back.",
     "log": "The last thousand entries, oldest first.",
     "faults": "What goes wrong next, and how often each kind of fault has happened.",
-    "choices": "The names of the scenarios and of the kinds of faults, with what each does.",
+    "choices": "The names of scenarios, of kinds of faults and of reasons of a decline, with what each means.",
     "overview": "What the page shows: counts, the newest sales and forms, the number of the newest log entry.",
 }
 #: All operations that another process has.
 OPERATIONS: Final = (
     *READ, "read_log", "notification_query", "notifications_done", "approve", "reject", "ignore", "forge", "open_form",
     "pay", "cancel_form", "create_sale", "create_form", "fail_next", "fail_by_chance", "clear_faults", "use_scenario",
-    "advance", "restart",
+    "use_accounts", "change_settings", "set_time_of_day", "advance", "restart",
 )  # fmt: skip
 
 _TYPES: Final = {
@@ -179,17 +179,17 @@ def _schema(hint: Any) -> dict[str, Any]:
         schema = _object({one.name: (one.type, one.default is attrs.NOTHING) for one in attrs.fields(Fault)})
         schema["properties"]["kind"] = {"enum": list(KINDS)}
         return schema
-    if get_origin(hint) is Literal:
-        return {"enum": list(get_args(hint))}
-    hints = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    hints = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    if get_origin(hints[0]) is Literal:
+        return {"enum": [*get_args(hints[0]), *([None] if NoneType in hints else [])]}
     return {"type": [_TYPES[get_origin(one) or one] for one in hints]}
 
 
 def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
     """Raise ValueError unless the value is what the schema says; of numbers only finite ones are."""
     if "enum" in schema:
-        if not isinstance(value, str) or value not in schema["enum"]:
-            raise ValueError(f"{name} must be one of {', '.join(schema['enum'])}")
+        if not isinstance(value, str | None) or value not in schema["enum"]:
+            raise ValueError(f"{name} must be one of {', '.join(filter(None, schema['enum']))}")
         return
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     if not any(_IS[kind](value) for kind in kinds):

@@ -44,7 +44,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
         ("before",), statuses=(429, 429, 429),
     ),
     "refuse": _Kind(
-        "The service's error object: code 22, or another such as 2061 or 800.", ("before",), statuses=(400, 200, 599)
+        "The service's error object: code 22, or another such as 2061 or 800.", statuses=(400, 200, 599)
     ),
     "early": _Kind("The customer approves before the answer: the notification overtakes it.", _AFTER, ("sale",)),
     "lost": _Kind("The notification is never sent.", _AFTER, _SENT),

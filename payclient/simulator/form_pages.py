@@ -15,7 +15,7 @@ from aiohttp import web
 
 from .addresses import host_of, with_query
 from .books import Books
-from .messages import Language, say
+from .messages import REASONS, Language, say
 from .routes import Route
 from .transactions import Form, Method
 
@@ -74,7 +74,8 @@ class FormPages:
         if settings.registered_domains is not None and host not in settings.registered_domains:
             if form is None or not settings.returns_without_payment:
                 return _denied("not registered", ascii(host)), ", denied: another domain"
-            parameters = {"msg": say("foreign domain", form.language, host)}
+            parameters = {"msg": say("foreign domain", form.language)}
+            parameters[settings.redirect_names[1]] = form.client_transaction_id
             return _redirect(with_query(form.response_url, parameters)), ", denied: another domain"
         if form is None:
             return _notice("form unknown", status=404), ""
@@ -97,7 +98,8 @@ class FormPages:
                 address = await self._books.cancel_form(form.payment_id, method)
                 return _notice("form cancelled", form) if address is None else _redirect(address)
             case "reject":
-                return _redirect(await self._books.pay(form.payment_id, method, declined=True))
+                reason = next((one for one in REASONS if one in fields.get("reason", ())), None)
+                return _redirect(await self._books.pay(form.payment_id, method, declined=True, reason=reason))
             case "pay" if all(typed.get(name) for name in _missing(form)):
                 form.texts = {**typed, **form.texts}
                 return _redirect(await self._books.pay(form.payment_id, method))
@@ -130,6 +132,7 @@ def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = Non
         'maxlength="100" required></label>'
         for name in _missing(form)
     ]
+    reasons = [f'<option value="{one}">{words(one)}</option>' for one in REASONS]
     content = f"""<form method="post">
 <button class="x" name="outcome" value="cancel" aria-label="{words("close")}">&#x2715;</button>
 </form>
@@ -138,6 +141,7 @@ def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = Non
 {"" if typed is None else f'<p class="missing" role="alert">{words("missing")}</p>'}
 <form method="post">{"".join(inputs)}
 <button class="pay primary" name="outcome" value="pay">{words("pay")}</button>
+<label>{words("reason")}<select name="reason">{"".join(reasons)}</select></label>
 <button name="outcome" value="reject" formnovalidate>{words("decline")}</button>
 </form>"""
     return _page(form.language, words(f"{method} form"), content, 200 if typed is None else 400)

@@ -26,13 +26,18 @@ from .transactions import Form, Transaction
 
 _MINUTE: Final = 60.0
 _TRANSACTION_ID: Final = re.compile(r"[1-9][0-9]{0,18}")
-_REGIONS: Final = [{"name": "Ecuador", "prefixNumber": "593", "iso": "EC"}]
+_REGIONS: Final = [{"name": "Ecuador", "prefixNumber": 593, "iso": "EC"}]
 #: The kind of application that an operation asks for.
 _APPLICATIONS: Final = {"sale": "API", "prepare": "WEB", "confirm": "WEB"}
 #: Names of the merchant's own id, here and in a Confirm, in small letters.
 _CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
 #: Where a redirect leads: nothing is there.
 _ASIDE: Final = "/aside"
+_CORS: Final = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept-Language",
+    "Access-Control-Allow-Methods": "GET, POST",
+}
 _HTTP_STATUSES: Final[Mapping[int | str, int]] = {"unauthorized": 401, "throttled": 429}
 
 
@@ -60,6 +65,11 @@ class MerchantApi:
         for operation, path in paths:
             method = "GET" if operation in ("status", "regions") else "POST"
             yield Route(method, path, partial(self._answer, operation), settings.tolerant)
+            if settings.cors:
+                yield Route("OPTIONS", path, self._get_permission, settings.tolerant)
+
+    async def _get_permission(self, _: web.BaseRequest, __: Mapping[str, str]) -> web.Response:
+        return web.Response(status=204, headers=_CORS)
 
     async def _answer(
         self, operation: str, request: web.BaseRequest, match: Mapping[str, str]
@@ -81,8 +91,11 @@ class MerchantApi:
             status=None if response is None else response.status,
             fault=None if fault is None else fault.kind,
         )
-        # After a reset nobody reads the answer.
-        return web.Response(status=500) if response is None else response
+        if response is None:
+            return web.Response(status=500)  # nobody reads it
+        if self._books.settings.cors and not response.prepared:
+            response.headers.update(_CORS)
+        return response
 
     def _execute(
         self, operation: str, request: web.BaseRequest, raw: bytes, match: Mapping[str, str]
@@ -155,7 +168,7 @@ class MerchantApi:
         seen = [one for one in found if not (settings.forgets_expired and one.how == "expired")]
         if not seen:
             raise RefusalError.of(settings.not_found[1])
-        answers = [status_of(one, settings, language) for one in seen]
+        answers = [status_of(one, self._books, language) for one in seen]
         return answers if is_by_client_id and settings.client_status_as_array else answers[0]
 
     def _change(self, operation: str, body: dict[str, Any], account: str, language: Language) -> object:
@@ -164,7 +177,7 @@ class MerchantApi:
         if operation == "prepare":
             return self._prepared(self._books.create_form(body, account))
         changed = self._books.change(operation, body, account)
-        return status_of(changed, self._books.settings, language) if operation == "confirm" else True
+        return status_of(changed, self._books, language) if operation == "confirm" else True
 
     def _prepared(self, form: Form) -> dict[str, str]:
         settings = self._books.settings

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from attrs import frozen
 
@@ -10,8 +10,22 @@ Language = Literal["es", "en"]
 
 _ACCEPTED: Final = re.compile(r"(?:^|,)\s*(es|en)(?:-\w+)*\s*(?:;\s*q=([01](?:\.\d*)?))?\s*(?=,|$)")
 
-#: In Spanish and in English. A number is an errorCode. Spanish texts of 20, 22, 23, 25, 100, 120, 2029, 2061 and
-#: "unauthorized" and the English one of 20 are the service's own; the others are not published.
+#: Why a bank declines, by the vendor's list.
+Reason = Literal[
+    "insufficient_funds", "wrong_date", "wrong_cvv", "rejected_card", "invalid_card", "unauthorized_deferred",
+    "amount_exceeded", "fraud", "lost_card", "stolen_card",
+]  # fmt: skip
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+#: The `messageCode` of a cancelled transaction, by its reason, its reversal or its `how`. Recorded are 16, 6 and 34;
+#: the others are not published.
+MESSAGE_CODES: Final[Mapping[str, int]] = {
+    **dict(zip(REASONS, (16, 54, 82, 6, 14, 57, 61, 59, 41, 43), strict=True)),
+    "merchant": 34, "unconfirmed": 34, "rejected": 6, "declined": 6, "expired": 21, "cancelled": 22,
+}  # fmt: skip
+
+#: In Spanish and in English. A number is an errorCode. Spanish texts of 20, 22, 23, 25, 100, 107, 120, 2029, 2061,
+#: "unauthorized", "foreign domain" and "insufficient_funds" and the English one of 20 are the service's own; the others
+#: are not published.
 MESSAGES: Final[Mapping[int | str, tuple[str, str]]] = {
     20: ("La transacción no existe, verifique que el identificador enviado sea correcto.",
          "Transaction does not exist, verify that the submitted identifier is correct."),
@@ -23,9 +37,7 @@ MESSAGES: Final[Mapping[int | str, tuple[str, str]]] = {
          "The transaction could not be cancelled. It may be approved or cancelled already."),
     100: ("La tienda asociada no existe. Verifique su store id o comuníquese con Payphone",
           "The store does not exist, check your store id"),
-    101: ("El terminal no existe", "The terminal does not exist"),
-    102: ("El monto es menor que el permitido", "The amount is below the limit"),
-    103: ("El monto es mayor que el permitido", "The amount is above the limit"),
+    107: ("El monto a cobrar debe ser mayor o igual a {0}", "The amount to charge must be {0} or more"),
     120: ("Lo sentimos, este número no está registrado en Payphone", "Sorry, this number is not registered"),
     500: ("Error del servicio", "Service error"),
     501: ("Servicio no disponible", "Service not available"),
@@ -57,10 +69,21 @@ MESSAGES: Final[Mapping[int | str, tuple[str, str]]] = {
     "declined": ("La transacción fue rechazada por el banco", "The transaction was rejected by the bank"),
     "expired": ("La transacción ha expirado", "The transaction has expired"),
     "cancelled": ("La transacción fue cancelada por el comercio", "The transaction was cancelled by the merchant"),
-    "merchant": ("La transacción fue reversada por el comercio", "The transaction was reversed by the merchant"),
-    "unconfirmed": ("La transacción fue reversada porque no se confirmó",
-                    "The transaction was reversed, as nobody confirmed it"),
-    "foreign domain": ("El dominio {0} no está autorizado", "The domain {0} is not authorized"),
+    "merchant": ("Cancelada", "Cancelled"),
+    "unconfirmed": ("Cancelada", "Cancelled"),
+    "insufficient_funds": ("Fondos Insuficientes", "Insufficient funds"),
+    "wrong_date": ("Fecha de expiración incorrecta", "Wrong expiry date"),
+    "wrong_cvv": ("CVV incorrecto", "Wrong CVV"),
+    "rejected_card": ("Tarjeta rechazada", "Card rejected"),
+    "invalid_card": ("Tarjeta inválida", "Invalid card"),
+    "unauthorized_deferred": ("Diferido no autorizado", "Deferred payment not authorized"),
+    "amount_exceeded": ("Monto excedido", "Amount exceeded"),
+    "fraud": ("Posible fraude", "Suspected fraud"),
+    "lost_card": ("Tarjeta perdida", "Lost card"),
+    "stolen_card": ("Tarjeta robada", "Stolen card"),
+    "foreign domain": (
+        "Su dominio no está autorizado por la aplicación. Ingrese a la consola de developer para configurar.",
+        "The application does not authorize your domain. Configure it in the developer console."),
     # The pages of the forms.
     "not real": ("Servicio simulado: no se mueve dinero real. No escriba datos reales.",
                  "Simulated service: no real money moves. Do not enter real data."),
@@ -75,6 +98,7 @@ MESSAGES: Final[Mapping[int | str, tuple[str, str]]] = {
     "missing": ("Complete los datos que faltan.", "Please fill in what is missing."),
     "pay": ("Pagar", "Pay"),
     "decline": ("Simular un rechazo", "Simulate a decline"),
+    "reason": ("Motivo del rechazo", "Reason of the decline"),
     "close": ("Cancelar el pago", "Cancel the payment"),
     "form paid": ("Este pago ya fue realizado.", "This payment was already made."),
     "form declined": ("Este pago ya fue rechazado.", "This payment was already declined."),
@@ -123,6 +147,8 @@ class RefusalError(Exception):
     #: Codes of specific errors.
     inner: tuple[int, ...] = ()
     faults: tuple[FieldFault, ...] = ()
+    #: What the message names.
+    values: tuple[object, ...] = ()
 
     @classmethod
     def of(cls, code: int, *inner: int) -> "RefusalError":
@@ -131,7 +157,7 @@ class RefusalError(Exception):
 
     def as_json(self, language: Language, *, empty_errors: bool = True) -> dict[str, object]:
         """Return the answer's body; `empty_errors` says whether an empty `errors` is in it."""
-        answer: dict[str, object] = {"message": say(self.message, language)}
+        answer: dict[str, object] = {"message": say(self.message, language, *self.values)}
         if self.code is None:
             return answer
         errors: list[dict[str, object]] = [

@@ -1,6 +1,7 @@
 """Messages to the merchant: the result notification (§6), its faults, and the external notification."""
 
 import asyncio
+import socket
 from typing import Any, Final
 
 import aiohttp
@@ -21,6 +22,13 @@ _AT_ONCE: Final = 100
 _LONGEST: Final = 4096  # bytes of an acknowledgement that are read
 
 
+class _Resolver(aiohttp.ThreadedResolver):
+    """The machine's resolver, for which `shop.localhost` is this machine, as browsers have it (RFC 6761)."""
+
+    async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_INET) -> list[Any]:
+        return await super().resolve("localhost" if host.endswith(".localhost") else host, port, family)
+
+
 class Notifications:
     """Delivers in the background, while it is open; a failure is written down, never raised."""
 
@@ -34,7 +42,7 @@ class Notifications:
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
             # On a kept connection that died aiohttp would send a GET again by itself.
-            connector=aiohttp.TCPConnector(force_close=True),
+            connector=aiohttp.TCPConnector(force_close=True, resolver=_Resolver()),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT),
         )
@@ -110,7 +118,7 @@ class Notifications:
             sale.notification = error or f"HTTP {status}"
 
     async def _tell(self, transaction: Transaction, url: str) -> None:
-        body = orjson.dumps(external_notification(transaction, self._books.settings))
+        body = orjson.dumps(external_notification(transaction, self._books))
         headers = {"Content-Type": "application/json"}
         status, answer, error = await self._send("POST", url, data=body, headers=headers)
         self._books.tally["external_notifications_failed" if error else "external_notifications_sent"] += 1
@@ -146,6 +154,6 @@ def _acknowledgement(answer: bytes) -> str | None:
     match said:
         case {"Response": True, "ErrorCode": "000"}:
             return "acknowledged"
-        case {"ErrorCode": "333"}:
+        case {"Response": False, "ErrorCode": "333"}:
             return "duplicate"
     return None

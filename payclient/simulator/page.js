@@ -60,10 +60,10 @@ function timeOf(seconds, more) {
 // --- The phone
 
 function pushCard(sale) {
-  const answer = async (operation) => {
+  const answer = async (operation, args) => {
     const buttons = card.querySelectorAll("button");
     for (const one of buttons) one.disabled = true;
-    await call(operation, { sale: sale.transaction_id }).catch(() => buttons.forEach((one) => (one.disabled = false)));
+    await call(operation, { sale: sale.transaction_id, ...args }).catch(() => buttons.forEach((one) => (one.disabled = false)));
     await refresh();
   };
   const card = make(
@@ -77,7 +77,7 @@ function pushCard(sale) {
     make(
       "div",
       "buttons",
-      button("Reject", "", () => answer("reject")),
+      button("Reject", "", () => answer("reject", { reason: $("reason").value || null })),
       button("Approve", "primary", () => answer("approve")),
       button("Do not answer", "ignore", () => answer("ignore")),
     ),
@@ -217,6 +217,7 @@ async function fill() {
     }
     $(id).addEventListener("change", (event) => say(event.target));
   }
+  $("reason").append(...Object.entries(choices.reasons).map(([name, says]) => new Option(says, name)));
   $("scenario").addEventListener("change", (event) => {
     if (event.target.value !== "as started") call("use_scenario", { name: event.target.value });
   });

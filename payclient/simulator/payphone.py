@@ -27,6 +27,7 @@ PAYPHONE: Final = Settings(
         "reference": (0, 100),  # V L
         "prepare.clientTransactionId": (0, 50),  # V L; of a Sale's unpublished: no limit
     },
+    phone_pattern="0[0-9]{8,9}",  # L: in other spellings refused, by 120 or 800
     paths={
         "confirm": ("/api/button/V2/Confirm",),  # V
         "cancel": ("/api/Cancel",),  # V
@@ -49,6 +50,7 @@ PAYPHONE: Final = Settings(
     not_found=(404, 20),  # L
     foreign_is_unauthorized=True,  # L by the service's id; by the merchant's unpublished: not found
     duplicate_code=23,  # V
+    refuses_second_form=True,  # V L: also of an id whose form is unpaid
     error_statuses={100: 404, 120: 404},  # L C; of 22 and 25 among others unpublished
     wallet_link_field="payWithPayPhone",  # V
     redirect_names=("id", "clientTransactionId"),  # V C

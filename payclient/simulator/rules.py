@@ -30,6 +30,9 @@ _BOTH: Final = _kinds(
 _SALE: Final = _kinds(
     "countryCode clientUserId optionalParameter1 optionalParameter2 optionalParameter3 nickName"
 )
+_OPTIONAL: Final = _kinds(
+    "clientUserId optionalParameter1 optionalParameter2 optionalParameter3 optionalParameter4"
+)
 #: The fields of each operation; a confirmation calls the merchant's id by a name of its own.
 _FIELDS: Final[Mapping[str, Kinds]] = {
     "sale": {**_BOTH, **_SALE},
@@ -60,11 +63,14 @@ _FULL_PHONE: Final = re.compile(r"\+[1-9][0-9]+")
 _WHOLE: Final = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _BOOLEANS: Final = {"true": True, "false": False}
 _WEB_FORM: Final = "application/x-www-form-urlencoded"
+_TOLERATED: Final = (_WEB_FORM, "text/json")
 
 
 def fields_of(operation: str, settings: Settings) -> Kinds:
     """Return each field of an operation's body with its type, those included whose names are settings."""
     fields = dict(_FIELDS[operation])
+    if settings.tolerant and operation in _REQUIRED:
+        fields |= _OPTIONAL
     if operation == "sale" and settings.nick_name_flag is not None:
         fields[settings.nick_name_flag] = bool
     if operation == "prepare" and settings.language_field is not None:
@@ -87,7 +93,7 @@ def members_of(content_type: str, raw: bytes) -> dict[str, Any] | None:
 
 def read_body(operation: str, content_type: str, raw: bytes, settings: Settings) -> dict[str, Any]:
     """Return the members of a body, in the document's names and types; RefusalError if there are none."""
-    if content_type != "application/json" and not (settings.tolerant and content_type == _WEB_FORM):  # §5.2
+    if content_type != "application/json" and not (settings.tolerant and content_type in _TOLERATED):  # §5.2
         raise invalid(FieldFault("Content-Type", "content type"))
     if (body := members_of(content_type, raw)) is None:
         raise invalid(FieldFault("body", "body"))
@@ -134,7 +140,16 @@ def check(operation: str, body: Mapping[str, Any], settings: Settings) -> None:
     """Raise RefusalError for a body that breaks a rule, names an unknown store, or is to be refused."""
     if faults := failing_fields(operation, body, settings):
         raise invalid(*faults)
-    store = body.get("storeId")
+    store, phone, least = body.get("storeId"), body.get("phoneNumber"), settings.least_amount
+    if least is not None and body.get("amount", least) < least:
+        raise RefusalError(107, 107, values=(f"{least // 100},{least % 100:02}",))
+    if (
+        settings.phone_pattern
+        and operation == "sale"
+        and phone
+        and not re.fullmatch(settings.phone_pattern, phone)
+    ):
+        raise RefusalError.of(120)
     if settings.stores is not None and store is not None and store not in settings.stores:
         raise RefusalError.of(100)
     for name in ("phoneNumber", "nickName", "storeId", "clientTransactionId"):

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .answers import Answers
 from .faults import Fault, Faults
+from .messages import REASONS
 
 
 @frozen
@@ -27,6 +28,9 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "by-hand": Scenario("Nobody answers but you, on the page or by the control API."),
     "all-approve": Scenario("Everybody approves within seconds.", _all("approve")),
     "all-reject": Scenario("Everybody rejects within seconds.", _all("reject")),
+    "declined-cards": Scenario(
+        "Every card is declined, each for one of the bank's reasons.", evolve(_all("reject"), reasons=REASONS)
+    ),
     "nobody-answers": Scenario("Every push expires.", _all("ignore")),
     "slow-customers": Scenario(
         "Half of the answers need four minutes or more; what needs five expires.",

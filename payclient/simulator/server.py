@@ -15,8 +15,9 @@ from .control_api import ControlApi, is_loopback
 from .faults import KINDS, Fault, FaultPlan, Faults
 from .form_pages import FormPages
 from .merchant_api import MerchantApi
+from .messages import REASONS, Reason, say
 from .notifications import Notifications
-from .routes import json_reply
+from .routes import Route, json_reply
 from .scenarios import SCENARIOS, scenario
 from .settings import Settings
 from .transactions import METHODS, Form, LogEntry, Sale, Transaction
@@ -56,6 +57,8 @@ class Simulator(Books):
         super().__init__(
             Settings() if settings is None else settings, JumpClock() if clock is None else clock
         )
+        if clock is None:  # a test at night is to pass as well
+            self.set_time_of_day("12:00")
         self.answers, self.token, self.accounts = answers, token, accounts
         #: The plan of what goes wrong; `done` counts what did.
         self.faults = FaultPlan(faults)
@@ -64,9 +67,10 @@ class Simulator(Books):
         self._notifications = Notifications(self, self.faults)
         self._host, self._port = host, port
         self._merchant_api = MerchantApi(self, self.faults, self._notifications)
-        self._routes = [*self._merchant_api.routes(), *FormPages(self).routes()]
-        if is_loopback(host) if control is None else control:
-            self._routes += ControlApi(self, host).routes()
+        self._form_pages = FormPages(self)
+        has_control = is_loopback(host) if control is None else control
+        self._control_routes = [*ControlApi(self, host).routes()] if has_control else []
+        self._routes = self._all_routes()
         self._runner: web.ServerRunner | None = None
         self._restarting: asyncio.Task[None] | None = None
 
@@ -179,6 +183,16 @@ class Simulator(Books):
         self.timetable.run_due()
         self.write("service", f"{seconds:g} seconds passed")
 
+    def change_settings(self, changes: Mapping[str, object]) -> None:
+        """Change settings, as JSON has them, for all requests to come; ValueError for what cannot be."""
+        self.settings = self.settings.changed(changes)
+        self._routes = self._all_routes()
+        self.write("service", f"settings: {', '.join(changes)}")
+
+    def use_accounts(self, accounts: Mapping[str, str]) -> None:
+        """Take these tokens from now on, each with the name of its account, and no other."""
+        self.accounts = dict(accounts)
+
     # Faults
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
@@ -225,9 +239,14 @@ class Simulator(Books):
 
     @property
     def choices(self) -> dict[str, dict[str, str]]:
-        """The names of the scenarios and of the kinds of faults, with what each does."""
+        """The names of scenarios, of kinds of faults and of reasons of a decline, with what each means."""
         kinds = {name: kind.says for name, kind in KINDS.items()}
-        return {"scenarios": {name: one.says for name, one in SCENARIOS.items()}, "faults": kinds}
+        reasons: dict[str, str] = {one: say(one, "en") for one in REASONS}
+        return {
+            "scenarios": {name: one.says for name, one in SCENARIOS.items()},
+            "faults": kinds,
+            "reasons": reasons,
+        }
 
     # The customers
 
@@ -235,9 +254,9 @@ class Simulator(Books):
         """Approve a pending sale as its customer; returns once the notification is done, after 5 seconds at most."""
         return await self._answer(sale, "approved")
 
-    async def reject(self, sale: int | str) -> Sale:
-        """Reject a pending sale as its customer; otherwise like `approve`."""
-        return await self._answer(sale, "rejected")
+    async def reject(self, sale: int | str, reason: Reason | None = None) -> Sale:
+        """Reject a pending sale as its customer, or as the bank for a reason; otherwise like `approve`."""
+        return await self._answer(sale, "rejected", reason)
 
     async def ignore(self, sale: int | str) -> Sale:
         """Never answer a pending sale, so that it expires."""
@@ -262,15 +281,18 @@ class Simulator(Books):
     def tell(self, transaction: Transaction) -> None:
         self._notifications.send_all(transaction)
 
-    async def _answer(self, sale: int | str, how: str) -> Sale:
+    async def _answer(self, sale: int | str, how: str, reason: Reason | None = None) -> Sale:
         found = self.pending_sale(sale)
-        self.decide_sale(found, how)
+        self.decide_sale(found, how, reason)
         await self._delivered(found)
         return found
 
     async def _delivered(self, sale: Sale) -> None:
         if self.waits_for_delivery:
             await self._notifications.delivered(sale)
+
+    def _all_routes(self) -> list[Route]:
+        return [*self._merchant_api.routes(), *self._form_pages.routes(), *self._control_routes]
 
     def _live_links(self, form: Form) -> dict[str, str]:
         live = [one for one in METHODS if form.how is None and not self.is_expired(form, one)]

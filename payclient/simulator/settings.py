@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from attrs import field, frozen, validators
+import cattrs
+from attrs import asdict, field, fields, frozen, validators
 
 PENDING = "Pendiente"
 ACCEPTED = "Aceptado"
@@ -77,6 +78,10 @@ class Settings:
     #: The least and the most of a number, or of a text's characters: {"amount": (1, 99_999_999)}. A name may begin with
     #: its operation: "prepare.reference".
     limits: Mapping[str, tuple[int, int]] = field(factory=dict)
+    #: The least total in cents; a smaller one is answered with code 107.
+    least_amount: int | None = None
+    #: The phones of a Sale as a regular expression; another one is answered with code 120. None: any text is one.
+    phone_pattern: str | None = None
     #: The known stores; another one is answered with code 100. None: all are known.
     stores: frozenset[str] | None = None
     #: The errorCode with which a phone, nick name, store or client transaction id is answered, nothing created.
@@ -84,6 +89,8 @@ class Settings:
     #: Not shown: the errorCode of a repeated clientTransactionId. None: the repeat creates a SECOND sale, because the
     #: document promises nothing else.
     duplicate_code: int | None = None
+    #: Not shown: whether a Prepare repeats the id of a form that is not paid, too.
+    refuses_second_form: bool = False
     #: Not shown (§4.4): HTTP statuses of error objects by errorCode; a code left out has 400.
     error_statuses: Mapping[int, int] = field(factory=dict)
     #: The kind of the application whose token it is: "API" may ask for sales, "WEB" for forms and Confirm. None: both.
@@ -120,6 +127,24 @@ class Settings:
     notification_names: tuple[str, str] = ("id", "clientTransactionID")
     #: Where each approved payment is told of by a POST of JSON; None: nowhere.
     external_notification_url: str | None = None
+    #: Whether scripts of any web page may call the merchant's routes (CORS).
+    cors: bool = False
+
+    def changed(self, changes: Mapping[str, object]) -> "Settings":
+        """Return these settings with some changed, given as JSON has them or as text; ValueError for what cannot be.
+
+        Several values in one text have commas between them.
+        """
+        given, types = dict(changes), {one.name: str(one.type) for one in fields(Settings)}
+        if unknown := given.keys() - types.keys():
+            raise ValueError(f"not a setting: {', '.join(sorted(unknown))}")
+        for name, text in given.items():
+            if isinstance(text, str) and re.search("frozenset|tuple", types[name]):
+                given[name] = [part.strip() for part in text.split(",")]
+        try:
+            return _CONVERTER.structure({**asdict(self), **given}, Settings)
+        except Exception as error:  # cattrs raises many
+            raise ValueError(f"{', '.join(changes)}: {error}") from None
 
     def __attrs_post_init__(self) -> None:
         for name in ("transaction_id", "client_transaction_id"):
@@ -139,3 +164,16 @@ class Settings:
             raise ValueError("wallet_link_field must be a name that no other field of the answer has")
         if not all(map(_HOST.fullmatch, self.registered_domains or ())):
             raise ValueError("registered_domains must hold hosts such as 'shop.example'")
+
+
+def _strictly(value: object, kind: type) -> object:
+    if kind is int and isinstance(value, str):  # a key of a JSON object
+        return int(value)
+    if type(value) is not kind:
+        raise ValueError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+_CONVERTER = cattrs.Converter(detailed_validation=False)
+for _kind in (bool, str, int):
+    _CONVERTER.register_structure_hook(_kind, _strictly)

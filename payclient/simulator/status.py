@@ -1,17 +1,20 @@
 """The answer to a status query and the body of the external notification: one table of fields for both."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
 from typing import Final
 
-from .messages import Language, say
+from .books import Books
+from .messages import MESSAGE_CODES, Language, say
 from .settings import ACCEPTED, CANCELLED, PENDING, Settings
 from .transactions import Transaction
 
 _STATUS_CODES: Final = {PENDING: 1, CANCELLED: 2, ACCEPTED: 3}
 
-#: The card of a simulated payment.
+#: The card of a simulated payment, and its holder's data unless the request has them.
 _CARD: Final = {
+    "email": "cliente@example.com",
+    "document": "1799999999",
+    "optionalParameter4": "CLIENTE SIMULADO",
     "cardType": "Credit",
     "bin": "530219",
     "lastDigits": "XX17",
@@ -19,8 +22,8 @@ _CARD: Final = {
     "deferred": False,
     "cardBrandCode": "51",
     "cardBrand": "Mastercard Simulada",
-    "messageCode": 0,
 }
+_STORE: Final = "tienda-simulada"
 #: Where it is made.
 _SHOP: Final = {"storeName": "Tienda simulada", "regionIso": "EC", "transactionType": "Classic"}
 
@@ -32,23 +35,24 @@ _EXTERNAL: Final = (
 )  # fmt: skip
 
 
-def status_of(transaction: Transaction, settings: Settings, language: Language) -> dict[str, object]:
+def status_of(transaction: Transaction, books: Books, language: Language) -> dict[str, object]:
     """Return the status object of a transaction, short or full as the settings say."""
+    settings = books.settings
     awaits = settings.confirm_window is not None and transaction.awaits_confirmation
     state = settings.states["unconfirmed"] if awaits else transaction.state
     status = _short(transaction, settings, state)
     if settings.status_detail == "full":
-        status |= _full(transaction, settings, state, language)
+        status |= _full(transaction, books, state, language)
     return {name: value for name, value in status.items() if value is not None or settings.writes_absent}
 
 
-def external_notification(transaction: Transaction, settings: Settings) -> Mapping[str, object]:
+def external_notification(transaction: Transaction, books: Books) -> Mapping[str, object]:
     """Return the body of an approved payment's external notification; all fields are in it, absent ones as null."""
     status: Mapping[str, object] = {
-        **_short(transaction, settings, ACCEPTED),
-        **_full(transaction, settings, ACCEPTED, "es"),
-        "transactionStatus": settings.state_words.get(ACCEPTED, ACCEPTED),
-        "storeId": transaction.store_id,
+        **_short(transaction, books.settings, ACCEPTED),
+        **_full(transaction, books, ACCEPTED, "es"),
+        "transactionStatus": books.settings.state_words.get(ACCEPTED, ACCEPTED),
+        "storeId": transaction.store_id or _STORE,
         "products": [],
     }
     return {name: status.get(name[0].lower() + name[1:]) for name in _EXTERNAL}
@@ -65,17 +69,19 @@ def _short(transaction: Transaction, settings: Settings, state: str) -> dict[str
     }
 
 
-def _full(transaction: Transaction, settings: Settings, state: str, language: Language) -> dict[str, object]:
-    is_accepted = state == ACCEPTED
+def _full(transaction: Transaction, books: Books, state: str, language: Language) -> dict[str, object]:
+    why = transaction.reversal or transaction.reason or transaction.how or ""
+    message = say(why, language) if state == CANCELLED and why else None
+    by_customer = transaction.how not in (None, "expired", "cancelled")
+    given = {name: value for name, value in transaction.details.items() if value is not None}
     moment = transaction.decided_at or transaction.created_at
-    local = datetime.fromtimestamp(moment, timezone(timedelta(hours=settings.utc_offset)))
-    reason = transaction.reversal or transaction.how
     return {
         **transaction.details,
         **_SHOP,
-        **(_CARD if is_accepted else {}),
-        "authorizationCode": f"W{transaction.transaction_id}" if is_accepted else None,
-        "message": say(reason, language) if state == CANCELLED and reason is not None else None,
-        "date": local.replace(tzinfo=None).isoformat(timespec="milliseconds"),
+        **(_CARD | given if by_customer else {}),
+        "authorizationCode": f"W{transaction.transaction_id}" if by_customer else None,
+        "message": message,
+        "messageCode": 0 if message is None else MESSAGE_CODES[why],
+        "date": books.local_time(moment).replace(tzinfo=None).isoformat(timespec="milliseconds"),
         "taxes": [],
     }

@@ -5,7 +5,7 @@ from typing import Final, Literal, get_args
 
 from attrs import define, field, fields_dict, frozen
 
-from .messages import Language
+from .messages import Language, Reason
 from .settings import ACCEPTED, PENDING
 
 Method = Literal["wallet", "card"]
@@ -31,6 +31,8 @@ class Transaction:
     state: str = PENDING
     decided_at: float | None = None
     how: str | None = None  # the cause of the decision
+    #: Why the bank declined.
+    reason: Reason | None = None
     #: Given back by the merchant's Reverse, or by the service because nobody confirmed it.
     reversal: Literal["merchant", "unconfirmed"] | None = None
     #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.

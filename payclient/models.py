@@ -1,7 +1,7 @@
-"""The requests of the service, as frozen attrs classes.
+"""What is said to the service and what it says, as frozen attrs classes: requests, results, reports, notifications.
 
-Field names are the service's in snake case. A request checks itself when it is made, all faults at once, and
-never shows a person's data in its `repr`. What only a profile knows is checked by the session.
+Field names are the service's in snake case. A request checks itself when it is made, all faults at once. No `repr`
+shows a person's data, a link or a whole answer. What only a profile knows is checked by the session.
 """
 
 from __future__ import annotations
@@ -12,23 +12,31 @@ from typing import Any, Literal
 
 import attrs
 
-from payclient.amounts import COMPONENTS, MAX_CENTS
+from payclient.amounts import COMPONENTS, sum_fault
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.validation import (
-    CALLING_CODE,
-    COUNTRY,
-    CURRENCY,
-    DOTS,
-    FULL_PHONE,
-    INTS,
-    MAX_TEXT,
-    TEXTS,
-    Faults,
-    fits,
+    CheckedModel,
+    Declared,
+    calling_code,
+    cents,
+    choice,
+    country,
+    currency,
+    degrees,
+    field_fault,
+    flag,
     id_fault,
+    identifier,
+    instance,
+    integer,
+    phone,
+    text,
+    tuple_of,
+    unmistakable_id,
+    url,
 )
 
-__all__: list[str] = [
+__all__ = [
     "BillTo",
     "FormLinks",
     "LineItem",
@@ -43,228 +51,157 @@ __all__: list[str] = [
 ]
 
 
-def private(default: Any = attrs.NOTHING) -> Any:
-    """Declare a field that holds a person's data or a secret, and so never shows in `repr`."""
-    return attrs.field(default=default, repr=False)
+def optional(rule: Declared) -> Any:
+    """Declare a field that may be left out."""
+    return attrs.field(default=None, metadata=rule)
+
+
+def private(rule: Declared) -> Any:
+    """Declare a field that may be left out, and that holds a person's data or a secret, so never shows in `repr`."""
+    return attrs.field(default=None, metadata=rule, repr=False)
 
 
 # --- §2.4
 
 
 @attrs.frozen(kw_only=True)
-class BillTo:
+class BillTo(CheckedModel):
     """Billing data of the customer (§2.4). Every field may be left out."""
 
-    bill_to_id: int | None = None
-    address1: str | None = private(None)
-    address2: str | None = private(None)
+    bill_to_id: int | None = optional(integer())
+    address1: str | None = private(text())
+    address2: str | None = private(text())
     #: ISO 3166-1 alpha-2, two capitals.
-    country: str | None = None
-    state: str | None = private(None)
-    locality: str | None = private(None)
-    first_name: str | None = private(None)
-    last_name: str | None = private(None)
+    country: str | None = optional(country())
+    state: str | None = private(text())
+    locality: str | None = private(text())
+    first_name: str | None = private(text())
+    last_name: str | None = private(text())
     #: `+`, country code and number.
-    phone_number: str | None = private(None)
-    email: str | None = private(None)
-    postal_code: str | None = private(None)
-    customer_id: str | None = private(None)
-    ip_address: str | None = private(None)
-
-    def __attrs_post_init__(self) -> None:
-        a, b, c, d, e, f = (
-            self.address1,
-            self.address2,
-            self.state,
-            self.locality,
-            self.first_name,
-            self.last_name,
-        )
-        g, h, i, j = self.email, self.postal_code, self.customer_id, self.ip_address
-        country, phone, number = self.country, self.phone_number, self.bill_to_id
-        if (
-            {
-                a.__class__, b.__class__, c.__class__, d.__class__, e.__class__, f.__class__, g.__class__,
-                h.__class__, i.__class__, j.__class__, country.__class__, phone.__class__,
-            } <= TEXTS
-            and (texts := f"{a}{b}{c}{d}{e}{f}{g}{h}{i}{j}").isprintable()
-            and len(texts) <= MAX_TEXT
-            and (country is None or COUNTRY.fullmatch(country))
-            and (phone is None or FULL_PHONE.fullmatch(phone))
-            and (number is None or (number.__class__ is int and -MAX_CENTS <= number <= MAX_CENTS))
-        ):  # fmt: skip
-            return
-        faults = Faults(self)
-        faults.text(*_BILL_TO_TEXTS)
-        faults.integer("bill_to_id")
-        faults.pattern("country", COUNTRY, "is two capital letters (ISO 3166-1)")
-        faults.pattern("phone_number", FULL_PHONE, "is + country code and number")
-        faults.report()
-
-
-_BILL_TO_TEXTS = tuple(field.name for field in attrs.fields(BillTo) if field.name != "bill_to_id")
+    phone_number: str | None = private(phone())
+    email: str | None = private(text())
+    postal_code: str | None = private(text())
+    customer_id: str | None = private(text())
+    ip_address: str | None = private(text())
 
 
 @attrs.frozen(kw_only=True)
-class LineItem:
+class LineItem(CheckedModel):
     """One item of an order (§2.4); prices are cents. Every field may be left out."""
 
-    product_name: str | None = None
-    unit_price: int | None = None
-    quantity: int | None = None
-    total_amount: int | None = None
-    tax_amount: int | None = None
-    product_sku: str | None = None
-    product_description: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        name, sku, description = self.product_name, self.product_sku, self.product_description
-        a, b, c, d = self.unit_price, self.total_amount, self.tax_amount, self.quantity
-        if (
-            {name.__class__, sku.__class__, description.__class__} <= TEXTS
-            and (texts := f"{name}{sku}{description}").isprintable()
-            and len(texts) <= MAX_TEXT
-            and {a.__class__, b.__class__, c.__class__, d.__class__} <= INTS
-            and (a is None or 0 <= a <= MAX_CENTS) and (b is None or 0 <= b <= MAX_CENTS)
-            and (c is None or 0 <= c <= MAX_CENTS) and (d is None or 0 <= d <= MAX_CENTS)
-        ):  # fmt: skip
-            return
-        faults = Faults(self)
-        faults.text("product_name", "product_sku", "product_description")
-        faults.cents("unit_price", "total_amount", "tax_amount")
-        faults.integer("quantity")
-        faults.report()
+    product_name: str | None = optional(text())
+    unit_price: int | None = optional(cents())
+    quantity: int | None = optional(integer())
+    total_amount: int | None = optional(cents())
+    tax_amount: int | None = optional(cents())
+    product_sku: str | None = optional(text())
+    product_description: str | None = optional(text())
 
 
-def _items(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
+def _to_tuple(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
     if items.__class__ is tuple:
         return items
     try:
         return tuple(items)
     except TypeError:
-        return (None,)  # type: ignore[return-value]  # no item: the check names it
+        return (None,)  # type: ignore[return-value]  # not an item: the check names it
 
 
 @attrs.frozen(kw_only=True)
-class Order:
+class Order(CheckedModel):
     """Billing data and items (§2.4)."""
 
-    bill_to: BillTo | None = None
-    line_items: tuple[LineItem, ...] = attrs.field(default=(), converter=_items)
-
-    def __attrs_post_init__(self) -> None:
-        good = self.bill_to is None or self.bill_to.__class__ is BillTo
-        for item in self.line_items:
-            good = good and item.__class__ is LineItem
-        if good:
-            return
-        faults = Faults(self)
-        faults.instance("bill_to", BillTo)
-        if any(type(item) is not LineItem for item in self.line_items):
-            faults.add("line_items", "are LineItem objects")
-        faults.report()
+    bill_to: BillTo | None = optional(instance(BillTo))
+    line_items: tuple[LineItem, ...] = attrs.field(
+        default=(), converter=_to_tuple, metadata=tuple_of(LineItem)
+    )
 
 
 # --- §2.2, §2.3
 
 
 @attrs.frozen(kw_only=True)
-class SaleRequest:
+class _Charge(CheckedModel):
+    """What a Sale and a payment form have in common. All amounts are cents (§2.1)."""
+
+    currency: str = attrs.field(metadata=currency())
+    client_transaction_id: str = attrs.field(metadata=unmistakable_id())
+    amount_without_tax: int | None = optional(cents(part=True))
+    amount_with_tax: int | None = optional(cents(part=True))
+    tax: int | None = optional(cents(part=True))
+    service: int | None = optional(cents(part=True))
+    tip: int | None = optional(cents(part=True))
+    #: The sum of the parts unless given.
+    amount: int = attrs.field(default=None, metadata=cents(computed="_sum_of_parts"))
+    reference: str | None = private(text())
+    order: Order | None = private(instance(Order))
+    time_zone: int | None = optional(integer())
+    lat: str | None = private(degrees(90))
+    lng: str | None = private(degrees(180))
+
+    # §2.1.1, §2.1.4; a sum of 0 may be that of no part.
+    agreement = (
+        "0 < amount == (amount_without_tax or 0) + (amount_with_tax or 0) + (tax or 0) + (service or 0) + (tip or 0)"
+        " and (tax is not None or amount_without_tax is None or amount_with_tax is None)"
+    )
+
+    def _sum_of_parts(self) -> int | None:
+        parts = [getattr(self, name) for name in COMPONENTS]
+        # Where a part is not cents, a fault says so and the sum does not matter.
+        return sum(filter(None, parts)) if all(part is None or type(part) is int for part in parts) else None
+
+    def _find_faults(self) -> list[ErrorDetail]:
+        """Return every fault, those between fields too (§2.1)."""
+        found = super()._find_faults()
+        parts = {name: getattr(self, name) for name in ("amount", *COMPONENTS)}
+        if any(field_fault(name).message == detail.message for name in parts for detail in found):
+            return found
+        if fault := sum_fault(parts.pop("amount"), parts.values()):
+            found.append(field_fault("amount", fault))
+        if self.amount_with_tax is not None and self.amount_without_tax is not None and self.tax is None:
+            found.append(field_fault("tax", "is required beside amountWithTax and amountWithoutTax"))
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class SaleRequest(_Charge):
     """Charge a wallet user by a push request (§2.2). All amounts are cents.
 
     `amount` is the sum of its parts unless given; given, it must equal it. Raises `InvalidRequestError` with
     every fault at once.
     """
 
-    phone_number: str | None = private(None)
+    #: May be left out with `by_nick_name`, where the profile says so.
+    phone_number: str | None = private(text())
     #: Country calling code (E.164), digits only.
-    country_code: str
-    currency: str
-    client_transaction_id: str
-    amount: int = attrs.field(default=None)  # an int from __attrs_post_init__ on
-    amount_without_tax: int | None = None
-    amount_with_tax: int | None = None
-    tax: int | None = None
-    service: int | None = None
-    tip: int | None = None
-    store_id: str | None = None
-    reference: str | None = private(None)
+    country_code: str = attrs.field(metadata=calling_code())
+    store_id: str | None = optional(identifier())
     #: Where the service sends the two ids of a notification (§6).
-    response_url: str | None = private(None)
-    time_zone: int | None = None
-    lat: str | None = private(None)
-    lng: str | None = private(None)
-    client_user_id: str | None = private(None)
-    optional_parameter1: str | None = private(None)
-    optional_parameter2: str | None = private(None)
-    optional_parameter3: str | None = private(None)
-    order: Order | None = private(None)
+    response_url: str | None = private(url())
+    client_user_id: str | None = private(text())
+    optional_parameter1: str | None = private(text())
+    optional_parameter2: str | None = private(text())
+    optional_parameter3: str | None = private(text())
     #: Charge `nick_name` instead of the phone; needs the flag's name from the profile.
-    by_nick_name: bool = False
-    nick_name: str | None = private(None)
+    by_nick_name: bool = attrs.field(default=False, metadata=flag())
+    nick_name: str | None = private(text(rare=True))
 
-    def __attrs_post_init__(self) -> None:
-        # One fused test, quick and coarse, since this stands on the way of every charge (a validator for each
-        # field costs three times as much). Whatever it doubts goes to `_report_faults`, which is exact.
-        a, b, c = self.amount_without_tax, self.amount_with_tax, self.tax
-        d, e, amount = self.service, self.tip, self.amount
-        phone, code, currency = self.phone_number, self.country_code, self.currency
-        identifier, store, lat, lng = self.client_transaction_id, self.store_id, self.lat, self.lng
-        reference, user, url, zone = self.reference, self.client_user_id, self.response_url, self.time_zone
-        extra1, extra2, extra3 = self.optional_parameter1, self.optional_parameter2, self.optional_parameter3
-        if {a.__class__, b.__class__, c.__class__, d.__class__, e.__class__, amount.__class__} <= INTS:
-            total = (a or 0) + (b or 0) + (c or 0) + (d or 0) + (e or 0)
-            if amount is None:
-                object.__setattr__(self, "amount", total)
-            elif amount != total:
-                total = -1
-        else:
-            total = -1
-        if not (
-            0 < total <= MAX_CENTS
-            and (a is None or a >= 0) and (b is None or b >= 0) and (c is None or c >= 0)
-            and (d is None or d >= 0) and (e is None or e >= 0)
-            and (c is not None or a is None or b is None)
-            and {
-                phone.__class__, code.__class__, currency.__class__, identifier.__class__, store.__class__,
-                reference.__class__, url.__class__, user.__class__, extra1.__class__, extra2.__class__,
-                extra3.__class__, lat.__class__, lng.__class__,
-            } <= TEXTS
-            and (
-                texts := f"{phone}{code}{currency}{identifier}{store}{reference}{url}{user}{extra1}{extra2}{extra3}"
-            ).isprintable()
-            and len(texts) <= MAX_TEXT
-            and phone and phone.strip() and identifier and identifier == identifier.strip()
-            and identifier not in DOTS and (identifier.isascii() or id_fault(identifier) is None)
-            and (store is None or store == store.strip())
-            and fits(code, currency, lat, lng)
-            and (url is None or url[:8] == "https://")
-            and self.by_nick_name is False and self.nick_name is None
-            and (zone is None or (zone.__class__ is int and -MAX_CENTS <= zone <= MAX_CENTS))
-            and (self.order is None or self.order.__class__ is Order)
-        ):  # fmt: skip
-            self._report_faults()
+    agreement = _Charge.agreement + " and phone_number and phone_number.strip()"
 
-    def _report_faults(self) -> None:
-        faults = Faults(self)
-        faults.amounts()
-        faults.text("country_code", "currency", "client_transaction_id", required=True)
-        faults.text("phone_number", required=self.by_nick_name is False)
-        faults.text("nick_name", required=self.by_nick_name is True)
-        faults.text(
-            "store_id", "reference", "response_url", "lat", "lng", "client_user_id",
-            "optional_parameter1", "optional_parameter2", "optional_parameter3",
-        )  # fmt: skip
-        faults.pattern("country_code", CALLING_CODE, "is a country calling code, digits only (E.164)")
-        faults.url("response_url")
-        _check_shared(faults)
-        if type(self.by_nick_name) is not bool:
-            faults.add("by_nick_name", "is True or False")
-        faults.report(self.client_transaction_id)
+    def _find_faults(self) -> list[ErrorDetail]:
+        """Return every fault: the field that names the customer is required."""
+        found = super()._find_faults()
+        name = "nick_name" if self.by_nick_name is True else "phone_number"
+        value = getattr(self, name)
+        if type(self.by_nick_name) is bool and (
+            value is None or (isinstance(value, str) and not value.strip())
+        ):
+            found.append(field_fault(name, "is required" if value is None else "is empty"))
+        return found
 
 
 @attrs.frozen(kw_only=True)
-class PrepareRequest:
+class PrepareRequest(_Charge):
     """Prepare a hosted payment form (§2.3). All amounts are cents.
 
     `phone_number`, `email` and `document_id` must be those of the actual cardholder of this transaction: fixed,
@@ -272,62 +209,18 @@ class PrepareRequest:
     them out and the form asks.
     """
 
-    currency: str
-    client_transaction_id: str
-    store_id: str
+    store_id: str = attrs.field(metadata=identifier(required=True))
     #: Where the user is sent after paying.
-    response_url: str = private()
-    amount: int = attrs.field(default=None)  # an int from __attrs_post_init__ on
-    amount_without_tax: int | None = None
-    amount_with_tax: int | None = None
-    tax: int | None = None
-    service: int | None = None
-    tip: int | None = None
-    reference: str | None = private(None)
+    response_url: str = attrs.field(metadata=url(required=True), repr=False)
     #: `+`, country code and number.
-    phone_number: str | None = private(None)
-    email: str | None = private(None)
-    document_id: str | None = private(None)
+    phone_number: str | None = private(phone())
+    email: str | None = private(text())
+    document_id: str | None = private(text())
     #: Where the user is sent who closes the form by its X.
-    cancellation_url: str | None = private(None)
-    optional_parameter: str | None = private(None)
-    order: Order | None = private(None)
+    cancellation_url: str | None = private(url())
+    optional_parameter: str | None = private(text())
     #: Of the form; needs the parameter's name from the profile.
-    language: Literal["es", "en"] | None = None
-    time_zone: int | None = None
-    lat: str | None = private(None)
-    lng: str | None = private(None)
-
-    def __attrs_post_init__(self) -> None:
-        if self.amount is None:
-            parts = [getattr(self, name) for name in COMPONENTS]
-            if INTS.issuperset(map(type, parts)):  # else the faults say which is no cents
-                object.__setattr__(self, "amount", sum(filter(None, parts)))
-        faults = Faults(self)
-        faults.amounts()
-        faults.text("currency", "client_transaction_id", "store_id", "response_url", required=True)
-        faults.text(
-            "reference", "phone_number", "email", "document_id", "cancellation_url", "optional_parameter",
-            "lat", "lng",
-        )  # fmt: skip
-        faults.pattern("phone_number", FULL_PHONE, "is + country code and number")
-        faults.url("response_url", "cancellation_url")
-        _check_shared(faults)
-        if self.language not in (None, "es", "en"):
-            faults.add("language", "is 'es' or 'en'")
-        faults.report(self.client_transaction_id)
-
-
-def _check_shared(faults: Faults) -> None:
-    """What both requests have, beside amounts and texts."""
-    faults.identifier("client_transaction_id")
-    faults.unmistakable("client_transaction_id")
-    faults.identifier("store_id")
-    faults.pattern("currency", CURRENCY, "is three capital letters (ISO 4217)")
-    faults.integer("time_zone")
-    faults.degrees("lat", 90)
-    faults.degrees("lng", 180)
-    faults.instance("order", Order)
+    language: Literal["es", "en"] | None = optional(choice("es", "en"))
 
 
 def derive_id(*keys: str | int) -> str:
@@ -346,6 +239,9 @@ def derive_id(*keys: str | int) -> str:
     parts = [f"{type(key).__name__}:{len(str(key))}:{key}" for key in keys]
     digest = hashlib.blake2b("".join(parts).encode(), digest_size=13, person=b"payclient-id")
     return digest.hexdigest()
+
+
+# --- What the service says
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,7 @@
 """What a value must be, whoever the service is: as far as the document goes, and what no service could take.
 
-Each model has one fused test, quick and coarse; only where that doubts are the faults gathered here, exactly.
+A model declares each field with its rule. Two checks are made of the rules: a quick one, written as one expression when
+the class is made, and `field_faults`, which is exact and runs only where the quick one doubts.
 """
 
 from __future__ import annotations
@@ -8,15 +9,34 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from payclient.amounts import COMPONENTS, MAX_CENTS, sum_fault
+import attrs
+
+from payclient.amounts import MAX_CENTS
 from payclient.errors import ErrorDetail, InvalidRequestError
 
 __all__: list[str] = []
+
+#: Characters of the longest text that is taken, whatever the profile says: no field of the document needs more.
+MAX_TEXT = 4096
+
+#: Ids that drop out of an address.
+DOTS = frozenset({".", ".."})
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+#: Printable for Python, and shown by nothing: Unicode's Default_Ignorable_Code_Point.
+_IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,3}(\.[0-9]{1,20})?")
+
+
+# --- The one rule between our spelling and the service's: `product_sku` is `productSKU`
 
 #: Words that the service writes in capitals (§2.4).
 CAPITALS = frozenset({"sku"})
@@ -37,154 +57,16 @@ def from_service(name: str) -> str:
     return _HUMP.sub(lambda hump: "_" + hump[0].lower(), name).lstrip("_")
 
 
-def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
-    """Whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts where given."""
-    if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
-        return False
-    try:
-        parts = urlsplit(link)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        return False
-    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+def field_fault(name: str, *descriptions: str) -> ErrorDetail:
+    """Make an entry about one of our fields, in the shape of the service's code 800 (§7.5, §7.6)."""
+    return ErrorDetail("Amount" if name == "amount" else to_service(name), 0, descriptions)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-#: Longer text is refused, whatever the profile: no field of the document needs it.
-MAX_TEXT = 4096
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-#: Printable for Python, and shown by nothing: Unicode's Default_Ignorable_Code_Point.
-_IGNORABLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-#: Ids that an address takes for a place.
-DOTS = frozenset({".", ".."})
-CURRENCY = re.compile(r"[A-Z]{3}")
-COUNTRY = re.compile(r"[A-Z]{2}")
-CALLING_CODE = re.compile(r"\+?[0-9]{1,4}")
-FULL_PHONE = re.compile(r"\+[1-9][0-9]{5,14}")
-_DECIMAL = re.compile(r"[+-]?[0-9]{1,3}(\.[0-9]{1,20})?")
-INTS = frozenset({int, NoneType})
-TEXTS = frozenset({str, NoneType})
-
-
-class Faults:
-    """Gathers every fault of one object, in the shape of the service's code 800 (§7.5)."""
-
-    def __init__(self, subject: Any) -> None:
-        self.subject = subject
-        self.found: dict[str, list[str]] = {}
-
-    def add(self, name: str, description: str) -> None:
-        """Note one fault of a field."""
-        self.found.setdefault(
-            name[:1].upper() + name[1:] if name == "amount" else to_service(name), []
-        ).append(description)
-
-    def text(self, *names: str, required: bool = False) -> None:
-        """Texts that a service could take; `required` ones are there and not blank."""
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is None:
-                if required:
-                    self.add(name, "is required")
-            elif not isinstance(value, str):
-                self.add(name, f"is a text, not {type(value).__name__}")
-            elif fault := text_fault(value):
-                self.add(name, fault)
-            elif required and not value.strip():
-                self.add(name, "is empty")
-
-    def pattern(self, name: str, pattern: re.Pattern[str], description: str) -> None:
-        """A text of this form."""
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and not pattern.fullmatch(value):
-            self.add(name, description)
-
-    def identifier(self, name: str) -> None:
-        """An id without blanks at its ends."""
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and value != value.strip():
-            self.add(name, "has blanks at its ends")
-
-    def unmistakable(self, name: str) -> None:
-        """An id that no other text looks like."""
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and not text_fault(value) and (fault := id_fault(value)):
-            self.add(name, fault)
-
-    def cents(self, *names: str) -> None:
-        """Amounts in cents."""
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is None:
-                continue
-            if type(value) is not int:
-                self.add(name, f"is an int of cents, not {type(value).__name__}")
-            elif not 0 <= value <= MAX_CENTS:
-                self.add(name, f"is 0 to {MAX_CENTS} cents")
-
-    def integer(self, *names: str) -> None:
-        """Whole numbers."""
-        for name in names:
-            value = getattr(self.subject, name)
-            if value is not None and (type(value) is not int or abs(value) > MAX_CENTS):
-                self.add(name, "is an int" if type(value) is not int else "is out of range")
-
-    def degrees(self, name: str, limit: int) -> None:
-        """A decimal text within a limit."""
-        value = getattr(self.subject, name)
-        if isinstance(value, str) and not in_degrees(value, limit):
-            self.add(name, f"is a decimal text from -{limit} to {limit}")
-
-    def url(self, *names: str) -> None:
-        """Addresses."""
-        for name in names:
-            value = getattr(self.subject, name)
-            if isinstance(value, str) and not value.lower().startswith(("https://", "http://")):
-                self.add(name, "is an http(s) address")
-
-    def instance(self, name: str, kind: type) -> None:
-        """An object of this class."""
-        value = getattr(self.subject, name)
-        if value is not None and not isinstance(value, kind):
-            self.add(name, f"is {kind.__name__}, not {type(value).__name__}")
-
-    def amounts(self) -> None:
-        """The amount rules (§2.1)."""
-        self.cents("amount", *COMPONENTS)
-        if self.found:
-            return
-        subject = self.subject
-        if fault := sum_fault(subject.amount, [getattr(subject, name) for name in COMPONENTS]):
-            self.add("amount", fault)
-        both = subject.amount_with_tax is not None and subject.amount_without_tax is not None
-        if both and subject.tax is None:
-            self.add("tax", "is required beside amountWithTax and amountWithoutTax")
-
-    def report(self, client_transaction_id: object = None) -> None:
-        """Raise `InvalidRequestError` with everything that was found."""
-        if self.found:
-            raise InvalidRequestError(
-                errors=[ErrorDetail(name, 0, tuple(texts)) for name, texts in self.found.items()],
-                client_transaction_id=loggable_id(client_transaction_id),
-            )
+# --- Texts and addresses
 
 
 def text_fault(value: str) -> str | None:
-    """Say what no service could take in a text, or None."""
+    """Return what no service could take in a text, or None."""
     if len(value) > MAX_TEXT:
         return f"is longer than {MAX_TEXT} characters"
     if _CONTROL.search(value):
@@ -203,24 +85,288 @@ def id_fault(value: str) -> str | None:
     return None
 
 
+def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
+    """Return whether a form link may be handed out: https (http for loopback), no tricks, one of the hosts if given."""
+    if not link.isascii() or not link.isprintable() or " " in link or "\\" in link:
+        return False
+    try:
+        parts = urlsplit(link)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc or (hosts is not None and host not in hosts):
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, by its name alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- Rules
+
+
+@attrs.frozen
+class Rule:
+    """What the value of one field must be. None passes unless `required`."""
+
+    kind: type
+    wanted: str
+    #: Each returns what is wrong with a value of the kind, or None.
+    checks: tuple[Callable[[Any], str | None], ...] = ()
+    #: An expression over the value `{0}` and the object `{1}`. True only for what all checks pass, and false for None
+    #: if `required`; the types of texts and numbers and the characters of texts are looked at together.
+    quick: str = "True"
+    object: Any = None
+    required: bool = False
+    #: Whether a merchant uses few values (currencies, countries, places), which are then checked once each.
+    few: bool = False
+    #: Whether few objects have a value, so that the quick check leaves it to the exact one.
+    rare: bool = False
+    #: The method that gives the value where it is left out.
+    computed: str = ""
+
+    def faults(self, value: Any) -> list[str]:
+        """Return everything that is wrong with a value."""
+        if value is None:
+            return ["is required"] if self.required else []
+        exact = self.kind in (int, bool)  # Python's `True` is an int, and no merchant's is
+        if type(value) is not self.kind if exact else not isinstance(value, self.kind):
+            return [f"is {self.wanted}, not {type(value).__name__}"]
+        return [fault for check in self.checks if (fault := check(value)) is not None]
+
+
+#: The metadata of an attrs field: its rule.
+Declared = Mapping[str, Rule]
+
+
+def text(
+    *checks: Callable[[str], str | None], quick: str = "True", required: bool = False, rare: bool = False
+) -> Declared:
+    """A text of at most 4,096 characters, without control characters; not blank where required."""
+    if required:
+        checks, quick = (_blank_fault, *checks), f"{{0}} and {quick}"
+    return {"rule": Rule(str, "a text", (text_fault, *checks), quick, required=required, rare=rare)}
+
+
+def _blank_fault(value: str) -> str | None:
+    return None if value.strip() else "is empty"
+
+
+def _end_fault(value: str) -> str | None:
+    return None if value == value.strip() else "has blanks at its ends"
+
+
+def identifier(*, required: bool = False) -> Declared:
+    """A text without blanks at its ends."""
+    return text(_end_fault, quick="{0} == {0}.strip()", required=required)
+
+
+def unmistakable_id() -> Declared:
+    """An id that is required, and that no other text looks like."""
+
+    def check(value: str) -> str | None:
+        return None if text_fault(value) else id_fault(value)
+
+    quick = "{0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)"
+    return text(_end_fault, check, quick=quick, required=True)
+
+
+def url(*, required: bool = False) -> Declared:
+    """An http or https address."""
+
+    def check(value: str) -> str | None:
+        good = value.lower().startswith(("https://", "http://"))
+        return None if good else "is an http(s) address"
+
+    return text(check, quick='{0}[:8] == "https://"', required=required)
+
+
+def _form(expression: str, description: str, *, required: bool = False, few: bool = False) -> Declared:
+    """A text of a form, given as a regular expression."""
+    match = re.compile(expression).fullmatch
+    (rule,) = text(lambda value: None if match(value) else description, required=required).values()
+    return {"rule": attrs.evolve(rule, quick="{1}({0})", object=match, few=few)}
+
+
+def currency() -> Declared:
+    """A currency code, required (ISO 4217)."""
+    return _form("[A-Z]{3}", "is three capital letters (ISO 4217)", required=True, few=True)
+
+
+def calling_code() -> Declared:
+    """A country calling code, required (E.164)."""
+    return _form(r"\+?[0-9]{1,4}", "is a country calling code, digits only (E.164)", required=True, few=True)
+
+
+def country() -> Declared:
+    """A country code (ISO 3166-1)."""
+    return _form("[A-Z]{2}", "is two capital letters (ISO 3166-1)")
+
+
+def phone() -> Declared:
+    """A phone number with `+` and its country code (§2.3, §2.4)."""
+    return _form(r"\+[1-9][0-9]{5,14}", "is + country code and number")
+
+
+def degrees(limit: int) -> Declared:
+    """A decimal text from -limit to limit."""
+
+    def check(value: str) -> str | None:
+        good = _DECIMAL.fullmatch(value) and abs(float(value)) <= limit
+        return None if good else f"is a decimal text from -{limit} to {limit}"
+
+    return {"rule": Rule(str, "a text", (text_fault, check), few=True)}
+
+
+def choice(*values: str) -> Declared:
+    """One of a few texts."""
+    description = f"is {' or '.join(map(repr, values))}"
+    return _form("|".join(values), description)
+
+
+def cents(*, part: bool = False, computed: str = "") -> Declared:
+    """An amount from 0 to 10**18 cents (§1); a part of another amount is bounded by it (§2.1)."""
+
+    def check(value: int) -> str | None:
+        return None if 0 <= value <= MAX_CENTS else f"is 0 to {MAX_CENTS} cents"
+
+    return {
+        "rule": Rule(
+            int,
+            "an int of cents",
+            (check,),
+            "{0} >= 0" if part else "0 <= {0} <= MAX_CENTS",
+            computed=computed,
+        )
+    }
+
+
+def integer() -> Declared:
+    """A whole number from -10**18 to 10**18."""
+
+    def check(value: int) -> str | None:
+        return None if abs(value) <= MAX_CENTS else "is out of range"
+
+    return {"rule": Rule(int, "an int", (check,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
+
+
+def flag() -> Declared:
+    """True or False."""
+    return {"rule": Rule(bool, "True or False", quick="{0} is False", required=True)}
+
+
+def instance(kind: type) -> Declared:
+    """An object of a class."""
+    return {"rule": Rule(kind, kind.__name__, quick="{0}.__class__ is {1}", object=kind)}
+
+
+def tuple_of(kind: type) -> Declared:
+    """A tuple of objects of a class."""
+
+    def check(values: tuple[Any, ...]) -> str | None:
+        return None if all(type(value) is kind for value in values) else f"are {kind.__name__} objects"
+
+    return {"rule": Rule(tuple, "a tuple", (check,), "set(map(type, {0})) <= {{{1}}}", kind, required=True)}
+
+
+# --- The two checks
+
+
+def rules_of(model: type[Any]) -> dict[str, Rule]:
+    """Return the rule of each field, by the field's name."""
+    return {field.name: field.metadata["rule"] for field in attrs.fields(model)}
+
+
+def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
+    """Write the quick check of a model as one expression; whatever fails it goes to the exact check.
+
+    The quick check is in every charge's way: a validator for each field costs three times as much.
+    """
+    rules = rules_of(model)
+    few = [name for name, rule in rules.items() if rule.few]
+    rare = [f"{name} is None" for name, rule in rules.items() if rule.rare]
+    alone = {name: rule for name, rule in rules.items() if not (rule.few or rule.rare)}
+    texts = [name for name, rule in alone.items() if rule.kind is str]
+
+    @lru_cache(maxsize=256)
+    def has_valid_codes(*values: str | None) -> bool:
+        return not any(rules[name].faults(value) for name, value in zip(few, values, strict=True))
+
+    conditions = list(rare)
+    for kind, types in ((str, "TEXTS"), (int, "NUMBERS")):
+        if names := [
+            f"{name}.__class__" for name, rule in rules.items() if rule.kind is kind and not rule.rare
+        ]:
+            conditions.append(f"{{{', '.join(names)}}} <= {types}")
+    if texts:
+        joined = "".join(f"{{{name}}}" for name in texts)
+        conditions.append(f'(text := f"{joined}").isprintable() and len(text) <= MAX_TEXT')
+    if few:
+        conditions.append(f"has_valid_codes({', '.join(few)})")
+    for name, rule in alone.items():
+        quick = rule.quick.format(name, f"{name}_")
+        if rule.required:
+            conditions.append(quick)
+        elif quick != "True":
+            conditions.append(f"({name} is None or {quick})")
+    source = [
+        "def __attrs_post_init__(self):",
+        *(f" {name} = self.{name}" for name in rules),
+        *(
+            f" if {name} is None:\n  {name} = self.{rule.computed}()\n  object.__setattr__(self, '{name}', {name})"
+            for name, rule in rules.items()
+            if rule.computed
+        ),
+        f" if not ({' and '.join([*conditions, model.agreement])}):",
+        "  self._check()",
+    ]
+    scope: dict[str, Any] = {f"{name}_": rule.object for name, rule in alone.items()} | {
+        "TEXTS": {str, NoneType}, "NUMBERS": {int, NoneType}, "MAX_TEXT": MAX_TEXT, "MAX_CENTS": MAX_CENTS,
+        "DOTS": DOTS, "id_fault": id_fault, "has_valid_codes": has_valid_codes,
+    }  # fmt: skip
+    exec("\n".join(source), scope)  # noqa: S102 - of our own text only, as attrs writes `__init__`
+    return scope["__attrs_post_init__"]  # type: ignore[no-any-return]  # just made
+
+
+def field_faults(model: Any) -> list[ErrorDetail]:
+    """Return every fault of a model's fields, in the shape of the service's code 800 (§7.5)."""
+    found = {name: rule.faults(getattr(model, name)) for name, rule in rules_of(type(model)).items()}
+    return [field_fault(name, *faults) for name, faults in found.items() if faults]
+
+
+class CheckedModel:
+    """A model that checks its fields when it is made. Raises `InvalidRequestError` with every fault at once."""
+
+    __slots__ = ()
+
+    #: An expression over the fields, true only if they agree with each other.
+    agreement: ClassVar[str] = "True"
+
+    @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        cls.__attrs_post_init__ = compile_check(cls)  # type: ignore[method-assign, assignment]  # of its own rules
+
+    def __attrs_post_init__(self) -> None:
+        self._check()
+
+    def _find_faults(self) -> list[ErrorDetail]:
+        """Return every fault."""
+        return field_faults(self)
+
+    def _check(self) -> None:
+        """Raise for every fault at once. No local variable of this frame holds a value: error trackers show them."""
+        if faults := self._find_faults():
+            identifier = getattr(self, "client_transaction_id", None)
+            raise InvalidRequestError(errors=faults, client_transaction_id=loggable_id(identifier))
+
+
 def loggable_id(value: object) -> str | None:
-    """Only a sane id goes into an error."""
+    """Return an id that may stand in an error, or None for what is not an id."""
     return value if isinstance(value, str) and len(value) <= 200 and not text_fault(value) else None
-
-
-def in_degrees(value: str, limit: int) -> bool:
-    """Whether a decimal text is within the limit on both sides."""
-    return _DECIMAL.fullmatch(value) is not None and abs(float(value)) <= limit
-
-
-@lru_cache(maxsize=256)
-def fits(country_code: str | None, currency: str | None, lat: str | None, lng: str | None) -> bool:
-    """A merchant charges in few countries, currencies and places, so their patterns are matched once each."""
-    return (
-        country_code is not None
-        and currency is not None
-        and CALLING_CODE.fullmatch(country_code) is not None
-        and CURRENCY.fullmatch(currency) is not None
-        and (lat is None or in_degrees(lat, 90))
-        and (lng is None or in_degrees(lng, 180))
-    )

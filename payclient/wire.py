@@ -47,7 +47,7 @@ from payclient.models import (
     StatusReport,
 )
 from payclient.profile import GAVE_UP, ServiceProfile
-from payclient.validation import DOTS, is_safe_link, text_fault, to_service
+from payclient.validation import DOTS, field_fault, is_safe_link, text_fault, to_service
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 
@@ -209,7 +209,7 @@ def encode_sale(request: SaleRequest, profile: ServiceProfile) -> HttpRequest:
             raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
         if request.phone_number is None and not profile.phone_optional_with_nick_name:
             raise InvalidRequestError(
-                errors=[ErrorDetail("phoneNumber", 0, ("is required",))],
+                errors=[field_fault("phone_number", "is required")],
                 client_transaction_id=request.client_transaction_id,
             )
     return _encode("/api/Sale", request, profile, _converter_of(profile).write_sale)
@@ -237,14 +237,12 @@ def _limit_faults(request: SaleRequest | PrepareRequest, profile: ServiceProfile
     for name, longest in profile.max_lengths.items():
         value = getattr(request, name, None)
         if isinstance(value, str) and len(value) > longest:
-            faults.append((name, f"is longer than {longest} characters"))
+            faults.append(field_fault(name, f"is longer than {longest} characters"))
     for name, (smallest, largest) in profile.ranges.items():
         value = getattr(request, name, None)
         if type(value) is int and not smallest <= value <= largest:
-            faults.append((name, f"is {smallest} to {largest}"))
-    return [
-        ErrorDetail("Amount" if name == "amount" else to_service(name), 0, (fault,)) for name, fault in faults
-    ]
+            faults.append(field_fault(name, f"is {smallest} to {largest}"))
+    return faults
 
 
 def status_request(
@@ -313,7 +311,7 @@ def _check_id(name: str, value: object) -> None:
         good = isinstance(value, str) and value.strip() and text_fault(value) is None and value not in DOTS
         fault = None if good else "is no client transaction id"
     if fault:
-        raise InvalidRequestError(errors=[ErrorDetail(to_service(name), 0, (fault,))])
+        raise InvalidRequestError(errors=[field_fault(name, fault)])
 
 
 # --- What is read of an answer

@@ -71,7 +71,8 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
     with pytest.raises(LedgerInUseError):
         await open_ledger(f"sqlite:{path}")
     assert await asyncio.to_thread(run, OPEN, path) == (
-        "LedgerInUseError the ledger is in use by another process, or a second time by this one"
+        "LedgerInUseError the ledger is in use by another process, or a second time by this one; several processes, "
+        'such as the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
     )
     assert await ledger.permit(fresh("order-2"))
     await ledger.aclose()

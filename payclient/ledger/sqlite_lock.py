@@ -57,7 +57,10 @@ class OwnerLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fault = LedgerInUseError("the ledger is in use by another process, or a second time by this one")
+            fault = LedgerInUseError(
+                "the ledger is in use by another process, or a second time by this one; several processes, such as "
+                'the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
+            )
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise

@@ -1,0 +1,505 @@
+"""Charges without `await`: for Flask, Django under WSGI, Celery tasks, scripts and notebooks.
+
+One daemon thread of each process runs one event loop, on which all trackers of the process live. The thread starts at
+the first call, hence in each fork anew. At the end of the main thread every open tracker is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread  # `threading` calls first what was registered last: its end comes after ours
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+
+import payclient
+from payclient import ChargeResult, Outcome, PaymentForm, PrepareRequest, SaleRequest
+from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
+
+__all__ = ["Charges", "PendingSale", "Tracker", "as_decided", "charge_all", "open_tracker"]
+
+logger = logging.getLogger("payclient.sync")
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S")
+
+#: Seconds at the end of the process after which trackers are left as a crash would leave them.
+_EXIT_PATIENCE = 60.0
+
+
+class _LoopThread:
+    """The one thread of a process that runs an event loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ending = self._ended = False
+        self.trackers: set[Tracker] = set()
+
+    def run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
+        """Run a coroutine on the loop in the caller's context. A caller who is interrupted leaves it running."""
+        if threading.current_thread() is self._thread or (_has_loop() and not _is_notebook()):
+            raise UsageError(
+                "payclient.sync would block the event loop that runs in this thread: await the methods of "
+                "payclient.open_tracker here, or call these by asyncio.to_thread"
+            )
+        with self._lock:
+            if self._ending:
+                raise TrackerClosedError("the program is ending: its trackers are closed")
+            if self._loop is None:
+                self._loop = self._start()
+            future = asyncio.run_coroutine_threadsafe(work(*args, **options), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise TrackerClosedError("the program ended while this was waiting") from None
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
+        threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
+        self._thread.start()
+        return loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._ended:
+            with suppress(KeyboardInterrupt, SystemExit):  # raised by a callback, and its caller has it too
+                loop.run_forever()
+        loop.close()
+
+    def end(self) -> None:
+        """Close what is open, release every caller that waits, and end the thread."""
+        with self._lock:
+            loop, thread, ending, self._ending = self._loop, self._thread, self._ending, True
+        if loop is None or thread is None or ending:
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
+        except TimeoutError:
+            logger.warning("trackers did not close within %g s", _EXIT_PATIENCE)
+        finally:
+            self._ended = True
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(1.0)
+
+    async def _close_all(self) -> None:
+        for error in await asyncio.gather(
+            *(each._aclose() for each in self.trackers), return_exceptions=True
+        ):
+            if error is not None:
+                logger.error("a tracker did not close: %s", type(error).__name__)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+#: By process id. A fork keeps its parent's and never touches it: their loop's descriptors are shared.
+_threads: dict[int, _LoopThread] = {}
+
+
+def _thread() -> _LoopThread:
+    return _threads.get(os.getpid()) or _threads.setdefault(os.getpid(), _LoopThread())
+
+
+def _end() -> None:
+    _thread().end()
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_notebook() -> bool:
+    """Whether this is a Jupyter kernel. Its cells run on the kernel's loop, and their user expects them to block."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def _giving(
+    convert: Callable[[Tracker, _R], _S],
+    method: Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[Tracker, _P], _S]:
+    """Make a method of the async tracker one that blocks, and convert what it returns."""
+
+    @functools.wraps(method)
+    def call(self: Tracker, /, *args: _P.args, **options: _P.kwargs) -> _S:
+        return convert(self, self._call(method, *args, **options))
+
+    return call
+
+
+def _blocking(
+    method: Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]],
+) -> Callable[Concatenate[Tracker, _P], _R]:
+    return _giving(lambda _, result: result, method)
+
+
+def _plain(
+    method: Callable[Concatenate[payclient.Tracker, _P], _R],
+) -> Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]]:
+    """Make a coroutine function of a method that is none, since that too belongs on the loop's thread."""
+
+    @functools.wraps(method)
+    async def call(tracker: payclient.Tracker, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        return method(tracker, *args, **options)
+
+    return call
+
+
+class _Same(Generic[_R]):
+    """An attribute of a sale that is the async one's."""
+
+    def __init__(self, read: Callable[[payclient.PendingSale], _R]) -> None:
+        self._read = read
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.__doc__ = getattr(payclient.PendingSale, name).__doc__
+
+    def __get__(self, one: Any, owner: type) -> _R:
+        return self._read(one._source)
+
+
+class Tracker:
+    """`payclient.Tracker` without `await`, for any thread. Made by `open_tracker`.
+
+    The tracker opens at its first call, or by `with`. It closes by `close`, at the end of the `with`, or at the end of
+    the program. Each method does what the async method of its name does, and raises `UsageError` in two more cases: an
+    event loop runs in the calling thread (a Jupyter cell may block all the same), or a fork calls a tracker that its
+    parent opened. A caller who is interrupted (Ctrl-C) leaves what it waited for running.
+    """
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[payclient.Tracker]]) -> None:
+        self._make = make
+        self._process: int | None = None
+        self._opened: asyncio.Future[payclient.Tracker] | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> Self:
+        """Open the tracker now. Raises what opening raises, `LedgerInUseError` for example; try again then."""
+        self._run(self._aopen)
+        return self
+
+    def close(self) -> None:
+        """Close the tracker as `payclient.Tracker.aclose` does, and its ledger. A fork leaves its parent's open."""
+        if self._process in (None, os.getpid()):
+            self._run(self._aclose)
+
+    sale: Final = _giving(lambda self, sale: PendingSale(self, sale), payclient.Tracker.sale)
+    find: Final = _giving(lambda self, sale: sale and PendingSale(self, sale), payclient.Tracker.find)
+    notify: Final = _blocking(payclient.Tracker.notify)
+    returned: Final = _blocking(payclient.Tracker.returned)
+    prepare: Final = _blocking(payclient.Tracker.prepare)
+    forget_form: Final = _blocking(_plain(payclient.Tracker.forget_form))
+    open_sales: Final = _giving(
+        lambda self, sales: [PendingSale(self, sale) for sale in sales], _plain(payclient.Tracker.open_sales)
+    )
+
+    @property
+    def clock(self) -> payclient.Clock:
+        """Where this tracker's time comes from."""
+        return self._run(self._aopen).clock
+
+    @property
+    def profile(self) -> payclient.ServiceProfile:
+        """The session's profile."""
+        return self._run(self._aopen).profile
+
+    def cancel(self, pending: PendingSale) -> Outcome:
+        """Withdraw a push request that nobody answers, as `payclient.Tracker.cancel` does."""
+        return self._call(payclient.Tracker.cancel, pending._source)
+
+    def live_form(
+        self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
+    ) -> PaymentForm:
+        """Return a key's form as `payclient.Tracker.live_form` does. `make_request` is called in this thread."""
+        made: dict[str, PrepareRequest] = {}
+
+        def request_of(client_transaction_id: str) -> PrepareRequest:
+            if client_transaction_id not in made:
+                raise _WantedError(client_transaction_id)
+            return made[client_transaction_id]
+
+        while True:
+            try:
+                return self._call(payclient.Tracker.live_form, key, request_of, margin)
+            except _WantedError as wanted:
+                identifier: str = wanted.args[0]
+            made[identifier] = make_request(identifier)
+
+    def outcomes(self, since: int = 0) -> Iterator[Outcome]:
+        """Iterate over the durable feed as `payclient.Tracker.outcomes` does; it ends when the tracker closes."""
+        return _iterate(self, self._run(self._aopen).outcomes(since))
+
+    async def _aopen(self) -> payclient.Tracker:
+        if self._closing.is_set():
+            raise TrackerClosedError("the tracker is closed")
+        if self._opened is None:
+            self._process, loop = os.getpid(), asyncio.get_running_loop()
+            self._opened = loop.create_future()
+            # In a context of its own: the tracker outlives the web request that came first.
+            self._life = loop.create_task(self._live(self._opened), context=Context())
+        return await asyncio.shield(self._opened)
+
+    async def _live(self, opened: asyncio.Future[payclient.Tracker]) -> None:
+        trackers = _thread().trackers
+        trackers.add(self)
+        try:
+            async with self._make() as tracker:
+                opened.set_result(tracker)
+                await self._closing.wait()
+        except BaseException as error:
+            if opened.done():
+                raise
+            self._process = self._opened = self._life = None
+            opened.set_exception(error)
+        finally:
+            trackers.discard(self)
+
+    async def _aclose(self) -> None:
+        self._closing.set()
+        if self._life is not None:
+            await asyncio.shield(self._life)
+
+    def _run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
+        """Run a coroutine on the loop, in the process that opened the tracker, or any if none has."""
+        if self._process not in (None, os.getpid()):
+            raise UsageError(
+                "this tracker was opened before a fork and belongs to the parent process: make one in each process, "
+                "or make the first call of this one after the fork"
+            )
+        try:
+            return _thread().run(work, *args, **options)
+        except PurchaseOpenError as error:
+            if isinstance(error.pending, payclient.PendingSale):
+                error.pending = PendingSale(self, error.pending)
+            raise
+
+    def _call(
+        self,
+        method: Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]],
+        *args: _P.args,
+        **options: _P.kwargs,
+    ) -> _R:
+        async def call() -> _R:
+            return await method(await self._aopen(), *args, **options)
+
+        return self._run(call)
+
+
+class _WantedError(Exception):
+    """`live_form` wants the request of this id, which its caller's thread is to make."""
+
+
+class PendingSale:
+    """`payclient.PendingSale` without `await`: a sale that may exist. Made by the tracker."""
+
+    __slots__ = ("_source", "_tracker")
+
+    def __init__(self, tracker: Tracker, source: payclient.PendingSale) -> None:
+        self._tracker = tracker
+        self._source = source
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+    client_transaction_id: Final = _Same(lambda sale: sale.client_transaction_id)
+    attempt: Final = _Same(lambda sale: sale.attempt)
+    kind: Final = _Same(lambda sale: sale.kind)
+    transaction_id: Final = _Same(lambda sale: sale.transaction_id)
+    state: Final = _Same(lambda sale: sale.state)
+    expires_at: Final = _Same(lambda sale: sale.expires_at)
+    remaining: Final = _Same(lambda sale: sale.remaining)
+    notified_at: Final = _Same(lambda sale: sale.notified_at)
+    outcome: Final = _Same(lambda sale: sale.outcome)
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait for the outcome as `payclient.PendingSale.wait` does, at most `timeout` seconds if it is given."""
+        return self._tracker._run(self._source.wait, timeout)
+
+    def check(self) -> Outcome:
+        """Query the service now, at most once a second for a sale, and return what is known."""
+        return self._tracker._run(self._source.check)
+
+
+class _Stream(Iterator[_R]):
+    """An async iterator of the loop, for one thread at a time. A caller who is interrupted loses no item."""
+
+    def __init__(self, tracker: Tracker, source: AsyncIterator[_R]) -> None:
+        self._tracker = tracker
+        self._items = source
+        self._next: asyncio.Future[_R] | None = None
+
+    def __next__(self) -> _R:
+        self._tracker._run(self._arrival)
+        return self._take()
+
+    async def _arrival(self) -> None:
+        await asyncio.wait([self._begin()])
+
+    def _begin(self) -> asyncio.Future[_R]:
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._items))
+        return self._next
+
+    def _take(self) -> _R:
+        arrived, self._next = self._next, None
+        assert arrived is not None  # noqa: S101 - it was awaited
+        try:
+            return arrived.result()
+        except StopAsyncIteration:
+            raise StopIteration from None
+        except asyncio.CancelledError:
+            raise TrackerClosedError("the program ended while this was waiting") from None
+
+    def _drop(self) -> None:
+        """Drop the item that is awaited. Never blocks, since the garbage collector may call it."""
+        if self._next is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._next.get_loop().call_soon_threadsafe(self._next.cancel)
+
+
+def _iterate(tracker: Tracker, source: AsyncIterator[_R]) -> Iterator[_R]:
+    stream = _Stream(tracker, source)
+    try:
+        yield from stream
+    finally:
+        stream._drop()
+
+
+def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
+    """Iterate over the outcomes of several sales, in the order in which they are decided."""
+    sales = list(pendings)
+    if sales:
+        yield from _iterate(sales[0]._tracker, payclient.as_decided([sale._source for sale in sales]))
+
+
+class Charges(_Stream[ChargeResult]):
+    """`payclient.Charges` without `await`: the results of one batch, for `with` and `for`. Made by `charge_all`.
+
+    The thread that iterates reads the requests while it waits for results. A list or tuple costs less than a generator.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        requests: Iterable[SaleRequest],
+        charge: Callable[[payclient.Tracker, Any], payclient.Charges],
+    ) -> None:
+        self._requests = iter(requests)
+        self._wanted = asyncio.Event()
+        self._read: asyncio.Queue[SaleRequest | Exception | None] = asyncio.Queue()
+        source = requests if isinstance(requests, list | tuple) else self._rows()
+        self._charges = charge(tracker._run(tracker._aopen), source)
+        super().__init__(tracker, self._charges)
+
+    def __enter__(self) -> Self:
+        self._tracker._run(self._charges.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
+        self._drop()
+        self._tracker._run(self._charges.__aexit__, None, None, None)
+
+    def __next__(self) -> ChargeResult:
+        fed = False
+        while self._tracker._run(self._want_or_arrival, fed):
+            request: SaleRequest | Exception | None
+            try:
+                request = next(self._requests, None)
+            except Exception as error:
+                request = error
+            self._tracker._run(self._hand_over, request)
+            fed = True
+        return self._take()
+
+    def stop(self, why: str) -> None:
+        """Send nothing more: what is pending is followed to its end, the rest comes out as never sent."""
+
+        async def stop() -> None:
+            self._charges.stop(why)
+
+        self._tracker._run(stop)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why nothing more is sent; None while the batch sends."""
+        return self._charges.stopped
+
+    @property
+    def pending(self) -> int:
+        """Sales of this batch that wait for a customer."""
+        return self._charges.pending
+
+    async def _want_or_arrival(self, fed: bool) -> bool:
+        """Return True where the batch wants a request, but no second one while a result is there."""
+        wanted = asyncio.ensure_future(self._wanted.wait())
+        either: list[asyncio.Future[Any]] = [self._begin(), wanted]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        wanted.cancel()
+        return self._wanted.is_set() and not (fed and self._begin().done())
+
+    async def _hand_over(self, request: SaleRequest | Exception | None) -> None:
+        self._wanted.clear()
+        self._read.put_nowait(request)
+
+    async def _rows(self) -> AsyncIterator[SaleRequest]:
+        while True:
+            self._wanted.set()
+            request = await self._read.get()
+            if isinstance(request, Exception):
+                raise request
+            if request is None:
+                return
+            yield request
+
+
+def _opening(
+    function: Callable[_P, AbstractAsyncContextManager[payclient.Tracker]],
+) -> Callable[_P, Tracker]:
+    @functools.wraps(function)
+    def open_tracker(*args: _P.args, **options: _P.kwargs) -> Tracker:
+        return Tracker(lambda: function(*args, **options))
+
+    return open_tracker
+
+
+def _charging(
+    function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.Charges],
+) -> Callable[Concatenate[Tracker, Iterable[SaleRequest], _P], Charges]:
+    @functools.wraps(function)
+    def charge_all(
+        tracker: Tracker, requests: Iterable[SaleRequest], /, *args: _P.args, **options: _P.kwargs
+    ) -> Charges:
+        return Charges(tracker, requests, lambda opened, rows: function(opened, rows, *args, **options))
+
+    return charge_all
+
+
+#: Like `payclient.open_tracker`. The tracker that it returns opens at its first call, or by `with`.
+open_tracker: Final = _opening(payclient.open_tracker)
+
+#: Like `payclient.charge_all`, for `with` and `for`.
+charge_all: Final = _charging(payclient.charge_all)

@@ -1,0 +1,539 @@
+"""`payclient.sync`: the same tracker without `await`, from any thread of any process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import sale
+from payclient import sync
+from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
+
+ROOT = Path(__file__).parent.parent
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+
+#: What of the async classes is not here: `aclose` is `close`, and the rest is for batches and the command line.
+NOT_HERE = {
+    "Tracker": {
+        "aclose", "bulk", "drop_lanes", "find_many", "is_same", "lane", "renews_token", "shares", "take_lane",
+        "total_timeout",
+    },
+    "PendingSale": {"digest", "refusal"},
+    "Charges": set[str](),
+}  # fmt: skip
+
+
+@pytest.fixture
+def service() -> Iterator[SimulatorThread]:
+    """The service in a thread; its customers approve at once."""
+    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
+    with SimulatorThread(
+        Simulator(token="secret", settings=attrs.evolve(PAYPHONE, queries_per_minute=None), answers=answers)
+    ) as thread:
+        yield thread
+
+
+@pytest.fixture
+def silent() -> Iterator[SimulatorThread]:
+    """The service in a thread; its customers do nothing."""
+    with SimulatorThread(Simulator(token="secret", settings=PAYPHONE)) as thread:
+        yield thread
+
+
+def opening(url: str, ledger: str = "memory:", **options: Any) -> sync.Tracker:
+    return sync.open_tracker(
+        url, "secret", ledger=ledger, profile=PROFILE, schedule=payclient.Fixed(0.02), **options
+    )
+
+
+def public(thing: type) -> set[str]:
+    """The public names that a class and its own bases declare."""
+    return {
+        name
+        for each in thing.__mro__
+        if each.__module__.startswith("payclient")
+        for name in vars(each)
+        if not name.startswith("_")
+    }
+
+
+def shape(function: Callable[..., object]) -> list[tuple[str, object, str]]:
+    """The parameters of a function, and what it returns as the blocking one spells it."""
+    signature = inspect.signature(function)
+    parameters = [
+        (each.name, each.default, str(each.annotation)) for each in list(signature.parameters.values())[1:]
+    ]
+    return [
+        *parameters,
+        ("return", None, str(signature.return_annotation).replace("AsyncIterator", "Iterator")),
+    ]
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_each_async_method_is_here_with_its_signature(name: str) -> None:
+    """A method that the async classes gain is missing here until it is added."""
+    theirs, ours = getattr(payclient, name), getattr(sync, name)
+    assert public(theirs) - NOT_HERE[name] - public(ours) == set()
+    extra = {"Tracker": {"open", "close"}, "PendingSale": set(), "Charges": {"stopped", "pending"}}[name]
+    assert public(ours) - public(theirs) == extra
+    for method in public(theirs) & public(ours):
+        if inspect.isfunction(getattr(theirs, method)):
+            assert shape(getattr(ours, method)) == shape(getattr(theirs, method)), method
+            assert not inspect.iscoroutinefunction(getattr(ours, method))
+        assert inspect.getdoc(inspect.getattr_static(ours, method)), method
+
+
+@pytest.mark.parametrize("name", ["open_tracker", "charge_all", "as_decided"])
+def test_each_function_has_the_signature_of_the_async_one(name: str) -> None:
+    """Also what `open_tracker` will take one day."""
+    theirs, ours = getattr(payclient, name), getattr(sync, name)
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+    assert not inspect.iscoroutinefunction(ours)
+    assert set(sync.__all__) == {
+        "Charges",
+        "PendingSale",
+        "Tracker",
+        "as_decided",
+        "charge_all",
+        "open_tracker",
+    }
+
+
+def test_a_sale_from_any_thread(service: SimulatorThread) -> None:
+    """Twenty threads charge, and each sees the others' sales."""
+    with opening(service.url) as tracker:
+
+        def charge(number: int) -> bool | None:
+            pending = tracker.sale(sale(f"order-{number}", phone=f"09841112{number:02}"))
+            assert pending.kind == "sale"
+            assert pending.attempt == 1
+            assert pending.remaining > 0
+            return pending.wait().paid
+
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(charge, range(20))) == [True] * 20
+        found = tracker.find("order-3")
+        assert found is not None
+        assert found.state is payclient.State.ACCEPTED
+        assert (found.outcome.paid, found.check().paid) == (True, True)
+        assert tracker.find("nobody") is None
+        assert tracker.open_sales() == []
+        assert tracker.profile is PROFILE
+        assert tracker.clock.time() == pytest.approx(time.time(), abs=5)
+    assert sum(service.created_per_client_id.values()) == 20
+
+
+def test_the_feed_ends_when_the_tracker_closes(service: SimulatorThread) -> None:
+    """A thread that iterates over the outcomes ends, and goes on later from a cursor."""
+    tracker = opening(service.url)
+    seen: list[payclient.Outcome] = []
+    thread = threading.Thread(target=lambda: seen.extend(tracker.outcomes()))
+    thread.start()
+    pendings = [tracker.sale(sale(f"order-{number}", phone=f"098411122{number}")) for number in range(3)]
+    assert [outcome.paid for outcome in sync.as_decided(pendings)] == [True] * 3
+    first, second, _ = (outcome for _, outcome in zip(range(3), tracker.outcomes(), strict=False))
+    assert first.cursor is not None
+    assert next(tracker.outcomes(since=first.cursor)) == second
+    tracker.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert {outcome.client_transaction_id for outcome in seen} == {"order-0", "order-1", "order-2"}
+    assert list(sync.as_decided([])) == []
+    with pytest.raises(payclient.TrackerClosedError):
+        tracker.sale(sale("later"))
+
+
+def test_forms_without_await(service: SimulatorThread) -> None:
+    """`make_request` runs in the caller's thread, where its database is; who came back is told what is known."""
+    threads = []
+
+    def request(identifier: str) -> payclient.PrepareRequest:
+        threads.append(threading.current_thread())
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return payclient.PrepareRequest(
+            amount_without_tax=1150, currency="USD", store_id="S1", client_transaction_id=identifier,
+            response_url="https://shop.example/back",
+        )  # fmt: skip
+
+    with opening(service.url) as tracker:
+        form = tracker.live_form("cart-9", request)
+        assert tracker.live_form("cart-9", request).payment_id == form.payment_id
+        assert threads == [threading.current_thread()]
+        back = service.pay(form.payment_id).partition("?")[2]
+        assert tracker.returned(back).paid is True
+        with pytest.raises(payclient.AlreadyPaidError):
+            tracker.live_form("cart-9", request)
+        single = tracker.prepare(request("single"))
+        tracker.forget_form(single.client_transaction_id)
+        with pytest.raises(ZeroDivisionError):
+            tracker.live_form("cart-10", lambda identifier: request(str(1 // 0)))
+
+
+def test_an_open_purchase_in_an_error_can_be_waited_for(silent: SimulatorThread) -> None:
+    """What `PurchaseOpenError` holds is without `await` too."""
+    with opening(silent.url) as tracker:
+
+        async def raising(tracker: payclient.Tracker) -> None:
+            pending = await tracker.sale(sale("order-1"))
+            raise payclient.PurchaseOpenError("open", pending=pending)
+
+        with pytest.raises(payclient.PurchaseOpenError) as caught:
+            tracker._call(raising)
+        assert isinstance(caught.value.pending, sync.PendingSale)
+
+
+def test_what_is_pending(silent: SimulatorThread) -> None:
+    """A wait with a timeout, a notification, and a withdrawal."""
+    with opening(silent.url) as tracker:
+        pending = tracker.sale(sale("order-1"))
+        assert repr(pending).startswith("<PendingSale order-1 pending")
+        with pytest.raises(payclient.StillPendingError):
+            pending.wait(timeout=0.05)
+        assert pending.transaction_id is not None
+        notification = payclient.Notification(
+            transaction_id=pending.transaction_id, client_transaction_id="order-1"
+        )
+        assert tracker.notify(notification) is payclient.Receipt.MATCHED
+        assert pending.notified_at is not None
+        assert pending.expires_at is not None
+        assert [each.client_transaction_id for each in tracker.open_sales()] == ["order-1"]
+        assert tracker.cancel(pending).paid is False
+
+
+# --- Where it may be called
+
+
+def test_an_event_loop_is_not_blocked(service: SimulatorThread) -> None:
+    """Neither the caller's nor our own, as from `on_exchange`."""
+    told: list[BaseException] = []
+
+    def on_exchange(exchange: payclient.Exchange) -> None:
+        try:
+            tracker.find("order-1")
+        except payclient.UsageError as error:
+            told.append(error)
+
+    tracker = opening(service.url, on_exchange=on_exchange)
+
+    async def view() -> None:
+        with pytest.raises(payclient.UsageError, match=r"asyncio\.to_thread"):
+            tracker.sale(sale("order-1"))
+        assert (await asyncio.to_thread(tracker.sale, sale("order-2"))) is not None
+
+    asyncio.run(view())
+    tracker.close()
+    assert told
+
+
+def test_a_notebook_cell_may_block(service: SimulatorThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Jupyter kernel runs a cell on its own loop, in which blocking is what the user wants."""
+    kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
+    cell = compile(
+        textwrap.dedent("""
+            tracker = sync.open_tracker(url, "secret", profile=profile, on_exchange=seen)
+            outcome = tracker.sale(request).wait()
+            tracker.close()
+        """),
+        "<cell line: 1>",
+        "exec",
+    )
+    errors: list[str] = []
+
+    def seen(exchange: payclient.Exchange) -> None:
+        try:
+            names["tracker"].open_sales()
+        except payclient.UsageError as error:
+            errors.append(str(error))
+
+    names: dict[str, Any] = {
+        "sync": sync, "url": service.url, "profile": PROFILE, "request": sale("order-1"), "seen": seen,
+    }  # fmt: skip
+
+    async def kernel_loop() -> None:
+        exec(cell, names)  # noqa: S102 - what a kernel does
+
+    thread = threading.Thread(target=lambda: errors.append(run_refused(kernel_loop())))
+    thread.start()
+    thread.join(10)
+    assert len(errors) == 1, "no kernel: refused"
+    monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]  # what is read of it
+    asyncio.run(kernel_loop())
+    assert names["outcome"].paid is True
+    assert len(errors) > 1, "our own loop is never blocked"
+
+
+def run_refused(work: Any) -> str:
+    with pytest.raises(payclient.UsageError) as caught:
+        asyncio.run(work)
+    return str(caught.value)
+
+
+def test_the_tracker_outlives_the_context_of_its_first_call(service: SimulatorThread) -> None:
+    """A call sees the caller's context; what lives on with the tracker does not keep it."""
+    from contextvars import ContextVar, copy_context
+
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen = []
+    tracker = opening(service.url, on_exchange=lambda exchange: seen.append(request.get()))
+
+    def view() -> None:
+        request.set("the first request")
+        tracker.sale(sale("order-1"))
+
+    copy_context().run(view)
+    with tracker:
+        pending = tracker.find("order-1")
+        assert pending is not None
+        assert pending.wait().paid is True
+    assert seen[0] == "the first request"
+
+
+def test_one_that_did_not_open_is_tried_again(service: SimulatorThread, tmp_path: Path) -> None:
+    """A ledger that another owns says what several processes need."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    with opening(service.url, ledger):
+        second = opening(service.url, ledger)
+        with pytest.raises(payclient.LedgerInUseError, match="PostgreSQL"):
+            second.open()
+    assert second.find("order-1") is None
+    second.close()
+    second.close()
+
+
+def test_an_exit_in_a_callback_ends_no_thread(service: SimulatorThread) -> None:
+    """The caller gets it, and the next call works."""
+
+    async def leave(tracker: payclient.Tracker) -> None:
+        sys.exit(3)
+
+    with opening(service.url) as tracker:
+        with pytest.raises(SystemExit):
+            tracker._call(leave)
+        assert tracker.sale(sale("order-1")).wait().paid is True
+
+
+# --- Batches
+
+
+def rows(count: int) -> Iterator[payclient.SaleRequest]:
+    for number in range(count):
+        yield sale(f"row-{number}", phone=f"0984{number:06}")
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_a_batch(service: SimulatorThread, kind: Callable[[Iterator[Any]], Any]) -> None:
+    """Every request gives one result; running it again sends nothing."""
+    with opening(service.url) as tracker:
+        for _ in range(2):
+            with sync.charge_all(tracker, kind(rows(150)), max_in_flight=20) as results:
+                paid = {result.request_key: result.paid for result in results}
+            assert paid == {f"row-{number}": True for number in range(150)}
+            assert (results.stopped, results.pending) == ("the batch was left", 0)
+    assert sum(service.created_per_client_id.values()) == 150
+
+
+def test_the_iterating_thread_reads_the_requests(service: SimulatorThread) -> None:
+    """Where its database connection is, and no further ahead than a window; leaving drains."""
+    read = []
+
+    def reading() -> Iterator[payclient.SaleRequest]:
+        for request in rows(10**6):
+            read.append(threading.current_thread())
+            yield request
+
+    with opening(service.url) as tracker:
+        with sync.charge_all(tracker, reading(), max_pending=5) as results:
+            for _, result in zip(range(30), results, strict=False):
+                assert result.paid
+            results.stop("enough")
+            assert results.stopped == "enough"
+        assert len(read) < 1200
+        assert set(read) == {threading.current_thread()}
+        sent = sum(service.created_per_client_id.values())
+        for number in range(sent):
+            assert tracker.find(f"row-{number}") is not None
+        time.sleep(0.1)
+        assert sum(service.created_per_client_id.values()) == sent
+
+
+def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:
+    """What was read is charged, then the error is raised."""
+
+    def reading() -> Iterator[payclient.SaleRequest]:
+        yield from rows(3)
+        raise ZeroDivisionError
+
+    results = []
+    with opening(service.url) as tracker, sync.charge_all(tracker, reading()) as charges:
+        try:
+            for result in charges:
+                results.append(result.request_key)
+        except ZeroDivisionError:
+            results.append("the error")
+    assert sorted(results[:-1]) == ["row-0", "row-1", "row-2"]
+    assert results[-1] == "the error"
+
+
+def test_wrong_options_are_refused(service: SimulatorThread) -> None:
+    """As by the async one."""
+    with opening(service.url) as tracker, pytest.raises(ValueError, match="max_in_flight"):
+        sync.charge_all(tracker, [], max_in_flight=0)
+
+
+# --- Processes: forks, signals, ends
+
+
+def program(text: str) -> str:
+    head = """
+        import logging, os, signal, sys, threading, time, warnings
+        import attrs, payclient
+        from payclient import sync
+        from fake_service import sale
+        warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12 on: a fork beside threads
+        logging.getLogger("payclient.ledger").setLevel("ERROR")  # that a ledger is new
+        url, ledger = sys.argv[1:]
+        profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+        def opening(ledger=ledger, **options):
+            options = {"schedule": payclient.Fixed(0.02), "profile": profile} | options
+            return sync.open_tracker(url, "secret", ledger=ledger, **options)
+    """
+    return textwrap.dedent(head) + textwrap.dedent(text)
+
+
+def start(text: str, url: str, ledger: str = "memory:") -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", program(text), url, ledger],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str], status: int = 0) -> str:
+    """What a program prints that ends in time, with nothing on stderr."""
+    try:
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == status, err
+    assert err == ""
+    return out
+
+
+def test_a_fork(service: SimulatorThread) -> None:
+    """A tracker of the parent's is refused; one that nobody opened, and a new one, live in each process."""
+    out = ended(start("""
+        module = opening()
+        with opening() as tracker:
+            pending = tracker.sale(sale("of-the-parent"))
+            child = os.fork()
+            if child == 0:
+                for refused in (lambda: tracker.find("x"), pending.wait, lambda: next(tracker.outcomes())):
+                    try:
+                        refused()
+                    except payclient.UsageError as error:
+                        assert "before a fork" in str(error)
+                    else:
+                        sys.exit(1)
+                print(module.sale(sale("of-the-child", phone="0984000001")).wait().paid, flush=True)
+                tracker.close()
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            print(pending.wait().paid)
+        print(module.sale(sale("after", phone="0984000002")).wait().paid)
+    """, service.url))  # fmt: skip
+    assert out.split() == ["True", "True", "True"]
+    assert service.created_per_client_id == {"of-the-parent": 1, "of-the-child": 1, "after": 1}
+
+
+def test_workers_of_multiprocessing(service: SimulatorThread) -> None:
+    """Also those that forget to close end."""
+    out = ended(start("""
+        import multiprocessing
+        tracker = opening()
+        def work(number):
+            print(tracker.sale(sale(f"order-{number}", phone=f"098400000{number}")).wait().paid, flush=True)
+        tasks = [multiprocessing.get_context("fork").Process(target=work, args=[number]) for number in range(3)]
+        [task.start() for task in tasks]
+        [task.join() for task in tasks]
+        work(9)
+    """, service.url))  # fmt: skip
+    assert out.split() == ["True"] * 4
+
+
+def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp_path: Path) -> None:
+    """A send in flight is recorded first, threads that wait are released, and nothing hangs."""
+    service.fail_next(Fault("latency", seconds=0.5, when="after"))
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    text = """
+        tracker = opening(schedule=payclient.Fixed(100))
+        def charge():
+            try:
+                tracker.sale(sale("order-1")).wait()
+            except payclient.TrackerClosedError:
+                print("closed")
+        threading.Thread(target=charge).start()
+        tracker.open()
+        time.sleep(0.2)
+    """
+    assert ended(start(text, service.url, ledger)).split() == ["closed"]
+    with opening(service.url, ledger) as tracker:
+        pending = tracker.find("order-1")
+        assert pending is not None
+        assert pending.transaction_id is not None
+        assert pending.wait().paid is True
+    assert service.created_per_client_id == {"order-1": 1}
+
+
+def test_a_crash_of_the_main_thread_ends_the_program(service: SimulatorThread) -> None:
+    """A traceback, and an end."""
+    process = start("tracker = opening()\ntracker.open()\nraise SystemExit(5)", service.url)
+    ended(process, 5)
+
+
+def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path) -> None:
+    """Whoever waits is interrupted at once; what was sent is recorded, and can be found."""
+    silent.fail_next(Fault("latency", seconds=1.0, when="after"))
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    process = start("""
+        with opening() as tracker:
+            try:
+                print("sending", flush=True)
+                began = time.monotonic()
+                tracker.sale(sale("order-1"))
+            except KeyboardInterrupt:
+                print("interrupted", time.monotonic() - began < 0.9, flush=True)
+            try:
+                print(tracker.sale(sale("order-1")).transaction_id is not None)
+                print("waiting", flush=True)
+                tracker.find("order-1").wait()
+            except KeyboardInterrupt:
+                print("interrupted", tracker.find("order-1").state, flush=True)
+    """, silent.url, ledger)  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sending\n"
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "interrupted True\n"
+    assert process.stdout.readline() == "True\n"
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert ended(process).split() == ["interrupted", "pending"]
+    assert silent.created_per_client_id == {"order-1": 1}

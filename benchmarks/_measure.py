@@ -10,17 +10,22 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 
-ANSWER = b'{"transactionId":23178284}'
+#: Each answer has an id of its own: a sale whose answer names another sale's transaction is unknown.
+ANSWER = b'{"transactionId":%d}'
 
 
 class _Server(asyncio.Protocol):
-    """Answers every request at once with the same bytes: the cheapest service there is."""
+    """Answers every request at once, with the next id: the cheapest service there is."""
+
+    ids = count(10**7)
 
     def __init__(self, answer: bytes, delay: float) -> None:
         self.delay = delay
+        length = len(answer % 10**7)
         self.answer = (
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
             + answer
         )
         self.buffer = bytearray()
@@ -39,10 +44,11 @@ class _Server(asyncio.Protocol):
             if len(self.buffer) < end + 4 + size:
                 return
             del self.buffer[: end + 4 + size]
+            answer = self.answer % next(self.ids)
             if self.delay:
-                asyncio.get_running_loop().call_later(self.delay, self.transport.write, self.answer)
+                asyncio.get_running_loop().call_later(self.delay, self.transport.write, answer)
             else:
-                self.transport.write(self.answer)
+                self.transport.write(answer)
 
 
 def _serve(answer: bytes, delay: float, ready: multiprocessing.SimpleQueue[int]) -> None:

@@ -1,4 +1,4 @@
-"""What the SQLite ledger costs: CPU per sale, durable writes beside the disk's fsync, and recovery.
+"""What the SQLite ledger costs: CPU per sale, durable writes beside the disk's fsync, blocking callers, and recovery.
 
 python benchmarks/bench_ledger.py [--dir DIRECTORY_ON_A_REAL_DISK]
 """
@@ -12,10 +12,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from _measure import interleaved, pin, ratio, row, server
+import payclient
+from _measure import cpu_of, interleaved, pin, ratio, row, server
 from bench_wire import minimal
+from payclient import sync
 from payclient.events import Created
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
@@ -209,11 +212,52 @@ async def durable_sales(directory: str) -> None:
     await ledger.aclose()
 
 
+async def blocking_sales(directory: str) -> None:
+    """`payclient.sync`: a sale from 50 threads, and from one, beside `tracker.sale` from as many tasks."""
+    pin(0)
+    numbers = count()
+    ledgers = (f"sqlite:{os.path.join(directory, name)}" for name in ("async.db", "sync.db"))
+    async with server() as url, payclient.open_tracker(url, "token", ledger=next(ledgers)) as tracker:
+        blocker = sync.open_tracker(url, "token", ledger=next(ledgers))
+
+        async def wait(_: int) -> object:
+            return await tracker.sale(minimal(next(numbers)))
+
+        def block(_: int) -> object:
+            return blocker.sale(minimal(next(numbers)))
+
+        def threads(sales: int, at_once: int) -> float:
+            with ThreadPoolExecutor(at_once) as pool:
+                began = time.process_time()
+                list(pool.map(block, range(sales)))
+                return time.process_time() - began
+
+        for at_once, sales in ((50, 2000), (1, 400)):
+            ours, theirs, seconds = [], [], []
+            for number in range(ROUNDS + 1):
+                began = time.perf_counter()
+                blocked = await asyncio.to_thread(threads, sales, at_once)
+                between = time.perf_counter()
+                awaited = await cpu_of(wait, sales, at_once)
+                if number:  # the first round opens and connects
+                    ours.append(blocked)
+                    theirs.append(awaited)
+                    seconds.append((between - began) / (time.perf_counter() - between))
+            print(
+                f"      {min(ours) / sales * 1e6:7.1f} us CPU at best, against {min(theirs) / sales * 1e6:.1f} us"
+            )
+            row(
+                f"payclient.sync sale, {at_once} at once", ratio(ours, theirs), 1.5, "await tracker.sale, CPU"
+            )
+            row("the same, elapsed", statistics.median(seconds), 1.75, "await tracker.sale, wall time")
+        await asyncio.to_thread(blocker.close)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dir", default=".", help="a directory on the disk to measure")
     with tempfile.TemporaryDirectory(dir=parser.parse_args().dir) as directory:
-        for part in (cpu_of_a_sale, durable_writes, durable_sales, recovery):
+        for part in (cpu_of_a_sale, durable_writes, durable_sales, blocking_sales, recovery):
             asyncio.run(part(directory))
 
 

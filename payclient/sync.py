@@ -24,7 +24,7 @@ from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
 
 __all__ = ["Charges", "PendingSale", "Tracker", "as_decided", "charge_all", "open_tracker"]
 
-logger = logging.getLogger("payclient.sync")
+logger = logging.getLogger("payclient.tracker")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -207,7 +207,9 @@ class Tracker:
             self._run(self._aclose)
 
     sale: Final = _giving(lambda self, sale: PendingSale(self, sale), payclient.Tracker.sale)
-    find: Final = _giving(lambda self, sale: sale and PendingSale(self, sale), payclient.Tracker.find)
+    find: Final = _giving(
+        lambda self, sale: None if sale is None else PendingSale(self, sale), payclient.Tracker.find
+    )
     notify: Final = _blocking(payclient.Tracker.notify)
     returned: Final = _blocking(payclient.Tracker.returned)
     prepare: Final = _blocking(payclient.Tracker.prepare)

@@ -103,8 +103,8 @@ NAMES = [
     "to_cents",
 ]
 
-#: `web` and `cli` are imported by who needs them; the simulator stands aside.
-NOT_IN_THE_FACE = {"web", "cli", "simulator", "pytest_plugin", "__main__"}
+#: `sync`, `web` and `cli` are imported by who needs them; the simulator stands aside.
+NOT_IN_THE_FACE = {"sync", "web", "cli", "simulator", "pytest_plugin", "__main__"}
 
 
 def declared() -> dict[str, list[str]]:

@@ -247,7 +247,7 @@ def test_a_notebook_cell_may_block(service: SimulatorThread, monkeypatch: pytest
     kernel = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=object()))
     cell = compile(
         textwrap.dedent("""
-            tracker = sync.open_tracker(url, "secret", profile=profile, on_exchange=seen)
+            tracker = opening(url, on_exchange=seen)
             outcome = tracker.sale(request).wait()
             tracker.close()
         """),
@@ -263,7 +263,7 @@ def test_a_notebook_cell_may_block(service: SimulatorThread, monkeypatch: pytest
             errors.append(str(error))
 
     names: dict[str, Any] = {
-        "sync": sync, "url": service.url, "profile": PROFILE, "request": sale("order-1"), "seen": seen,
+        "opening": opening, "url": service.url, "request": sale("order-1"), "seen": seen,
     }  # fmt: skip
 
     async def kernel_loop() -> None:
@@ -273,7 +273,7 @@ def test_a_notebook_cell_may_block(service: SimulatorThread, monkeypatch: pytest
     thread.start()
     thread.join(10)
     assert len(errors) == 1, "no kernel: refused"
-    monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]  # what is read of it
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
     asyncio.run(kernel_loop())
     assert names["outcome"].paid is True
     assert len(errors) > 1, "our own loop is never blocked"

@@ -16,8 +16,8 @@ __all__: list[str] = []
 
 #: The order in which to read.
 TOPICS = (
-    "start", "payphone", "web", "aiohttp", "django", "forms", "batch", "testing", "unknown", "errors", "profile",
-    "ledger", "operations", "design", "es/empezar",
+    "start", "payphone", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",
+    "profile", "ledger", "operations", "design", "es/empezar",
 )  # fmt: skip
 
 

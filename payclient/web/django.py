@@ -1,7 +1,7 @@
 """For Django under ASGI: the tracker lives in the server's lifespan, which Django itself does not take.
 
-A server that speaks lifespan is needed (uvicorn, hypercorn); under WSGI each request has an event loop of its own, and
-a tracker serves one. A sync view calls `async_to_sync(tracker.sale)(...)`, which runs on the server's loop.
+A server that speaks lifespan is needed (uvicorn, hypercorn). A sync view calls `async_to_sync(tracker.sale)(...)`,
+which runs on the server's loop. Under WSGI and runserver use `payclient.sync`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def tracker_of(request: HttpRequest) -> Tracker:
     if not isinstance(tracker, Tracker):
         raise UsageError(
             "no tracker: serve TrackerApplication(get_asgi_application(), ...) by an ASGI server with lifespan, "
-            "such as uvicorn; runserver and daphne have none"
+            "such as uvicorn; under WSGI, runserver and daphne use payclient.sync"
         )
     return tracker
 

@@ -7,10 +7,14 @@ Without JavaScript it reloads every 4 seconds, and in any case every 30.
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
 from payclient.web.pages import Language, Page, check_address, check_language, make_page
+
+if TYPE_CHECKING:
+    from payclient import sync
 
 __all__ = ["is_waiting", "sale_status", "waiting_page"]
 
@@ -83,7 +87,7 @@ SCRIPT = """
 """
 
 
-def is_waiting(sale: PendingSale) -> bool:
+def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
     """Whether its customer can still act: not decided, and the time not over (§8).
 
     Afterwards `outcome.paid` is what to tell them; None is "we do not know yet", never "not paid".
@@ -93,7 +97,7 @@ def is_waiting(sale: PendingSale) -> bool:
     )  # fmt: skip
 
 
-def sale_status(sale: PendingSale) -> dict[str, object]:
+def sale_status(sale: PendingSale | sync.PendingSale) -> dict[str, object]:
     """What the app's JSON route answers to the page: `waiting`, `paid`, `state` and `remaining` seconds."""
     return {
         "waiting": is_waiting(sale),
@@ -104,7 +108,7 @@ def sale_status(sale: PendingSale) -> dict[str, object]:
 
 
 def waiting_page(
-    sale: PendingSale,
+    sale: PendingSale | sync.PendingSale,
     status_url: str,
     language: Language = "es",
     *,

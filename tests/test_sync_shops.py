@@ -1,0 +1,220 @@
+"""The shops of the guide to blocking code, each in processes of its own, against the simulator."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+import payclient
+from payclient import sync
+from payclient.simulator import Settings, Simulator, SimulatorThread
+from ports import kept_port
+from postgres_server import PostgresServer
+from required import module
+from shops.serving import PROFILE, ROOT, SECRET, serving
+
+BLOCKS = {
+    name: text
+    for topic in ("web", "sync")
+    for name, text in re.findall(
+        r"^```python\n# (\w+)\.py(.*?)^```$",
+        (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+}
+
+GUNICORN = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "5")
+
+
+@pytest.fixture
+def service() -> Iterator[SimulatorThread]:
+    settings = Settings(
+        status_by_transaction_id="/api/Sale/{transaction_id}",
+        status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+    )
+    with SimulatorThread(Simulator(token="secret", settings=settings)) as thread:
+        yield thread
+
+
+def writing(folder: Path, service: SimulatorThread) -> Callable[[str], None]:
+    """Write the guides' modules as they stand, but for the addresses."""
+
+    def write(url: str) -> None:
+        (folder / "shop.toml").write_text(PROFILE, encoding="utf-8")
+        for name, text in BLOCKS.items():
+            here = text.partition("\n")[2].replace("https://shop.example", url)
+            (folder / f"{name}.py").write_text(here.replace("https://pay.example", service.url), "utf-8")
+
+    return write
+
+
+def request(url: str, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """The status, the body, and where it redirects to."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.getheader("Location") or ""
+    finally:
+        connection.close()
+
+
+def shopping(service: SimulatorThread, url: str, count: int = 3) -> None:
+    """Pushes, the page that waits, and the outcome, over many connections."""
+    for number in range(count):
+        identifier = f"order-{number}"
+        status, _, location = request(url, f"/pay/{identifier}", "POST")
+        assert (status, location) == (303, f"/orders/{identifier}")
+        assert "Apruebe el pago en su teléfono" in request(url, location)[1]
+        (pushed,) = [each for each in service.sales.values() if each.client_transaction_id == identifier]
+        assert request(url, f"/pay/{identifier}", "POST")[0] == 303, "a double click"
+        service.approve(pushed.transaction_id)
+        until = time.monotonic() + 20
+        while '"waiting":true' in request(url, f"{location}/status")[1].replace(" ", ""):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert request(url, location)[:2] == (200, "Paid.")
+    assert set(service.created_per_client_id.values()) == {1}
+
+
+def test_flask_with_threads(service: SimulatorThread, tmp_path: Path) -> None:
+    """Pushes, notifications and forms by one process, which preloads the app and forks afterwards."""
+    module("flask")
+    command = (*GUNICORN, "--preload", "shop_flask:app")
+    with serving(command, service.url, tmp_path, write=writing(tmp_path, service)) as shop:
+        shopping(service, shop.url)
+        assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
+        assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 3
+        page = request(shop.url, "/form/cart-1")[1]
+        assert request(shop.url, "/form/cart-1")[1] == page
+        (form,) = service.forms.values()
+        back = urlsplit(service.pay(form.payment_id, declined=True))
+        status, _, location = request(shop.url, f"{back.path}?{back.query}")
+        assert status == 302
+        assert request(shop.url, location)[:2] == (200, "Not paid.")
+
+
+def test_two_preloaded_workers_over_one_postgresql(
+    service: SimulatorThread, postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """Each worker opens the tracker that the parent imported; whichever is asked knows every sale."""
+    module("flask")
+    ledger = postgres.url(database)
+    command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
+    with serving(command, service.url, tmp_path, ledger=ledger, write=writing(tmp_path, service)) as shop:
+        shopping(service, shop.url, count=6)
+
+
+def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, tmp_path: Path) -> None:
+    """The second worker's requests are refused, and the answer names PostgreSQL."""
+    module("flask")
+    command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
+    with serving(command, service.url, tmp_path, write=writing(tmp_path, service)) as shop:
+        until, said = time.monotonic() + 20, ""
+        while "PostgreSQL" not in said and time.monotonic() < until:
+            status, said, _ = request(shop.url, f"/pay/order-{time.monotonic_ns()}", "POST")
+            assert status in {303, 409}
+        assert "must share a PostgreSQL ledger" in said
+
+
+def test_django_under_wsgi(service: SimulatorThread, tmp_path: Path) -> None:
+    """By gunicorn, with threads."""
+    with serving(
+        (*GUNICORN, "shop_wsgi:app"), service.url, tmp_path, write=writing(tmp_path, service)
+    ) as shop:
+        shopping(service, shop.url)
+
+
+@contextmanager
+def running(
+    folder: Path, service: SimulatorThread, *command: str, **environ: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program beside the guide's modules, which is stopped by SIGTERM and must end."""
+    with (folder / "err").open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=folder, stdout=err, stderr=err, start_new_session=True,
+            env={
+                **os.environ, "PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "SHOP_SECRET": SECRET,
+                "PAYCLIENT_LEDGER": f"sqlite:{folder / 'charges.db'}", **environ,
+            },
+        )  # fmt: skip
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert b"Traceback" not in (folder / "err").read_bytes(), (folder / "err").read_text()
+
+
+def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
+    """Its reloader has a process beside the one that serves: only this one opens the ledger."""
+    with kept_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        writing(tmp_path, service)(url)
+        with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    request(url, "/")
+                    break
+                except ConnectionRefusedError:
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+            shopping(service, url, count=1)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "eager"])
+def test_a_celery_task(service: SimulatorThread, tmp_path: Path, pool: str) -> None:
+    """A task that is delivered twice charges once, in the forks of a real worker too."""
+    module("celery")
+    writing(tmp_path, service)("http://shop.example")
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "celeryconfig.py").write_text(
+        f'broker_url = "filesystem://"; result_backend = "file:///{tmp_path}/queue"\n'
+        'broker_transport_options = dict(data_folder_in="queue", data_folder_out="queue", control_folder="queue")\n'
+        f"worker_hijack_root_logger = False; task_always_eager = {pool == 'eager'}\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "deliver.py").write_text(
+        "import tasks\n"
+        'tasks.app.config_from_object("celeryconfig")\n'
+        'both = [tasks.charge.delay("order-1") for _ in range(2)]\n'
+        "print([each.get(timeout=20) for each in both])\n"
+        "if tasks.app.conf.task_always_eager: print(tasks.tracker.find('order-1').state)\n",
+        encoding="utf-8",
+    )
+    if pool == "eager":
+        with running(tmp_path, service, "deliver.py") as process:
+            process.wait(20)
+        assert (tmp_path / "err").read_text().splitlines()[-2:] == ["[None, None]", "pending"]
+    else:
+        worker = ("-m", "celery", "-A", "tasks", "--config", "celeryconfig", "worker", "-P", "prefork", "-c", "1",
+                  "--without-gossip", "--without-mingle", "--without-heartbeat")  # fmt: skip
+        with running(tmp_path, service, *worker):
+            out = subprocess.run(
+                [sys.executable, "deliver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+                env=os.environ | {"PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "SHOP_SECRET": SECRET,
+                                  "PAYCLIENT_LEDGER": "memory:"},
+            )  # fmt: skip
+            assert out.stdout == "[None, None]\n", out.stderr + (tmp_path / "err").read_text()
+    assert service.created_per_client_id == {"order-1": 1}
+    with sync.open_tracker(
+        service.url, "secret", ledger=f"sqlite:{tmp_path / 'charges.db'}", profile=str(tmp_path / "shop.toml")
+    ) as tracker:
+        found = tracker.find("order-1")
+        assert found is not None
+        assert found.state is payclient.State.PENDING

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 
 from payclient.clock import Clock, within
 from payclient.events import Conflicted, Event, FoundAccepted, FoundCancelled, FoundPending
+from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.session import PaySession
@@ -106,6 +108,19 @@ def verdict(
     elif report.state == "Pendiente" and state is State.UNKNOWN:
         events.append(FoundPending(at=at, transaction_id=transaction_id))
     return events, alarms
+
+
+async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
+    """Return whether these are one conflict that the attempt's history has already: its alarm was raised then."""
+    if len(events) != 1 or not isinstance(events[0], Conflicted):
+        return False
+    what = events[0].what
+    return any(
+        change.attempt == record.attempt
+        and change.event == Conflicted.__name__
+        and json.loads(change.detail or "{}").get("what") == what
+        for change in await ledger.history(record.client_transaction_id)
+    )
 
 
 def _differs(said: object, ours: object) -> bool:

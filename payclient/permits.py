@@ -171,12 +171,14 @@ class Permits:
         while late := self._late.get(client_transaction_id):
             record, event = late[0]
             try:
-                after = await self._apply(record, event)
+                try:
+                    after: Record | None = await self._apply(record, event)
+                except TransitionError:
+                    # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
+                    after = await self.ledger.get(record.client_transaction_id)
             except LedgerUnavailableError as error:
                 self.trouble(error)
                 return True
-            except TransitionError:
-                after = None  # decided otherwise meanwhile, or written by another call of this
             if late and late[0][1] is event:
                 del late[0]
             if not late:

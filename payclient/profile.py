@@ -273,7 +273,10 @@ class ServiceProfile:
     wallet_link_field: str | None = None
     #: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
     response_url_field: str = "responseUrl"
-    #: Error codes that mean "this client transaction id is already there": refused only where a query finds nothing.
+    #: Error codes that mean "this client transaction id is there". Like 2061 they refuse only where one query by
+    #: client transaction id finds nothing. An index that lags behind would hide what a repeated POST created, so the
+    #: sale is queried again before each further attempt, and once in the background after `absent_after`, while its
+    #: tracker is open: a sale that is found paid then becomes ACCEPTED, with a critical log line.
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)
     #: Error codes of a service that failed, and may have created something all the same.
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=to_set)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from payclient.asking import conflict_of, verdict
+from payclient.asking import conflict_of, is_noted, verdict
 from payclient.errors import (
     CustomerBusyError,
     LedgerUnavailableError,
@@ -49,12 +49,21 @@ class Sender:
     """Sends sales through the ledger, one attempt at a time for each client transaction id."""
 
     def __init__(
-        self, session: PaySession, permits: Permits, turn: Callable[[float], Awaitable[bool]]
+        self,
+        session: PaySession,
+        permits: Permits,
+        turn: Callable[[float], Awaitable[bool]],
+        look_later: Callable[[Record], object],
     ) -> None:
         self._session = session
         #: Waits until a query may be made by the rate, at most the seconds that it is given; whether it may.
         self._turn = turn
+        #: Queries a refused attempt once more, when an index that lags has caught up.
+        self._look_later = look_later
         self._permits = permits
+        status = session.profile.status
+        #: Whether the service can be queried by our own id.
+        self._asks = status is not None and status.by_client_transaction_id is not None
         self._ledger = permits.ledger
         self._clock = permits.clock
         #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
@@ -142,7 +151,9 @@ class Sender:
             end = now + self._session.profile.sale_window
             created = Created(at=now, transaction_id=result.transaction_id, expires_at=end)
             return await self._permits.write(attempt.record, created)
-        await self._permits.write(attempt.record, event)
+        record = await self._permits.write(attempt.record, event)
+        if self._asks and isinstance(error, RefusedError) and self._says_exists(error):
+            self._look_later(record)
         raise error
 
     def _check_new(self, identifier: str, result: SaleResult) -> None:
@@ -162,39 +173,52 @@ class Sender:
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
 
     async def _find_refused(self, before: Record) -> Record | None:
-        """Look again for an attempt that was refused as existing, before another one is sent; None: none is there.
+        """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
 
-        The one query after that refusal may have lagged. Returns the attempt's record if it turns out to be paid.
-        Raises `CustomerBusyError` while it is open, and `NotSentError` if the query fails.
+        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
+        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
+        and `NotSentError` if nobody can tell.
         """
         profile, identifier = self._session.profile, before.client_transaction_id
-        existed = (
+        existed = before.evidence is Evidence.ANSWER and (
             before.error_type == CustomerBusyError.__name__ or before.error_code in profile.duplicate_codes
         )
-        asks = profile.status is not None and profile.status.by_client_transaction_id is not None
-        if not (existed and asks and before.evidence is Evidence.ANSWER):
+        if not (self._asks and (existed or before.notified_at is not None)):
             return None
         try:
             if not await self._turn(self._permits.total):
                 raise NotSentError("a query could not be made in time by the rate")
             report = await self._session.status(client_transaction_id=identifier, repeat=False)
         except PayError as failed:
-            words = (
-                f"an earlier attempt was refused as existing, and cannot be queried ({type(failed).__name__})"
-            )
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
-        if report is None or conflict_of(before, report) is not None:
+        if report is None:
+            return None
+        if not self._permits.credentials.may_deny(before):
+            raise NotSentError(
+                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
+                client_transaction_id=identifier,
+            )
+        if conflict_of(before, report) is not None:
             return None
         events, alarms = verdict(before, report, report.transaction_id, self._clock.time())
-        for alarm in alarms:
-            logger.critical("%s: %s", identifier, alarm)
-        if report.state == "Pendiente":
+        if not await is_noted(self._ledger, before, events):
+            for alarm in alarms:
+                logger.critical("%s: %s", identifier, alarm)
+            for event in events:
+                before = await self._permits.write(before, event)
+        if report.state in ("Pendiente", None):
             raise CustomerBusyError(
                 "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
             )
-        for event in events:
-            before = await self._permits.write(before, event)
         return before if before.state is State.ACCEPTED else None
+
+    def _is_duplicate(self, refused: RefusedError) -> bool:
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        return bool(codes & self._session.profile.duplicate_codes)
+
+    def _says_exists(self, refused: RefusedError) -> bool:
+        return isinstance(refused, CustomerBusyError) or self._is_duplicate(refused)
 
     async def _find_existing(
         self, record: Record, refused: RefusedError, before: Record | None
@@ -204,13 +228,11 @@ class Sender:
         What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
         2061 or "duplicate". One query by client transaction id tells the two apart.
         """
-        profile = self._session.profile
-        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
-        duplicate = bool(codes & profile.duplicate_codes)
-        if not duplicate and not isinstance(refused, CustomerBusyError):
+        if not self._says_exists(refused):
             return None
+        duplicate = self._is_duplicate(refused)
         lost = self._lost(record, None)
-        if profile.status is None or profile.status.by_client_transaction_id is None:
+        if not self._asks:
             return await self._permits.write(record, lost) if duplicate else None
         identifier = record.client_transaction_id
         try:

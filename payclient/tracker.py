@@ -74,7 +74,7 @@ class Tracker:
         def turn(patience: float) -> Awaitable[bool]:
             return self._following.turn(patience, insists=False)
 
-        self._sender = Sender(session, self._permits, turn)
+        self._sender = Sender(session, self._permits, turn, lambda record: self._following.look_later(record))
         self._forms = Forms(session, self._permits)
         self._confirming = Confirming(
             session,

@@ -33,7 +33,8 @@ DO $$ BEGIN
         DELETE FROM payclient.changes;
         DELETE FROM payclient.followers;
         DELETE FROM payclient.budgets;
-        DELETE FROM payclient.environment;
+        DELETE FROM payclient.open_attempts;
+        UPDATE payclient.meta SET environment = NULL;
         DELETE FROM payclient.lanes;
     END IF;
 END $$"""

@@ -20,6 +20,7 @@ from fake_service import (
     sale,
     tracking,
 )
+from payclient.events import Lost
 from payclient.ledger.memory import MemoryLedger
 
 Receipt, State = payclient.Receipt, payclient.State
@@ -339,6 +340,38 @@ async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: pay
     async with tracking(service, ledger) as later:
         pending = await later.find("order-17")
         assert pending is not None
+        assert (await outcome_of(service, pending)).transaction_id == 1000
+
+
+class FailingLate(MemoryLedger):
+    """A ledger that carries out one write and says that it failed."""
+
+    fails = True
+
+    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        after = await super().apply(record, event)
+        if isinstance(event, Lost) and self.fails:
+            self.fails = False
+            raise payclient.LedgerUnavailableError("disk I/O error")
+        return after
+
+
+async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: Lagging) -> None:
+    """The end of a send is written, and its commit fails: what was named meanwhile is asked for all the same."""
+    ledger = FailingLate()
+
+    async def notified(
+        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+    ) -> payclient.HttpResponse:
+        await before_send()
+        number = service.create(request)
+        assert await tracker.notify(hint(number)) is Receipt.EARLY
+        raise ConnectionResetError
+
+    service.scripts = [notified]
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
         assert (await outcome_of(service, pending)).transaction_id == 1000
 
 

@@ -253,7 +253,11 @@ def test_a_ledger_in_use_is_its_owners(server: Server, capfd: pytest.CaptureFixt
 def test_the_gaps_of_a_profile() -> None:
     """Each name that is missing, with the call that will raise; a whole profile has none."""
     texts = [line.text for line in check_profile(DOCUMENT)]
-    for name in ("[status]", "nick_name_flag", "language_field", "wallet_link_field", "link_hosts"):
+    for name in (
+        "[status]",
+        "link_hosts",
+        "confirm, returned, cancel, reverse, nick_name_flag, language_field",
+    ):
         assert any(text.startswith(f"no {name}") for text in texts)
     whole = attrs.evolve(
         find_profile("payphone"), link_hosts=frozenset({"p"}), wallet_link_field="payWithX", queries_per_minute=30,

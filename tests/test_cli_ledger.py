@@ -483,10 +483,7 @@ def test_export_to_a_full_disk(
      ["resolve", "order-1", "--as", "refused", "--actor", "a", "--reason", "b", "--yes"]],
 )  # fmt: skip
 def test_no_ledger(
-    tmp_path: Path,
-    arguments: list[str],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is missing is not made; one line says what is wrong."""
     monkeypatch.delenv("PAYCLIENT_LEDGER", raising=False)

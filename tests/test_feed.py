@@ -10,7 +10,7 @@ import pytest
 
 import payclient
 from fake_service import FakeService, refuses, sale, tracking
-from payclient.ledger import postgres_writer
+from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger.memory import MemoryLedger
 from postgres_server import PostgresServer
 
@@ -189,7 +189,7 @@ async def test_the_feed_survives_a_restart_of_postgres(
     service: FakeService, postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was told before is not told again, and what comes afterwards is."""
-    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
     ledger = await payclient.open_ledger(postgres.url(new_database))
     async with tracking(service, ledger) as tracker:
         since = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from payclient import ConfigurationError, LedgerMissingError, open_ledger, open_tracker
 from payclient.cli import main
+from payclient.ledger import Shared
+from payclient.lifecycle import State
 from postgres_server import PostgresServer
+from test_ledger import brought
 
 
 async def test_a_new_ledger_is_announced_once(
@@ -96,3 +100,40 @@ async def test_a_new_postgres_ledger(
     assert [record.getMessage() for record in caplog.records] == [
         f"the ledger {location} is new: it knows no earlier charge"
     ]
+
+
+async def test_a_schema_of_its_own(postgres: PostgresServer, new_database: str) -> None:
+    """Tenants of one database have a ledger each, and notifications and the feed of one are not another's."""
+    url = postgres.url(new_database)
+    ledgers = [await open_ledger(f"{url}{options}") for options in ("", "?schema=order", "?schema=Shop-17")]
+    heard: list[list[str | None]] = []
+    for ledger in ledgers:
+        assert isinstance(ledger, Shared)
+        heard.append([])
+        ledger.watch(heard[-1].append)
+    async with asyncio.timeout(20):
+        while [] in heard:  # noqa: ASYNC110 - until all listen
+            await asyncio.sleep(0.01)
+    assert [ledger.created for ledger in ledgers] == [True] * 3
+    assert len({ledger.digest_key for ledger in ledgers}) == 3
+    assert [ledger.location.partition("?")[2] for ledger in ledgers] == ["", "schema=order", "schema=Shop-17"]
+    for number, ledger in enumerate(ledgers):
+        await brought(ledger, State.ACCEPTED)
+        assert await ledger.environment(bytes([number] * 16)) == bytes([number] * 16)
+    async with asyncio.timeout(20):
+        while not all("order-1" in each for each in heard):  # noqa: ASYNC110 - until all have heard
+            await asyncio.sleep(0.01)
+    assert [each.count("order-1") for each in heard] == [1] * 3
+    for ledger in ledgers:
+        assert len(await ledger.changes()) == 1
+        await ledger.aclose()
+    again = await open_ledger(f"{url}?schema=order&application_name=x", create=False)
+    assert again.digest_key == ledgers[1].digest_key
+    await again.aclose()
+
+
+@pytest.mark.parametrize("name", ["", "pg_shop", "1shop", 'a"b', "a.b", "a&schema=b", "x" * 64, "%41"])
+async def test_what_is_not_a_schema(postgres: PostgresServer, name: str) -> None:
+    """The name stands in statements: it must be a plain one."""
+    with pytest.raises(ConfigurationError, match="must be one name"):
+        await open_ledger(postgres.url("postgres") + f"?schema={name}")

@@ -27,12 +27,13 @@ from payclient.cli import main
 from payclient.clock import SystemClock
 from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError, UsageError
 from payclient.events import Created, FoundAccepted, Notified, NotSent
-from payclient.ledger import Ledger, Shared, open_ledger, postgres_writer
-from payclient.ledger import postgres_connecting as connecting
+from payclient.ledger import Change, Ledger, Shared, open_ledger
+from payclient.ledger import postgres as postgres_ledger
+from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connecting import Address
-from payclient.ledger.postgres_schema import BARRIER, SCHEMA, VERSION
+from payclient.ledger.postgres_connection import VERSION, Address
+from payclient.ledger.records import read_statements
 from payclient.lifecycle import TRANSITIONS, Record, State
 from payclient.permits import Permits
 from payclient.tracker import open_tracker
@@ -126,9 +127,9 @@ def test_ledger_init(postgres: PostgresServer, capsys: pytest.CaptureFixture[str
             "another",
         ),
         ("DROP TABLE payclient.meta", "another program"),
-        ("ALTER TABLE payclient.meta DROP COLUMN application", "another program"),
-        ("ALTER TABLE payclient.attempts DISABLE TRIGGER attempts_move", "lacks"),
-        ("DROP INDEX payclient.attempts_open", "lacks"),
+        ("ALTER TABLE payclient.meta DROP COLUMN application CASCADE", "another program"),
+        ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
+        ("DROP INDEX payclient.open_attempts_of", "lacks"),
         ("DROP FUNCTION payclient.write", "lacks"),
     ],
 )
@@ -146,17 +147,19 @@ async def test_what_is_no_ledger(
 
 def test_the_schema_has_a_version() -> None:
     """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
-    digest = hashlib.sha256("\n".join(SCHEMA).encode()).hexdigest()
-    assert (VERSION, digest[:16]) == (1, "e89e1fbe996bcdb3")
+    schema = [sql for sql in read_statements("postgres.sql").values() if sql.startswith("CREATE ")]
+    digest = hashlib.sha256("\n".join(schema).encode()).hexdigest()
+    assert (VERSION, digest[:16]) == (1, "cf64f61340363f0a")
 
 
 async def test_no_personal_data(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
     """Nothing is kept but what a record and a change hold, and which process wrote and follows it."""
-    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema || table_name = 'payclientattempts'"
-    columns = {row[0] for row in await postgres.execute(database, sql)}
-    beside = {"seq", "refused", "event", "event_evidence", "event_at", "event_detail"}
-    beside |= {"permitted_at", "owner", "follower"}
-    assert columns - beside == {field.name for field in attrs.fields(Record)}
+    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema || table_name = 'payclient' || $1"
+    columns = {
+        row[0] for table in ("attempts", "changes") for row in await postgres.execute(database, sql, table)
+    }
+    known = {field.name for each in (Record, Change) for field in attrs.fields(each)}
+    assert columns - known == {"id", "owner", "attempt_id", "state_evidence"}
 
 
 # The server
@@ -283,6 +286,21 @@ def refused(kind: type[asyncpg.PostgresError] = asyncpg.RaiseError) -> Iterator[
         yield
 
 
+#: The next change, by hand: what version, and what it becomes.
+ADD_CHANGE = """
+    INSERT INTO payclient.changes (attempt_id, version, at, event, evidence, before, after, state_evidence, decided_at)
+    SELECT id, version + {step}, 9.0, 'Made', 'operator', {before}, '{after}', 'operator', {decided_at}
+    FROM payclient.records WHERE client_transaction_id = '{name}'"""
+
+
+def add_change(
+    after: str, *, step: int = 1, before: str = "state", decided: bool = False, name: str = "order-1"
+) -> str:
+    """Say in SQL what somebody with psql would do."""
+    decided_at = "9.0" if decided or after in ("accepted", "cancelled", "refused") else "NULL"
+    return ADD_CHANGE.format(after=after, step=step, before=before, decided_at=decided_at, name=name)
+
+
 @pytest.mark.parametrize("state", State)
 async def test_illegal_moves(
     ledger: PostgresLedger, postgres: PostgresServer, database: str, state: State
@@ -294,17 +312,21 @@ async def test_illegal_moves(
         for target in State:
             transaction = connection.transaction()
             await transaction.start()
-            sql = "UPDATE payclient.attempts SET state = $1, version = version + 1"
-            if (state, target) in LEGAL or state is target:
-                await connection.execute(sql, target.value)
+            if (state, target) in LEGAL:
+                await connection.execute(add_change(target))
             else:
-                with refused():
-                    await connection.execute(sql, target.value)
+                with refused(asyncpg.CheckViolationError):
+                    await connection.execute(add_change(target))
             await transaction.rollback()
-        for sql in ("SET version = version + 2", "SET notified_at = 1", "SET state = 'x'"):
+        with refused():
+            await connection.execute(add_change(state, step=2))
+        if state is not State.ACCEPTED:
             with refused():
-                await connection.execute(f"UPDATE payclient.attempts {sql}")
-        await connection.execute("UPDATE payclient.attempts SET follower = 'x'")
+                await connection.execute(add_change("accepted", before="'accepted'"))
+        with refused(asyncpg.CheckViolationError):
+            await connection.execute(add_change("paid"))
+        with refused(asyncpg.CheckViolationError):
+            await connection.execute(add_change("pending", decided=True))
     finally:
         await connection.close()
 
@@ -313,55 +335,86 @@ async def test_what_stays(ledger: PostgresLedger, postgres: PostgresServer, data
     """Attempts and their history are neither deleted nor rewritten, and no second attempt is opened."""
     await brought(ledger, State.PENDING)
     history = await ledger.history("order-1")
-    names = """client_transaction_id, kind, digest, lane, credentials, amount, currency, created_at, evidence, version,
-        event, event_evidence, event_at, owner, follower"""
-    copy = "INSERT INTO payclient.attempts (attempt, state, {}) SELECT {}, {} FROM payclient.attempts"
+    names = "owner, amount, created_at, client_transaction_id, kind, digest, lane, credentials, currency"
+    copy = f"INSERT INTO payclient.attempts (attempt, {names}) SELECT {{}}, {names} FROM payclient.attempts"  # noqa: S608
     for sql in (
         "DELETE FROM payclient.attempts",
         "TRUNCATE payclient.attempts",
-        "UPDATE payclient.attempts SET amount = 1, version = version + 1",
-        "UPDATE payclient.attempts SET owner = 'x', version = version + 1",
+        "UPDATE payclient.attempts SET amount = 1",
         "DELETE FROM payclient.changes",
         "TRUNCATE payclient.changes",
         "UPDATE payclient.changes SET at = 0",
-        "INSERT INTO payclient.changes (client_transaction_id, attempt, at, event, after, evidence) "
-        "VALUES ('order-1', 1, 0, 'FoundAccepted', 'accepted', 'query')",
+        "DELETE FROM payclient.open_attempts",
         "UPDATE payclient.meta SET digest_key = 'x'",
-        copy.format(names, "3, 'sending'", names.replace("version", "0")),
-        copy.format(names, "2, 'accepted'", names.replace("version", "0")),
-        "SET synchronous_commit = off; UPDATE payclient.attempts SET notified_at = 1, version = version + 1",
+        copy.format("3"),
+        copy.format("2"),
+        f"SET synchronous_commit = off; {add_change('accepted')}",
     ):
         connection = await asyncpg.connect(postgres.url(database))
         with refused():
             await connection.execute(sql)
         await connection.close()
     with refused(asyncpg.UniqueViolationError):
-        await postgres.execute(database, copy.format(names, "2, 'sending'", names.replace("version", "0")))
+        await postgres.execute(database, copy.format("1"))
     assert await ledger.history("order-1") == history
+    assert [record async for record in ledger.unfinished()] == [await ledger.get("order-1")]
 
 
-async def test_cursors_rise_in_the_order_of_commits(url: str, ledger: PostgresLedger) -> None:
-    """Nothing is seen in the feed before all that will stand in front of it, however long somebody takes to commit."""
+async def test_the_feed_waits_for_who_may_come_before(url: str, ledger: PostgresLedger) -> None:
+    """What has a lower number and is not committed yet holds the feed back, and nobody who writes."""
     for name in ("a", "b"):
         await brought(ledger, State.PENDING, name)
     slow = await asyncpg.connect(url)
-    transaction = slow.transaction()
-    await transaction.start()
-    await slow.execute(
-        """UPDATE payclient.attempts SET state = 'accepted', version = version + 1, decided_at = 1
-        WHERE client_transaction_id = 'a'"""
-    )
     async with opened(url) as other:
-        quick = asyncio.ensure_future(other.apply((await other.get("b")) or fresh(), FoundAccepted(at=NOW)))
-        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        await until(lambda: slow.fetch(waiting))
-        assert await ledger.changes() == []
+        transaction = slow.transaction()
+        await transaction.start()
+        await slow.execute(add_change("accepted", name="a"))
+        await other.apply((await other.get("b")) or fresh(), FoundAccepted(at=NOW))
+        assert await ledger.permit(fresh("c"))
+        reading = asyncio.ensure_future(ledger.changes())
+        await asyncio.sleep(0.1)
+        assert not reading.done()
         await transaction.commit()
-        await quick
+        first, second = await reading
+        assert (first.client_transaction_id, second.client_transaction_id) == ("a", "b")
+        # A transaction that does not end holds nobody for ever: the feed says nothing, and goes on later.
+        await brought(other, State.PENDING, "d")
+        transaction = slow.transaction()
+        await transaction.start()
+        await slow.execute(add_change("accepted", name="d"))
+        assert await other.changes(since=second.cursor) == []
+        await brought(other, State.ACCEPTED, "e")
+        assert await other.changes(since=second.cursor) == []
+        await transaction.rollback()
+        assert [each.client_transaction_id for each in await other.changes(since=second.cursor)] == ["e"]
     await slow.close()
-    first, second = await ledger.changes()
-    assert (first.client_transaction_id, second.client_transaction_id) == ("a", "b")
-    assert first.cursor < second.cursor
+
+
+async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: PostgresLedger) -> None:
+    """Of a correction of the refused attempt and the next permit, in two processes at once, one comes through."""
+    async with opened(url) as other:
+        for number in range(40):
+            record = await brought(ledger, State.REFUSED, name := f"order-{number}")
+            corrected, granted = await asyncio.gather(
+                ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7)),
+                other.permit(fresh(name, attempt=2)),
+                return_exceptions=True,
+            )
+            assert isinstance(corrected, Record) is not granted
+            assert isinstance(corrected, Record | TransitionError)
+            assert isinstance(granted, bool)
+
+
+async def test_processes_that_write_in_another_order(url: str, ledger: PostgresLedger) -> None:
+    """Of the same ids asked for in opposite orders each permit goes to one, and nobody waits for nobody."""
+    names = [f"order-{number}" for number in range(500)]
+    async with opened(url) as other:
+        async with asyncio.timeout(20):
+            first, second = await asyncio.gather(
+                asyncio.gather(*(ledger.permit(fresh(name)) for name in names)),
+                asyncio.gather(*(other.permit(fresh(name)) for name in reversed(names))),
+            )
+        assert [a + b for a, b in zip(first, reversed(second), strict=True)] == [1] * 500
 
 
 async def test_ids_that_no_column_takes(ledger: PostgresLedger) -> None:
@@ -548,8 +601,8 @@ async def test_a_server_that_falls_silent(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody hangs: what was asked and what is asked then fails in a bounded time, and it goes on when it can."""
-    monkeypatch.setattr(postgres_writer, "ANSWER", 0.2)
-    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(postgres_ledger, "ANSWER", 0.2)
+    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
     monkeypatch.setattr(connecting, "CONNECT", 0.2)
     async with (
         cutting_proxy(postgres.port) as proxy,
@@ -561,8 +614,8 @@ async def test_a_server_that_falls_silent(
             with pytest.raises(LedgerUnavailableError):
                 await asyncio.wait_for(work, 5)
         proxy.silent = False
-        monkeypatch.setattr(postgres_writer, "PATIENCE", 5.0)
-        monkeypatch.setattr(postgres_writer, "ANSWER", 5.0)
+        monkeypatch.setattr(postgres_ledger, "PATIENCE", 5.0)
+        monkeypatch.setattr(postgres_ledger, "ANSWER", 5.0)
         assert await ledger.get("warm") is not None
 
 
@@ -570,8 +623,8 @@ async def test_a_wire_that_dies_unheard(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle connection is probed, so that a dead one costs nobody a permit."""
-    monkeypatch.setattr(postgres_writer, "IDLE", 0.02)
-    monkeypatch.setattr(postgres_writer, "ANSWER", 0.2)
+    monkeypatch.setattr(postgres_ledger, "IDLE", 0.02)
+    monkeypatch.setattr(postgres_ledger, "ANSWER", 0.2)
     async with (
         cutting_proxy(postgres.port) as proxy,
         opened(postgres.url(database, port=proxy.port)) as ledger,
@@ -579,11 +632,11 @@ async def test_a_wire_that_dies_unheard(
         proxy.silent = True
 
         async def found() -> bool:
-            return ledger._writer._connection is None
+            return ledger._writer._database is None
 
         await until(found)
         proxy.silent = False
-        monkeypatch.setattr(postgres_writer, "ANSWER", 5.0)
+        monkeypatch.setattr(postgres_ledger, "ANSWER", 5.0)
         assert await ledger.permit(fresh())
 
 
@@ -591,12 +644,12 @@ async def test_another_ledger_in_its_place(
     postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a lost connection a ledger that was made anew is not taken for ours: its digests are others."""
-    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.1)
+    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
     async with opened(postgres.url(new_database)) as ledger:
         await postgres.execute(new_database, "DROP SCHEMA payclient CASCADE")
         async with opened(postgres.url(new_database)) as other:
-            assert ledger._writer._connection is not None
-            ledger._writer._connection.terminate()
+            assert ledger._writer._database is not None
+            ledger._writer._database.connection.terminate()
             with pytest.raises(LedgerUnavailableError):
                 await ledger.permit(fresh())
             assert await other.get("order-1") is None
@@ -611,7 +664,11 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
     await (await open_ledger(postgres.url(new_database))).aclose()
     with pytest.raises(ConfigurationError, match="may not"):
         await open_ledger(url)
-    for grant in ("USAGE ON SCHEMA payclient", "SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA payclient"):
+    for grant in (
+        "USAGE ON SCHEMA payclient",
+        "USAGE ON ALL SEQUENCES IN SCHEMA payclient",
+        "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA payclient",
+    ):
         await postgres.execute(new_database, f"GRANT {grant} TO clerk")
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
@@ -640,8 +697,8 @@ async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: 
 async def test_behind_a_pooler(ledger: PostgresLedger) -> None:
     """A pooler's next server knows nothing of our statements: they are asked without being prepared from then on."""
     await ledger.permit(fresh())
-    assert ledger._writer._connection is not None
-    await ledger._writer._connection.execute("DEALLOCATE ALL")
+    assert ledger._writer._database is not None
+    await ledger._writer._database.connection.execute("DEALLOCATE ALL")
     assert await ledger.permit(fresh()) is False
     assert await ledger.permit(fresh("order-2")) is True
     assert await ledger.get("order-2") == fresh("order-2")
@@ -670,8 +727,8 @@ async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -
         await until(lambda: asyncio.sleep(0, len(granted) > 20))
         # One batch is under way when it crashes.
         blocker = await asyncpg.connect(postgres.url(database))
-        await blocker.execute(f"BEGIN; {BARRIER}")
-        await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        await blocker.execute("BEGIN; LOCK payclient.attempts")
+        await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
         await asyncio.to_thread(postgres.stop)
         blocker.terminate()
         before = len(granted)
@@ -699,7 +756,7 @@ async def test_closing_without_a_server(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ends all the same, in a bounded time."""
-    monkeypatch.setattr(postgres_writer, "PATIENCE", 0.1)
+    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
     ledger = await open_ledger(postgres.url(database))
     await asyncio.to_thread(postgres.stop)
     permit = asyncio.ensure_future(ledger.permit(fresh()))
@@ -869,7 +926,7 @@ async def test_following_is_shared_out(
     url: str, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody follows is claimed by one, the oldest first, whatever the clocks of the clients say."""
-    monkeypatch.setattr(postgres_writer, "ANSWER", HOUR)
+    monkeypatch.setattr(postgres_ledger, "ANSWER", HOUR)
     for number, state in enumerate(State):
         await brought(ledger, state, f"order-{number}")
     await ledger.permit(fresh("oldest", at=-1e9))

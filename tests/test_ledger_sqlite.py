@@ -39,11 +39,10 @@ from payclient.events import (
     Refused,
 )
 from payclient.ledger import Change
-from payclient.ledger import sqlite_place as place
-from payclient.ledger import sqlite_schema as schema
-from payclient.ledger.columns import permit_row
+from payclient.ledger import sqlite_files as files
+from payclient.ledger.records import permit_row
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_place import mount_of
+from payclient.ledger.sqlite_files import STATEMENTS, mount_of
 from payclient.lifecycle import TRANSITIONS, Record, State
 
 #: What lies beside a ledger that is open.
@@ -180,7 +179,7 @@ async def test_no_personal_data(path: Path) -> None:
     columns = {name for table in ("attempts", "changes") for (name,) in raw(path, tables, table)}
     known = {field.name for each in (Record, Change) for field in attrs.fields(each)}
     assert columns - known == {"id", "attempt_id", "state_evidence"}
-    assert {name for (name,) in raw(path, tables, "undecided")} == {"attempt_id"}
+    assert {name for (name,) in raw(path, tables, "open_attempts")} == {"attempt_id"}
 
 
 async def test_memory_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def _altered(path: Path) -> None:
 
 def _stripped(path: Path) -> None:
     asyncio.run(filled(path))
-    raw(path, "DROP TRIGGER changes_insert")
+    raw(path, "DROP TRIGGER guard_change")
 
 
 def _keyless(path: Path) -> None:
@@ -305,7 +304,7 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
 
 async def test_network_file_systems_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is made there."""
-    monkeypatch.setattr(place, "mount_of", lambda path, mounts: ("/", "nfs4"))
+    monkeypatch.setattr(files, "mount_of", lambda path, mounts: ("/", "nfs4"))
     with pytest.raises(ConfigurationError, match="nfs4"):
         await SqliteLedger.open(str(path))
     assert os.listdir(path.parent) == []
@@ -501,14 +500,14 @@ async def test_a_cancelled_open(path: Path) -> None:
 
 def test_the_schema_has_a_version() -> None:
     """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
-    digest = hashlib.sha256("\n".join(schema.SCHEMA).encode()).hexdigest()
-    assert (schema.VERSION, digest[:16]) == (1, "6e5f4efb385db7ca")
+    digest = hashlib.sha256("\n".join(files.SCHEMA).encode()).hexdigest()
+    assert (files.VERSION, digest[:16]) == (1, "98570fc032190ebd")
 
 
 #: The next change, by hand: what version, and what it becomes.
 ADD_CHANGE = """
-    {verb} INTO changes (cursor, attempt_id, version, at, event, evidence, after, state_evidence, decided_at)
-    SELECT {cursor}, id, version + {step}, 9.0, 'Made', 'operator', ?, 'operator',
+    {verb} INTO changes (cursor, attempt_id, version, at, event, evidence, before, after, state_evidence, decided_at)
+    SELECT {cursor}, id, version + {step}, 9.0, 'Made', 'operator', state, ?, 'operator',
         CASE WHEN ? IN ('accepted', 'cancelled', 'refused') THEN 9.0 END
     FROM records"""
 
@@ -559,8 +558,8 @@ async def test_a_change_needs_its_attempt(path: Path, attempt_id: int | None) ->
     with pytest.raises(sqlite3.IntegrityError):
         raw(
             path,
-            "INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, after, state_evidence)"
-            " VALUES (100, ?, 1, 9.0, 'Made', 'operator', 'pending', 'operator')",
+            "INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, before, after, state_evidence)"
+            " VALUES (100, ?, 1, 9.0, 'Made', 'operator', 'sending', 'pending', 'operator')",
             attempt_id,
         )
 
@@ -578,14 +577,14 @@ async def test_a_change_needs_its_attempt(path: Path, attempt_id: int | None) ->
         "DELETE FROM changes",
         """REPLACE INTO attempts SELECT id, 'other', 1, kind, digest, lane, credentials, amount, currency, 1.0, NULL
         FROM attempts""",
-        "DELETE FROM undecided",
-        "UPDATE undecided SET attempt_id = 7",
+        "DELETE FROM open_attempts",
+        "UPDATE open_attempts SET attempt_id = 7",
     ],
 )
 async def test_what_is_written_stays(path: Path, sql: str) -> None:
     """No statement can alter what an attempt is, its history, or that it is open."""
     await filled(path)
-    tables = [f"SELECT * FROM {table}" for table in ("attempts", "changes", "undecided")]  # noqa: S608
+    tables = [f"SELECT * FROM {table}" for table in ("attempts", "changes", "open_attempts")]  # noqa: S608
     before = [raw(path, table) for table in tables]
     with pytest.raises(sqlite3.IntegrityError):
         raw(path, sql)
@@ -626,25 +625,24 @@ async def test_the_database_grants_permits(
 async def test_the_key_alone_refuses_a_second_permit(path: Path) -> None:
     """Without its trigger the database still has the unique key."""
     await filled(path)
-    raw(path, "DROP TRIGGER attempts_insert")
+    raw(path, "DROP TRIGGER guard_permit")
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        raw(path, schema.insert_attempts(1), 100, *permit_row(fresh()))
+        raw(path, STATEMENTS["permit"], 100, *permit_row(fresh()))
 
 
 async def test_reading_goes_by_keys(path: Path) -> None:
     """However long the ledger, no reader looks at all of it, and the feed and the pages sort nothing."""
     await filled(path)
     tables = {"attempts", "changes"}
-    for sql, values, sorts in (
-        (schema.SELECT_ATTEMPT, ("a", 1), False),
-        (schema.SELECT_UNFINISHED, (), True),
-        (schema.SELECT_RECORDS, (0, 1), False),
-        (schema.SELECT_HISTORY, ("a",), True),
-        (schema.SELECT_CHANGES, (0, 1), False),
-        (schema.select_newest(2), ("a", "b"), False),
-        (schema.LAST_CURSOR, (), False),
+    for name, values, sorts in (
+        ("attempts", ("a",), False),
+        ("unfinished", (), True),
+        ("records", (0, 1), False),
+        ("history", ("a",), True),
+        ("news", (0, 1), False),
+        ("last_cursor", (), False),
     ):
-        plan = [row[-1] for row in raw(path, f"EXPLAIN QUERY PLAN {sql}", *values)]
+        plan = [row[-1] for row in raw(path, f"EXPLAIN QUERY PLAN {STATEMENTS[name]}", *values)]
         assert not [step for step in plan if step.startswith("SCAN") and set(step.split()) & tables], plan
         assert ("USE TEMP B-TREE FOR ORDER BY" in plan) is sorts, plan
 

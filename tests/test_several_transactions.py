@@ -16,6 +16,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     Script,
+    answer,
     lost_answer,
     lost_request,
     outcome_of,
@@ -426,6 +427,102 @@ async def test_a_busy_customer_after_what_was_proven_absent_is_a_refusal(service
         assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
         with pytest.raises(payclient.CustomerBusyError):
             await tracker.sale(sale())
+
+
+def lagging(service: FakeService, seconds: float) -> None:
+    """Let no query find anything before so many seconds have passed."""
+    shipped, until = service.status, service.clock.monotonic() + seconds
+
+    def status(path: str) -> payclient.HttpResponse:
+        return answer(200, []) if service.clock.monotonic() < until else shipped(path)
+
+    service.status = status  # type: ignore[method-assign]  # an index that lags
+
+
+@EXISTS
+async def test_an_index_that_lags_corrects_the_refusal_later(
+    service: FakeService, says: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one query after the refusal finds nothing yet: what was created and paid is found at `absent_after`."""
+    lagging(service, 300)
+    service.scripts = [posted(1, says)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+        service.decide("Aceptado")
+        await service.clock.advance(599)
+        assert len(service.queries) == 1
+        await service.clock.advance(10)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert (found.state, found.transaction_id) == (State.ACCEPTED, 1000)
+        assert len(service.queries) == 2
+    assert service.posted == {"order-17": 1}
+    assert [each.levelno for each in caplog.records if "yet accepted" in each.message] == [logging.CRITICAL]
+
+
+@EXISTS
+async def test_a_later_look_is_not_about_the_next_attempt(
+    service: FakeService, says: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refused attempt and a paid one of the same id: what is found later is the second one's, and no alarm."""
+    service.scripts = [says]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+        await service.clock.advance(1000)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("code", [22, 800])
+async def test_a_refused_sale_that_is_found_pending_holds_back_another(
+    service: FakeService, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A notification of a refused sale is worth a query; while its transaction is open none other is made."""
+    ledger = await payclient.open_ledger("memory:")
+    service.scripts = [posted(1, refuses(code))]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale())
+        for _ in range(3):
+            hint = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+            assert await tracker.notify(hint) in (payclient.Receipt.LATE, payclient.Receipt.DUPLICATE)
+            await service.clock.advance(5)
+            with pytest.raises(payclient.CustomerBusyError):
+                await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+    assert (await events_of(ledger)).count("Conflicted") == 1
+    assert sum("refused, and yet the customer may approve it" in each for each in caplog.messages) == 1
+
+
+async def test_a_refused_sale_that_is_found_under_another_token_holds_back_another(
+    service: FakeService,
+) -> None:
+    """Nobody can say whose it is."""
+    ledger = await payclient.open_ledger("memory:")
+    service.scripts = [posted(1, BUSY)]
+    lagging(service, 10)
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+    service.decide("Aceptado")
+    await service.clock.advance(20)
+    session = payclient.PaySession("https://pay.example", "other", profile=PROFILE, transport=service)
+    async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
+        with pytest.raises(payclient.NotSentError, match="other credentials"):
+            await tracker.sale(sale())
+        hint = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+        await tracker.notify(hint)
+        await service.clock.advance(5)
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert found.state is State.REFUSED
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_second_ledger_finds_what_the_first_one_charged(service: FakeService) -> None:

@@ -18,7 +18,7 @@ from payclient.errors import LedgerUnavailableError
 from payclient.following import sharing
 from payclient.following.budget import Budget
 from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connecting import Address
+from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
@@ -239,6 +239,48 @@ async def test_sending_that_died_is_unknown_once_it_is_old(
         await first.die()
         async with working(service, url) as second:
             assert (await second.find()).state is State.UNKNOWN
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_claimed_sending_is_never_sent_again(
+    service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """Its sender's lease ran out: unknown everywhere, the same request is the same sale, and a late answer counts."""
+    monkeypatch.setattr(sharing, "SENDING_GRACE", -30.0)
+    answering = asyncio.Event()
+
+    async def held(_: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        response = await service.take(request, before_send)
+        await answering.wait()
+        if answered:
+            return response
+        raise ConnectionResetError
+
+    service.scripts.append(held)
+    async with working(service, url) as first:
+        sending = asyncio.ensure_future(first.tracker.sale(sale()))
+        await until(lambda: service.posted)
+        async with working(service, url) as second:
+            while (known := record_of(second)) is None or known.state is State.SENDING:
+                await first.ledger.renew(-1.0)
+                await asyncio.sleep(0.01)
+            again = await second.tracker.sale(sale())
+            assert (again.state, again.attempt) == (State.UNKNOWN, 1)
+            answering.set()
+            assert (await sending).transaction_id == (1000 if answered else None)
+            assert (await first.tracker.sale(sale())).attempt == 1
+            service.decide("Aceptado")
+            waiting = asyncio.ensure_future(again.wait())
+            for _ in range(100):
+                if waiting.done():
+                    break
+                await service.clock.advance(2.0)
+                await asyncio.sleep(0.01)
+            assert (await soon(waiting)).paid is True
+    history = await_events(await history_of(url))
+    assert history[:2] == ["Permitted", "Recovered"]
+    assert history.count("Permitted") == 1
+    assert service.posted == {"order-17": 1}
 
 
 async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: None) -> None:

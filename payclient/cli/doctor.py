@@ -171,43 +171,37 @@ async def _try_place(directory: str) -> Check:
     return Check("ok", "the ledger's file does not exist yet; its place is safe")
 
 
-#: What a setting means that the profile does not have.
-_LEFT_OPEN = {
-    "cancel": "no [cancel]: session.cancel raises ConfigurationError",
-    "reverse": "no [reverse]: session.reverse raises ConfigurationError",
-    "nick_name_flag": "no nick_name_flag: a Sale with by_nick_name raises ConfigurationError (§2.2)",
-    "language_field": "no language_field: a form with a language raises ConfigurationError (§2.3)",
-    "wallet_link_field": "no wallet_link_field: form.wallet raises ConfigurationError where an answer has more links "
-    "than one beside the card's (§2.6)",
-    "link_hosts": "no link_hosts: a form link may name any https host",
-    "queries_per_minute": "no queries_per_minute: status queries are paced by need alone",
-}
+#: Settings without which a call that needs one raises `ConfigurationError`.
+_NEEDED = (
+    "confirm", "returned", "cancel", "reverse", "nick_name_flag", "language_field", "wallet_link_field",
+)  # fmt: skip
 
 
 def check_profile(profile: ServiceProfile) -> Iterator[Check]:
-    """Say what the document leaves open (§4.2, §2.2, §2.3) and this profile does too: what will raise."""
-    status, words = profile.status, set(profile.status.states.values()) if profile.status else set()
-    missing = sorted({"Pendiente", "Aceptado", "Cancelado"} - words)
-    by_id = status is not None and status.by_transaction_id
+    """Find what the document leaves open (§4.2, §2.2, §2.3) and this profile does too."""
+    status = profile.status
+    missing = {"Pendiente", "Aceptado", "Cancelado"} - set(status.states.values() if status else ())
     by_client_id = status is not None and status.by_client_transaction_id
-    for wrong, text in (
-        (status is None, "no [status]: `paid` can never become True, and session.status raises ConfigurationError "
-            "(unless the app gives the tracker a status source of its own)"),
-        (status and not by_id, "no status.by_transaction_id: session.status(transaction_id=...) raises "
-            "ConfigurationError"),
-        (status and not by_client_id, "no status.by_client_transaction_id: a sale whose answer was lost stays unknown "
-            "until an operator decides it, a paid form is not noticed, and "
-            "session.status(client_transaction_id=...) raises ConfigurationError"),
-        (status and missing, f"status.states maps no word to {', '.join(missing)}"),
-    ):  # fmt: skip
-        if wrong:
-            yield Check("gap", text)
+    gaps = []
+    if status is None:
+        gaps = ["no [status]: `paid` can never become True, and session.status raises ConfigurationError "
+                "(unless the app gives the tracker a status source of its own)"]  # fmt: skip
+    else:
+        if not status.by_transaction_id:
+            gaps.append(
+                "no status.by_transaction_id: session.status(transaction_id=...) raises ConfigurationError"
+            )
+        if not by_client_id:
+            gaps.append("no status.by_client_transaction_id: a sale whose answer was lost stays unknown until an "
+                        "operator decides it, and a paid form is not noticed")  # fmt: skip
+        if missing:
+            gaps.append(f"status.states maps no word to {', '.join(sorted(missing))}")
+        if not gaps:
+            yield Check("ok", "status: by both ids, with a word for each state")
+    yield from (Check("gap", text) for text in gaps)
     if by_client_id and not profile.not_found_codes:
-        yield Check(
-            "note", 'no not_found_codes: an error object in answer to a status query is never "not found"'
-        )
-    if by_id and by_client_id and not missing:
-        yield Check("ok", "status: by both ids, with a word for each state")
-    if profile.confirm is None or profile.returned is None:
-        yield Check("note", "no [confirm] or no [returned]: tracker.returned raises ConfigurationError")
-    yield from (Check("note", means) for name, means in _LEFT_OPEN.items() if getattr(profile, name) is None)
+        yield Check("note", "no not_found_codes: an error object never answers a status query with not found")
+    if profile.link_hosts is None:
+        yield Check("note", "no link_hosts: a form link may name any https host")
+    if unset := [name for name in _NEEDED if getattr(profile, name) is None]:
+        yield Check("note", f"no {', '.join(unset)}: a call that needs one raises ConfigurationError")

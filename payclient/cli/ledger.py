@@ -32,9 +32,6 @@ T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]
 
-#: Records looked up at once.
-CHUNK = 500
-
 _DECISIONS: dict[str, type[Decision]] = {
     "accepted": DecidedAccepted,
     "cancelled": DecidedCancelled,
@@ -91,26 +88,12 @@ async def newest(book: Ledger, identifier: str) -> Record:
 
 async def records_in(book: Ledger, state: State | None) -> AsyncIterator[Record]:
     """Return the newest attempts in a state, or what is open, one after another: a ledger may be long."""
-    held: list[Record] = []
     async for record in book.unfinished() if state is None or not state.decided else book.records():
-        if state is not None and record.state is not state:
-            continue
-        # Only after a refused attempt may there be a newer one.
-        if record.state is not State.REFUSED:
-            yield record
-            continue
-        held.append(record)
-        if len(held) == CHUNK:
-            for each in await _newest_of(book, held):
-                yield each
-            held = []
-    for each in await _newest_of(book, held):
-        yield each
-
-
-async def _newest_of(book: Ledger, records: list[Record]) -> list[Record]:
-    known = await book.get_many([record.client_transaction_id for record in records]) if records else {}
-    return [record for record in records if known[record.client_transaction_id].attempt == record.attempt]
+        if state in (None, record.state):
+            # Only after a refused attempt may there be a newer one.
+            newer = await book.get(record.client_transaction_id) if record.state is State.REFUSED else None
+            if newer is None or newer.attempt == record.attempt:
+                yield record
 
 
 @ledger.command(name="list")

@@ -19,7 +19,7 @@ from payclient.cli.files import atomic_write, check_output
 from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
-from payclient.ledger.details import bounded
+from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
 
@@ -50,7 +50,7 @@ class RunPage:
         if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
             raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
         jinja = Environment(autoescape=True, undefined=StrictUndefined)
-        jinja.filters.update(plain=bounded, hash=hash_of, money=_money)
+        jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money)
         template = files("payclient.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
         self._template = jinja.from_string(template)
 
@@ -107,7 +107,7 @@ def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, 
 
 
 def _money(sums: Mapping[str, int]) -> list[str]:
-    return [bounded(money(cents, currency)) for currency, cents in sums.items()]
+    return [sanitize_text(money(cents, currency)) for currency, cents in sums.items()]
 
 
 def _span(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Literal
 
 import attrs
 from cyclopts import Parameter
@@ -19,32 +19,35 @@ from payclient.wire import encode_prepare
 __all__: list[str] = []
 
 
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class FormOptions:
+    """What a form is for, and where it leads (§2.3)."""
+
+    currency: str
+    """ISO 4217, such as USD."""
+    client_transaction_id: str
+    """A unique id of this form's own."""
+    store_id: str
+    """The branch's identifier."""
+    response_url: str
+    """Where the customer is sent after paying."""
+    cancellation_url: str | None = None
+    """Where the X of the form leads."""
+    reference: str | None = attrs.field(default=None, repr=False)
+    """What the customer reads."""
+    language: Literal["es", "en"] | None = None
+    """The language of the form."""
+
+
 def prepare(
-    *,
-    currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
-    client_transaction_id: Annotated[str, Parameter(help="A unique id of this form's own.")],
-    store_id: Annotated[str, Parameter(help="The branch's identifier.")],
-    response_url: Annotated[str, Parameter(help="Where the customer is sent after paying.")],
-    amounts: Amounts = Amounts(),
-    cancellation_url: Annotated[str | None, Parameter(help="Where the X of the form leads.")] = None,
-    reference: str | None = None,
-    language: Annotated[Literal["es", "en"] | None, Parameter(help="Of the form.")] = None,
-    options: ChargeOptions = ChargeOptions(),
+    *, fields: FormOptions, amounts: Amounts = Amounts(), options: ChargeOptions = ChargeOptions()
 ) -> int:
     """Prepare a payment form and print its links, each with its time left.
 
     Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
     """
-    request = PrepareRequest(
-        currency=currency,
-        client_transaction_id=client_transaction_id,
-        store_id=store_id,
-        response_url=response_url,
-        cancellation_url=cancellation_url,
-        reference=reference,
-        language=language,
-        **attrs.asdict(amounts),
-    )
+    request = PrepareRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
     service = options.service()
     encode_prepare(request, service.profile)  # what the profile forbids is bad input
     try:

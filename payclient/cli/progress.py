@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import Literal, Self
+from typing import Literal
 
 import attrs
 from rich import progress
@@ -19,7 +19,7 @@ from payclient.batch import Charges
 from payclient.cli import terminal
 from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, money
-from payclient.ledger.details import bounded
+from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.pending import PendingSale
 from payclient.tracker import Tracker
@@ -51,7 +51,7 @@ class Unfinished:
     expired: int = 0
     #: Sales that may exist or not.
     unknown: int = 0
-    #: Rows read that are none of these: they queue, or are on their way.
+    #: The other rows without a result: they queue, or are on their way.
     queued: int = 0
     #: Seconds left of the pending sale that expires first, and when the last one expires.
     next_left: float | None = None
@@ -86,26 +86,15 @@ def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: fl
 
 
 class Progress:
-    """Shows a tally that a run fills, and nothing by itself; opened by `async with`."""
+    """Shows a tally that a run fills, and nothing by itself."""
 
     def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
         self._tally, self._rows, self._under_way = tally, rows, under_way
-        self._task: asyncio.Task[None] | None = None
         self._began = time.monotonic()
         self.tracker: Tracker | None = None
         self.results: Charges | None = None
 
-    async def __aenter__(self) -> Self:
-        self._began = time.monotonic()
-        self._task = asyncio.create_task(self._show())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _show(self) -> None:
+    async def show(self) -> None:
         """Show, until it is cancelled."""
 
     def row(self, line: Line) -> None:
@@ -128,7 +117,7 @@ class Progress:
 class PlainProgress(Progress):
     """A line now and then, and a table at the end."""
 
-    async def _show(self) -> None:
+    async def show(self) -> None:
         while True:
             first = time.monotonic() - self._began < 60
             await asyncio.sleep(PLAIN_EVERY if first else PLAIN_LATER)
@@ -153,7 +142,7 @@ class PlainProgress(Progress):
 class LiveProgress(PlainProgress):
     """A picture that stays in its place, and a table at the end."""
 
-    async def _show(self) -> None:
+    async def show(self) -> None:
         with self.picture() as picture:
             while True:
                 self.update(picture)
@@ -202,7 +191,7 @@ class JsonProgress(Progress):
 
     _closed = False
 
-    async def _show(self) -> None:
+    async def show(self) -> None:
         self._emit("begin", rows=self._rows)
         while True:
             await asyncio.sleep(JSON_EVERY)
@@ -268,7 +257,7 @@ def outcome_table(tally: Tally) -> Table:
 def say_reasons(lines: Iterable[Line]) -> None:
     """Print why rows were not sent, the commonest reasons first."""
     reasons = Counter(
-        (line.label, bounded(line.message))
+        (line.label, sanitize_text(line.message))
         for line in lines
         if line.message and line.label in (NEVER_SENT, OTHER_CONTENT)
     )

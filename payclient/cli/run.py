@@ -10,9 +10,9 @@ import asyncio
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 from cyclopts import Group, Parameter
@@ -68,11 +68,10 @@ class Limits:
 class LaneQueues:
     """The rows of a file by customer, for `charge_all`: the customer with most rows comes first."""
 
-    def __init__(self, requests: Sequence[SaleRequest], under_way: dict[str, SaleRequest]) -> None:
+    def __init__(self, requests: Sequence[SaleRequest]) -> None:
         self._lanes: dict[str, deque[SaleRequest]] = {}
         for request in requests:
             self._lanes.setdefault(lane_text(request), deque()).append(request)
-        self._under_way = under_way
         #: Lanes of one length come in an order of this process's own, so that several over one file seldom meet.
         self.scattered = False
 
@@ -86,11 +85,7 @@ class LaneQueues:
 
     def next_of(self, lane: str) -> SaleRequest | None:
         """Return the next row of a lane; None at its end."""
-        if not (rows := self._lanes[lane]):
-            return None
-        request = rows.popleft()
-        self._under_way[request.client_transaction_id] = request
-        return request
+        return rows.popleft() if (rows := self._lanes[lane]) else None
 
 
 class Run:
@@ -112,9 +107,9 @@ class Run:
         self.tally = Tally()
         #: What became of each row, by its client transaction id.
         self.lines: dict[str, Line] = {}
-        #: Rows that `charge_all` has read and not given back.
-        self._under_way: dict[str, SaleRequest] = {}
-        self._queues = LaneQueues(requests, self._under_way)
+        #: Rows without a result of `charge_all`.
+        self._under_way = {request.client_transaction_id: request for request in requests}
+        self._queues = LaneQueues(requests)
         self.progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
@@ -137,13 +132,11 @@ class Run:
     async def _check_report(self, tracker: Tracker, report: Report) -> None:
         """Refuse a ledger that does not know what the report calls paid or open: all of it would be charged again."""
         sent = report.sent()
-        keys = [request.client_transaction_id for request in self._requests]
-        known = (
-            {key for chunk in _chunks(self._requests) for key in await self._find(tracker, chunk)}
-            if sent
-            else sent
-        )
-        if missing := [key for key in keys if key in sent and key not in known]:
+        missing = [key for key in self._under_way if key in sent]
+        for chunk in _chunks([self._under_way[key] for key in missing]):
+            known = await self._find(tracker, chunk)
+            missing = [key for key in missing if key not in known]
+        if missing:
             more = ", ..." if len(missing) > SHOWN else ""
             raise ConfigurationError(
                 f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
@@ -153,7 +146,7 @@ class Run:
 
     async def _send(self, tracker: Tracker) -> None:
         self.progress.tracker = tracker
-        async with self.progress, self._refreshed_page():
+        async with _beside(self.progress.show()), _beside(self._refresh_page()):
             reading = self._reading = asyncio.create_task(self._read(tracker))
             try:
                 await asyncio.wait([reading])
@@ -271,21 +264,10 @@ class Run:
             terminal.complain(f"the page cannot be written: {error.strerror}")
             self._page = None
 
-    @asynccontextmanager
-    async def _refreshed_page(self) -> AsyncIterator[None]:
-        """While the run goes, write the page now and then."""
-
-        async def refresh() -> None:
-            while True:
-                self._write_page(None)
-                await asyncio.sleep(RELOAD)
-
-        task = asyncio.create_task(refresh())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async def _refresh_page(self) -> None:
+        while self._page is not None:
+            self._write_page(None)
+            await asyncio.sleep(RELOAD)
 
     # --- Signals
 
@@ -325,6 +307,17 @@ class Run:
             pending=now.pending,
             until=iso(now.expires_at),
         )
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run something while this lasts."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def _chunks(requests: Sequence[SaleRequest]) -> Iterator[Sequence[SaleRequest]]:

@@ -18,18 +18,35 @@ from payclient.wire import encode_sale
 __all__: list[str] = []
 
 
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class SaleOptions:
+    """Who is charged, and for what (§2.2)."""
+
+    country_code: str
+    """Country calling code, such as 593."""
+    currency: str
+    """ISO 4217, such as USD."""
+    client_transaction_id: str
+    """Your own unique id of what is to be paid."""
+    phone_number: str | None = attrs.field(default=None, repr=False)
+    """The number registered in the wallet app."""
+    store_id: str | None = None
+    """The branch's identifier."""
+    reference: str | None = attrs.field(default=None, repr=False)
+    """What the customer reads."""
+    response_url: str | None = None
+    """Where the service notifies you."""
+    nick_name: str | None = attrs.field(default=None, repr=False)
+    """Charge this user name, with --by-nick-name."""
+    by_nick_name: bool = False
+    """The nick name is charged, not the phone."""
+
+
 def sale(
     *,
-    country_code: Annotated[str, Parameter(help="Country calling code, such as 593.")],
-    currency: Annotated[str, Parameter(help="ISO 4217, such as USD.")],
-    client_transaction_id: Annotated[str, Parameter(help="Your own unique id of what is to be paid.")],
-    phone_number: Annotated[str | None, Parameter(help="The number registered in the wallet app.")] = None,
+    fields: SaleOptions,
     amounts: Amounts = Amounts(),
-    store_id: str | None = None,
-    reference: str | None = None,
-    response_url: Annotated[str | None, Parameter(help="Where the service notifies you.")] = None,
-    nick_name: Annotated[str | None, Parameter(help="Charge this user name, with --by-nick-name.")] = None,
-    by_nick_name: bool = False,
     options: ChargeOptions = ChargeOptions(),
     wait: Annotated[float | None, Number, Parameter(help="Seconds to wait. Default: to the end.")] = None,
 ) -> int:
@@ -37,18 +54,7 @@ def sale(
 
     Run again, the same command sends nothing: it goes on waiting.
     """
-    request = SaleRequest(
-        phone_number=phone_number,
-        country_code=country_code,
-        currency=currency,
-        client_transaction_id=client_transaction_id,
-        store_id=store_id,
-        reference=reference,
-        response_url=response_url,
-        nick_name=nick_name,
-        by_nick_name=by_nick_name,
-        **attrs.asdict(amounts),
-    )
+    request = SaleRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
     service = options.service()
     encode_sale(request, service.profile)  # what the profile forbids is bad input
     run = Run([request], Limits(wait=wait))

@@ -53,8 +53,7 @@ def simulate(
         str, Parameter(help=f"What the customers do and what goes wrong:\n\n{_SCENARIOS}")
     ] = "everyday",
     answers: Annotated[
-        str | None,
-        Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1."),
+        str | None, Parameter(help="What the customers do instead: approve=0.8,reject=0.1,ignore=0.1.")
     ] = None,
     seed: Annotated[int, Whole, Parameter(help="Another seed, other answers and other faults.")] = 0,
     delay: Annotated[

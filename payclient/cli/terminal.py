@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from payclient.errors import ConfigurationError
-from payclient.ledger.details import bounded
+from payclient.ledger.records import sanitize_text
 
 __all__: list[str] = []
 
@@ -121,7 +121,7 @@ def tell(text: str) -> None:
 
 def plain(text: str) -> None:
     """Write a line among the results as it is; what is not printable is escaped."""
-    _Stream("stdout").write(f"{bounded(text)}\n")
+    _Stream("stdout").write(f"{sanitize_text(text)}\n")
 
 
 def complain(text: str) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 
 from payclient.asking import StatusSource
-from payclient.clock import Clock
+from payclient.clock import Clock, start
 from payclient.credentials import Credentials
+from payclient.errors import PayError
 from payclient.events import Suspected
 from payclient.following.budget import Budget
 from payclient.following.driving import Driver
@@ -58,7 +60,9 @@ class Following:
         trouble: Callable[[Exception], object],
         write_late: Callable[[str], Awaitable[bool]],
     ) -> None:
+        self._ledger = ledger
         self._clock = clock
+        self._absent_after = absent_after
         self._arrivals = Arrivals()
         self._entries = Entries(
             ledger,
@@ -187,6 +191,19 @@ class Following:
         self._arrivals.decided(before, after)
         if self._sharing is not None:
             self._sharing.decided(after.client_transaction_id)
+
+    def look_later(self, record: Record) -> None:
+        """Query a refused attempt once more when absence can be proven, unless another attempt was made meanwhile."""
+        when = self._clock.monotonic() + self._absent_after
+        self._clock.call_at(when, lambda: start(self._look_again(record)))
+
+    async def _look_again(self, record: Record) -> None:
+        if self._closed:
+            return
+        with suppress(PayError):
+            newest = await self._ledger.get(record.client_transaction_id)
+            if newest is not None and newest.attempt == record.attempt:
+                self._driver.look_again(newest)
 
     # --- With other processes
 

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import attrs
 
+from payclient.asking import is_noted
 from payclient.clock import Clock
 from payclient.errors import LedgerError, TransitionError
 from payclient.events import Event
@@ -268,6 +269,10 @@ class Entries:
             # Not known until it is on disk: it is asked for again.
             self.case(entry).failures += 1
             self._trouble(error)
+
+    async def has_noted(self, entry: Entry, events: Sequence[Event]) -> bool:
+        """Return whether a decided sale's history has this one conflict; its entry is made anew for each query."""
+        return entry.record.state.decided and await is_noted(self._ledger, entry.record, events)
 
     async def reread(self, entry: Entry) -> bool:
         """It changed elsewhere (an operator, another process): take what the ledger has; False if nothing is new."""

@@ -196,10 +196,11 @@ class Querying:
         # What says nothing new is not kept: there may be 100,000 of it.
         entry.report = None if report.state == "Pendiente" else report
         events, alarms = verdict(entry.record, report, transaction_id, self._clock.time())
-        for alarm in alarms:
-            logger.critical("%s: %s", record.client_transaction_id, alarm)
-        for event in events:
-            await self._entries.apply(entry, event)
+        if not await self._entries.has_noted(entry, events):
+            for alarm in alarms:
+                logger.critical("%s: %s", record.client_transaction_id, alarm)
+            for event in events:
+                await self._entries.apply(entry, event)
         if report.state is None:
             self._entries.case(entry).failures = 3
             self._say("state word", "the service says a state that the profile does not map (status.states)")
@@ -235,9 +236,10 @@ class Querying:
     async def _conflict(self, entry: Entry, conflict: str) -> None:
         """Write and log what is not ours, once and not at every query."""
         case = self._entries.case(entry)
-        if conflict != case.conflict:
+        event = Conflicted(at=self._clock.time(), what=conflict)
+        if conflict != case.conflict and not await self._entries.has_noted(entry, [event]):
             case.conflict = conflict
-            await self._entries.apply(entry, Conflicted(at=self._clock.time(), what=conflict))
+            await self._entries.apply(entry, event)
             logger.error("%s: a status report is not ours: %s", entry.record.client_transaction_id, conflict)
 
     async def _not_found(self, entry: Entry, candidate_id: int | None) -> None:

@@ -187,7 +187,7 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
         raise ConfigurationError(
             "a ledger that is backed up must be sqlite:PATH; for PostgreSQL use pg_dump or its own backups"
         )
-    from payclient.ledger.sqlite_backup import back_up
+    from payclient.ledger.sqlite_files import back_up
 
     await asyncio.to_thread(back_up, source, os.fspath(path))
 
@@ -206,7 +206,7 @@ async def _open(url: str, create: bool) -> Ledger:
     if kind == "postgresql" and path.startswith("//"):
         try:
             from payclient.ledger.postgres import PostgresLedger
-            from payclient.ledger.postgres_connecting import Address
+            from payclient.ledger.postgres_connection import Address
         except ImportError:
             raise ConfigurationError(
                 "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"

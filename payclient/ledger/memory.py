@@ -10,8 +10,8 @@ from operator import attrgetter
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
-from payclient.ledger.details import FEED, describe, tame
-from payclient.lifecycle import Record, State, advance, check_newest
+from payclient.ledger.records import FEED, describe, may_permit, moved, sanitize_event
+from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
 
@@ -56,28 +56,20 @@ class MemoryLedger:
             raise TransitionError(
                 "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
             )
-        if len(attempts) >= record.attempt or (attempts and attempts[-1].state is not State.REFUSED):
+        if not may_permit(attempts, record):
             return False
-        if len(attempts) != record.attempt - 1:
-            raise TransitionError(
-                "the attempt before it is missing", client_transaction_id=record.client_transaction_id
-            )
         self._attempts.setdefault(record.client_transaction_id, []).append(record)
         self._permits.append((record.client_transaction_id, record.attempt))
-        self._note(record, None, "Permitted", record.created_at, None)
+        self._note(record, None, None)
         return True
 
     async def apply(self, record: Record, event: Event) -> Record:
         self._check_open()
-        event = tame(event)
+        event = sanitize_event(event)
         attempts = self._attempts.get(record.client_transaction_id, [])
-        if not 1 <= record.attempt <= len(attempts):
-            raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
-        before = attempts[record.attempt - 1]
-        after = advance(before, event)
-        check_newest(before, after, len(attempts))
+        before, after = moved(attempts, record, event)
         attempts[record.attempt - 1] = after
-        self._note(after, before.state, type(event).__name__, event.at, describe(event), event)
+        self._note(after, before.state, event)
         return after
 
     async def get(self, client_transaction_id: str) -> Record | None:
@@ -119,26 +111,19 @@ class MemoryLedger:
         if self._closed:
             raise UsageError("the ledger is closed")
 
-    def _note(
-        self,
-        after: Record,
-        before: State | None,
-        name: str,
-        at: float,
-        detail: str | None,
-        event: Event | None = None,
-    ) -> None:
+    def _note(self, after: Record, before: State | None, event: Event | None) -> None:
+        """Write the history; no event: the permit."""
         self._cursor += 1
         change = Change(
             cursor=self._cursor,
             client_transaction_id=after.client_transaction_id,
             attempt=after.attempt,
-            at=at,
-            event=name,
+            at=after.created_at if event is None else event.at,
+            event="Permitted" if event is None else type(event).__name__,
             before=before,
             after=after.state,
             evidence=after.evidence if event is None else event.evidence,
-            detail=detail,
+            detail=None if event is None else describe(event),
         )
         self._history.setdefault(after.client_transaction_id, []).append(change)
         if before is not after.state and after.state in FEED:

@@ -1,252 +1,343 @@
-"""The ledger in a PostgreSQL that many processes share: the unique key of a permit is the judge between them."""
+"""The ledger in a PostgreSQL that many processes share: the unique key of a permit is the judge between them.
+
+One task owns the connection that writes. The writes of a batch are one statement over arrays.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+import secrets
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
-from payclient.errors import TransitionError, UsageError
-from payclient.events import Event
-from payclient.ledger import Change
-from payclient.ledger.columns import change_of, grouped, permit_row, record_of
-from payclient.ledger.details import tame
-from payclient.ledger.operations import Apply, Get, Permit, Read
-from payclient.ledger.postgres_connecting import (
+import asyncpg
+
+from payclient.errors import LedgerUnavailableError, PayError
+from payclient.ledger.postgres_connection import (
+    FAULTS,
+    POLL,
     Address,
     Connect,
+    Listener,
+    Schema,
+    Woken,
     connector,
     drop,
-    open_ledger_schema,
     patiently,
+    unavailable,
 )
-from payclient.ledger.postgres_listening import POLL, Listener, Woken
-from payclient.ledger.postgres_statements import (
-    CLAIM,
-    DROP_LANES,
-    HELD,
-    INSERT_ENVIRONMENT,
-    LEAVE,
-    MOVE_ENVIRONMENT,
-    PAUSE,
-    RELEASE,
-    RENEW,
-    RESERVE,
-    SELECT_ATTEMPTS,
-    SELECT_CHANGES,
-    SELECT_ENVIRONMENT,
-    SELECT_HISTORY,
-    SELECT_RECORDS,
-    SELECT_UNFINISHED,
-    TAKE_LANES,
-)
-from payclient.ledger.postgres_writer import Writer, aim
-from payclient.lifecycle import Record, State
+from payclient.ledger.records import FEED, record_of
+from payclient.ledger.writer import Apply, Batch, Operation, Read, StoredLedger, Writer, resolve
+from payclient.lifecycle import Record
 
-__all__ = ["PostgresLedger"]
+__all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
 
-#: Records made in one turn of the loop while many are read: about a millisecond of work.
-_AT_ONCE = 200
+#: Seconds in which the server must have answered a statement.
+ANSWER = 10.0
+#: Seconds that an operation waits for a server that cannot be reached.
+PATIENCE = 5.0
+#: Seconds between attempts to reach it.
+BACK_OFF = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+#: Seconds without work after which the connection is probed.
+IDLE = 30.0
+#: Operations of one batch.
+MOST = 1000
 #: Seconds that closing waits for a server that cannot be reached, beyond what each operation waits.
-_CLOSING = 30.0
+CLOSING = 30.0
+
+_PERMIT_COLUMNS, _CHANGE_COLUMNS = 10, 18
+#: Behind a pooler the next statement may meet another server, which does not know the prepared one.
+_UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
 
-class PostgresLedger:
-    """One connection writes, another listens where somebody watches. Made by `open`, closed by `aclose`."""
+class PostgresDatabase:
+    """One connection of the writer's."""
+
+    value_faults: tuple[type[BaseException], ...] = (
+        asyncpg.DataError,
+        asyncpg.IntegrityConstraintViolationError,
+        asyncpg.ProgramLimitExceededError,
+        asyncpg.RaiseError,
+        OverflowError,
+    )
+
+    def __init__(self, connection: asyncpg.Connection, schema: Schema) -> None:
+        self.connection = connection
+        self._schema = schema
+        self._prepared: dict[str, Any] | None = {}
+        #: The opening of the ledger, for as long as it is open.
+        self.owner = 0
+        #: Who follows what is permitted here from now on.
+        self.follower = 0
+        #: The server said something beside its answer: a commit may not have gone where it should.
+        self._warned = False
+        connection.add_log_listener(self._hear)
+
+    def _hear(self, _: object, message: Any) -> None:
+        self._warned = self._warned or getattr(message, "severity_en", None) == "WARNING"
+
+    async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
+        self._warned = False
+        columns: list[Any] = [self.owner, self.follower]
+        columns += zip(*permits, strict=True) if permits else [()] * _PERMIT_COLUMNS
+        columns += zip(*changes, strict=True) if changes else [()] * _CHANGE_COLUMNS
+        try:
+            rows = await self.fetch("write", tuple(columns))
+        except asyncpg.TransactionRollbackError:  # two waited for each other; nothing was written
+            return ()
+        if self._warned:
+            raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
+        return {row[0] for row in rows}
+
+    async def find(self, ids: Sequence[str]) -> Sequence[Any]:
+        return await self.fetch("attempts", (ids,))
+
+    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
+        sql = self._schema.statements[name]
+        if self._prepared is not None:
+            try:
+                if name not in self._prepared:
+                    # A name that no other process can have given to another statement on the same server.
+                    unique = f"payclient_{secrets.token_hex(8)}"
+                    self._prepared[name] = await self.connection.prepare(sql, name=unique, timeout=ANSWER)
+                rows: list[Any] = await self._prepared[name].fetch(*parameters, timeout=ANSWER)
+            except _UNPREPARED:
+                self._prepared = None
+            else:
+                return rows
+        return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
+
+    unavailable = staticmethod(unavailable)
+
+
+class PostgresWriter(Writer):
+    """The task that owns the connection. Each operation is answered within a bounded time."""
 
     def __init__(
-        self,
-        writer: Writer,
-        connect: Connect,
-        digest_key: bytes,
-        poll: float,
-        *,
-        location: str,
-        created: bool,
+        self, connect: Connect, connection: asyncpg.Connection, schema: Schema, digest_key: bytes
     ) -> None:
-        self._writer = writer
+        loop = asyncio.get_running_loop()
+        super().__init__(loop, loop.time)
         self._connect = connect
+        self._schema = schema
         self._digest_key = digest_key
-        self._poll = poll
-        self._location = location
-        self._created = created
+        #: This opening of the ledger; a lock of this key shows what it has asked of the server.
+        self.owner = secrets.randbits(63)
+        #: Who follows what is permitted here from now on: this process, once it has said that it follows.
+        self.follower = 0
+        self._work = asyncio.Event()
+        self._stopping = False
+        self._database: PostgresDatabase | None = PostgresDatabase(connection, schema)
+        self.task = loop.create_task(self._run())
+
+    def submit(self, operation: Operation) -> None:
+        super().submit(operation)
+        if self.task.done():  # somebody cancelled all tasks of the loop
+            self._refuse_pending()
+
+    def _refuse_pending(self) -> None:
+        batch = Batch(self._pending)
+        self._pending = []
+        batch.fail(LedgerUnavailableError("the ledger was closed"))
+        resolve(batch.answers)
+
+    def _hand_over(self) -> None:
+        self._work.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._work.set()
+
+    async def ended(self) -> None:
+        if asyncio.get_running_loop() is self._loop:
+            await asyncio.wait([self.task], timeout=CLOSING)
+            self.task.cancel()
+
+    def abandon(self) -> None:
+        if not self._loop.is_closed():  # else the connections ended with it
+            self._loop.call_soon_threadsafe(self.stop)
+
+    def _lose(self) -> None:
+        database, self._database = self._database, None
+        drop(database and database.connection)
+
+    async def _run(self) -> None:
+        operations: list[Operation] = []
+        try:
+            while self._pending or not self._stopping:
+                if not self._pending:
+                    await self._idle()
+                    continue
+                operations, self._pending = self._pending[:MOST], self._pending[MOST:]
+                await self._carry_out(await self._reach(operations))
+                operations = []
+        finally:
+            database, self._database = self._database, None
+            if database is not None and self._stopping:
+                try:
+                    await database.connection.close(timeout=1.0)
+                except FAULTS:
+                    drop(database.connection)
+            else:
+                drop(database and database.connection)
+            self._pending = operations + self._pending
+            self._refuse_pending()
+
+    async def _idle(self) -> None:
+        """Until there is work; a connection that died unheard meanwhile is found before anybody needs it."""
+        self._work.clear()
+        try:
+            async with asyncio.timeout(IDLE):
+                await self._work.wait()
+        except TimeoutError:
+            if self._database is not None:
+                try:
+                    await self._database.connection.execute("SELECT 1", timeout=ANSWER)
+                except FAULTS:
+                    self._lose()
+
+    async def _reach(self, operations: list[Operation]) -> list[Operation]:
+        """Those of the batch for which there is a connection: all, or none once their patience has ended."""
+        attempt = 0
+        while operations and (self._database is None or self._database.connection.is_closed()):
+            await asyncio.sleep(BACK_OFF[min(attempt, len(BACK_OFF) - 1)])
+            attempt += 1
+            connection = None
+            try:
+                connection = await self._connect()
+                key, _ = await asyncio.wait_for(self._schema.open(connection, create=False), ANSWER)
+                if key != self._digest_key:
+                    raise LedgerUnavailableError("another ledger has taken this one's place")
+                wait = self._schema.statements["wait_for_own"]
+                await connection.execute(wait.replace("$1", str(self.owner)), timeout=ANSWER)
+                self._database = PostgresDatabase(connection, self._schema)
+                self._worked()
+            except BaseException as error:
+                drop(connection)
+                if not isinstance(error, (PayError, *FAULTS)):
+                    raise
+                fault = unavailable(error, "reached")
+                self._failed(fault)
+                late = self._loop.time() - PATIENCE
+                batch = Batch([each for each in operations if each.since <= late])
+                batch.fail(fault)
+                resolve(batch.answers)
+                operations = [each for each in operations if each.since > late]
+        return operations
+
+    async def _carry_out(self, operations: list[Operation]) -> None:
+        batch = Batch(operations)
+        database = self._database
+        if database is None or not operations:
+            return
+        database.owner, database.follower = self.owner, self.follower
+        try:
+            await batch.write(database)
+            await batch.read(database)
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            fault = unavailable(error, "read or written")
+            self._lose()
+            self._failed(fault)
+            batch.fail(fault)
+        resolve(batch.answers)
+        if (news := _news(batch)) and self._database is not None:
+            # In a transaction of its own, which waits for no disk: NOTIFY lets commits wait for each other.
+            try:
+                await database.fetch("notify", (self._schema.name, news))
+            except FAULTS:
+                self._lose()
+
+
+def _news(batch: Batch) -> list[str]:
+    """Return the ids of what was notified or decided; an empty one stands for those that NOTIFY has no room for."""
+    found = set()
+    for operation, after, _ in batch.answers:
+        if isinstance(operation, Apply) and after is not None:
+            before = operation.record
+            hinted = (after.notified_at, after.candidate_ids) != (before.notified_at, before.candidate_ids)
+            if hinted or (after.state is not before.state and after.state in FEED):
+                found.add(after.client_transaction_id)
+    return [each if len(each.encode()) < 1000 else "" for each in sorted(found)]
+
+
+class PostgresLedger(StoredLedger):
+    """One connection writes, another listens where somebody watches."""
+
+    _writer: PostgresWriter
+
+    def __init__(self, writer: PostgresWriter, listen: Callable[[], Listener], **options: Any) -> None:
+        super().__init__(writer, **options)
+        self._listen = listen
         self._listener: Listener | None = None
-        self._loop = asyncio.get_running_loop()
-        self._process = os.getpid()
-        self._closed = False
 
     @classmethod
     async def open(cls, address: Address, *, create: bool = True, poll: float = POLL) -> PostgresLedger:
         """Connect, check the server's settings and the schema, made if there is none and `create`.
 
-        Raises `ConfigurationError` for an unsafe server or a schema that is no ledger, `LedgerUnavailableError` where
-        it cannot be reached.
+        Raises `ConfigurationError` for an unsafe server or a schema that is not a ledger, `LedgerUnavailableError`
+        where it cannot be reached.
         """
-        connect = connector(address)
+        connect, schema = connector(address), Schema(address.schema)
         connection = await patiently(connect)
         try:
-            digest_key, created = await open_ledger_schema(connection, create)
+            digest_key, created = await schema.open(connection, create)
         except BaseException:
             drop(connection)
             raise
-        writer = Writer(connect, connection, digest_key)
-        return cls(writer, connect, digest_key, poll, location=address.location, created=created)
-
-    @property
-    def digest_key(self) -> bytes:
-        return self._digest_key
-
-    @property
-    def location(self) -> str:
-        return self._location
-
-    @property
-    def created(self) -> bool:
-        return self._created
-
-    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        known = await self._read(SELECT_ENVIRONMENT)
-        if moved or not known:
-            await self._read(MOVE_ENVIRONMENT if moved else INSERT_ENVIRONMENT, mine)
-            known = await self._read(SELECT_ENVIRONMENT)
-        return bytes(known[0][0])
-
-    async def permit(self, record: Record) -> bool:
-        if record.state is not State.SENDING or record.version != 0:
-            raise TransitionError(
-                "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
-            )
-        future = self._future()
-        self._writer.submit(Permit(future, record, permit_row(record)))
-        granted: bool = await future
-        return granted
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        write = Apply(self._future(), record, tame(event))
-        with suppress(TransitionError):  # the ledger's record may be newer, and take it
-            aim(write, record)
-        self._writer.submit(write)
-        result: Record = await write.future
-        return result
-
-    async def get(self, client_transaction_id: str) -> Record | None:
-        return (await self.get_many((client_transaction_id,))).get(client_transaction_id)
-
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        future = self._future()
-        self._writer.submit(Get(future, client_transaction_ids))
-        found: dict[str, Record] = await future
-        return found
-
-    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        return grouped(await self._read(SELECT_ATTEMPTS, list(set(client_transaction_ids))))
-
-    def unfinished(self) -> AsyncIterator[Record]:
-        return self._records(self._read(SELECT_UNFINISHED))
-
-    def records(self) -> AsyncIterator[Record]:
-        return self._pages(self._read(SELECT_RECORDS, 0, _AT_ONCE))
-
-    async def history(self, client_transaction_id: str) -> list[Change]:
-        return [change_of(row) for row in await self._read(SELECT_HISTORY, client_transaction_id)]
-
-    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
-        return [change_of(row) for row in await self._read(SELECT_CHANGES, since, limit)]
+        writer = PostgresWriter(connect, connection, schema, digest_key)
+        return cls(
+            writer,
+            partial(Listener, connect, schema.name, poll),
+            loop=asyncio.get_running_loop(),
+            digest_key=digest_key,
+            location=address.location,
+            created=created,
+        )
 
     # --- With other processes
 
     def watch(self, woken: Woken) -> Callable[[], None]:
         """Tell of what any process wrote; see `Shared.watch`."""
-        self._check()
+        self._check_usable()
         if self._listener is None:
-            self._listener = Listener(self._connect, self._poll)
+            self._listener = self._listen()
         return self._listener.watch(woken)
 
     async def renew(self, seconds: float) -> bool:
-        rows = await self._read(RENEW, self._writer.owner, seconds)
+        rows = await self._read("renew", self._writer.owner, seconds)
         self._writer.follower = self._writer.owner
         return bool(rows[0][0])
 
     async def claim(self, limit: int, sending_after: float) -> list[Record]:
-        rows = await self._read(CLAIM, self._writer.owner, limit, sending_after)
+        rows = await self._read("claim", self._writer.owner, limit, sending_after)
         return sorted(map(record_of, rows), key=lambda record: record.created_at)
 
     async def held(self) -> set[str]:
-        return {row[0] for row in await self._read(HELD, self._writer.owner)}
+        return {row[0] for row in await self._read("held", self._writer.owner)}
 
     async def release(self, client_transaction_ids: Sequence[str]) -> None:
-        await self._read(RELEASE, self._writer.owner, client_transaction_ids)
+        await self._read("release", self._writer.owner, client_transaction_ids)
 
     async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
-        return {row[0] for row in await self._read(TAKE_LANES, self._writer.owner, lanes)}
+        return {row[0] for row in await self._read("take_lanes", self._writer.owner, lanes)}
 
     async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        await self._read(DROP_LANES, self._writer.owner, lanes)
+        await self._read("drop_lanes", self._writer.owner, lanes)
 
     async def reserve(self, budget: str, queries: int, gap: float) -> float:
-        rows = await self._read(RESERVE, budget, queries, gap)
+        rows = await self._read("reserve", budget, queries, gap)
         return float(rows[0][0])
 
     async def pause(self, budget: str, seconds: float) -> None:
-        await self._read(PAUSE, budget, seconds)
+        await self._read("pause", budget, seconds)
 
     async def aclose(self) -> None:
-        if self._closed or os.getpid() != self._process:
-            return  # in a child: it is the parent's
-        self._closed = True
-        if asyncio.get_running_loop() is not self._loop:
-            if not self._loop.is_closed():  # else the connections ended with it
-                self._loop.call_soon_threadsafe(self._writer.stop)
-            return
-        if self._listener is not None:
-            await self._listener.aclose()
-        if self._writer.follower:
+        if self._writer.follower and not self._closed and asyncio.get_running_loop() is self._loop:
             # What it follows is another's from now on, at once.
             leaving = self._loop.create_future()
             leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._writer.submit(Read(leaving, LEAVE, (self._writer.owner,)))
-        self._writer.stop()
-        await asyncio.wait([self._writer.task], timeout=_CLOSING)
-        self._writer.task.cancel()
-
-    def __del__(self) -> None:
-        # `_closed` is missing where `__init__` was not reached.
-        if not getattr(self, "_closed", True) and os.getpid() == self._process:
-            warnings.warn(
-                "unclosed ledger; use `await ledger.aclose()`", ResourceWarning, source=self, stacklevel=2
-            )
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._writer.stop)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise UsageError("the ledger is closed")
-        if os.getpid() != self._process:
-            raise UsageError("the ledger belongs to the process that opened it; open another after a fork")
-        if asyncio.get_running_loop() is not self._loop:
-            raise UsageError("the ledger belongs to another event loop")
-
-    def _future(self) -> asyncio.Future[Any]:
-        self._check()
-        return self._loop.create_future()
-
-    def _read(self, sql: str, *parameters: object) -> asyncio.Future[Any]:
-        future = self._future()
-        self._writer.submit(Read(future, sql, parameters))
-        return future
-
-    async def _pages(self, rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
-        while page := await rows:
-            for row in page:
-                yield record_of(row)
-            rows = self._read(SELECT_RECORDS, page[-1][-1], _AT_ONCE)
-
-    @staticmethod
-    async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
-        for number, row in enumerate(await rows, 1):
-            yield record_of(row)
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
+            self._writer.submit(Read(leaving, "leave", (self._writer.owner,)))
+        if self._listener is not None and asyncio.get_running_loop() is self._loop:
+            await self._listener.aclose()
+        await super().aclose()

@@ -1,17 +1,22 @@
-"""Opening the SQLite file: where it may lie, who may read it, and settings that are read back.
+"""The SQLite file: where it may lie, who owns it, who may read it, settings that are read back, and its copy.
 
-No file is opened here but by SQLite: closing any other handle would drop SQLite's locks in this whole process.
+The file is opened by SQLite alone: closing any other handle would drop SQLite's locks in this whole process.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import quote
 
 import attrs
 
@@ -22,17 +27,22 @@ from payclient.errors import (
     LedgerUnavailableError,
     PayError,
 )
-from payclient.ledger.sqlite_lock import OwnerLock, check_supported
-from payclient.ledger.sqlite_place import check_file, check_place
-from payclient.ledger.sqlite_schema import (
-    APPLICATION_ID,
-    LAST_CURSOR,
-    SCHEMA,
-    SELECT_KEY,
-    VERSION,
-)
+from payclient.ledger.records import read_statements
 
-__all__ = ["Connect", "OpenFile", "connect", "open_file", "unavailable"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["STATEMENTS", "Connect", "OpenFile", "OwnerLock", "back_up", "connect", "open_file", "unavailable"]
+
+STATEMENTS = read_statements("sqlite.sql")
+#: The tables, views and guards, in the order in which they are made.
+SCHEMA = tuple(sql for sql in STATEMENTS.values() if sql.startswith("CREATE "))
+#: The version of the schema, which `TRANSITIONS` shapes too. A file of another version is refused.
+VERSION = 1
+#: "PayL": what makes a SQLite file ours.
+APPLICATION_ID = 0x5061794C
 
 Connect = Callable[[str], sqlite3.Connection]
 
@@ -157,7 +167,7 @@ def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenF
     try:
         created = _prepare(connection, path, create)
         key = _digest_key(connection)
-        (last,) = connection.execute(LAST_CURSOR).fetchone()
+        (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
         locked = lock.status
         identities = {each: _identity(each) for each in (path, f"{path}-wal")}
         identities[lock.path] = locked.st_dev, locked.st_ino
@@ -201,13 +211,13 @@ def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
     for each in (path, f"{path}-wal", f"{path}-shm"):
         _tighten(each)
     made = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
-    if not made >= {statement.strip() for statement in SCHEMA}:
+    if not made >= set(SCHEMA):
         raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
     return not tables
 
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
-    key = connection.execute(SELECT_KEY).fetchone()
+    key = connection.execute(STATEMENTS["digest_key"]).fetchone()
     if key is None or len(key[0]) != 32:
         raise ConfigurationError("the ledger has no digest key")
     return bytes(key[0])
@@ -229,10 +239,7 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA:
         connection.execute(statement)
-    connection.execute(
-        "INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)",
-        (secrets.token_bytes(32), time.time(), VERSION),
-    )
+    connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32), time.time(), VERSION))
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
@@ -244,3 +251,217 @@ def _tighten(path: str) -> None:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o077:
             os.chmod(path, mode & 0o700)
+
+
+# Where it may lie
+
+
+#: File systems of another machine, of a cluster, or of the host of a virtual machine. SQLite needs shared memory, locks
+#: and a durable fsync, and these break at least one of the three.
+_REMOTE = frozenset(
+    {
+        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "fakeowner", "gfs", "gfs2",
+        "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2",
+        "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
+    }
+)  # fmt: skip
+#: FUSE programs that pass everything on to a disk of this machine. Any other one may be a network: refused.
+_LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.gocryptfs"})
+
+
+def mount_of(path: str, mounts: str) -> tuple[str, str]:
+    """The mount point that holds a real path, and the type of its file system, by the text of `/proc/self/mounts`."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        # The later of two mounts on one point hides the earlier.
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return best, kind
+
+
+def check_place(path: str) -> None:
+    """Raise `ConfigurationError` where no ledger may lie at this real path."""
+    if not os.path.isdir(os.path.dirname(path)):
+        raise ConfigurationError("the ledger's directory does not exist")
+    point, kind = "", ""
+    with suppress(OSError):  # no such file: not Linux
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+        point, kind = mount_of(path, mounts)
+    if kind in _REMOTE or (kind.startswith("fuse") and kind not in _LOCAL_FUSE):
+        raise ConfigurationError(
+            f"the ledger must lie on a local file system; it lies on a network file system or its like ({kind})"
+        )
+    if point == path or os.path.ismount(path):
+        raise ConfigurationError(
+            "the ledger's file must not be a mount point of its own, since its write-ahead log lies beside it: "
+            "mount its directory"
+        )
+
+
+def check_file(path: str) -> None:
+    """Raise `ConfigurationError` where the file that is there cannot be a ledger."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigurationError("the ledger is not a regular file")
+    if status.st_nlink > 1:  # each name would have a write-ahead log of its own
+        raise ConfigurationError("the ledger's file has a second name (a hard link)")
+
+
+# Who owns it
+
+
+#: What `flock` raises where a file system has no locks.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+_held: set[OwnerLock] = set()
+#: No fork comes between the opening of a lock file and its entry in `_held`.
+_guard = threading.Lock()
+
+
+class OwnerLock:
+    """The lock on `path`, held from here to `release`. The file is never removed: another process may be opening it.
+
+    Raises `LedgerInUseError` where another open file holds the lock, `ConfigurationError` where there are no locks, and
+    `OSError`.
+    """
+
+    def __init__(self, path: str, owner: int | None) -> None:
+        """`owner` is the user to whom a lock file belongs that root makes."""
+        self.path = path
+        with _guard:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                self._lock(owner)
+            except BaseException:
+                os.close(self._file)
+                raise
+            _held.add(self)
+
+    def _lock(self, owner: int | None) -> None:
+        status = os.fstat(self._file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError(f"the ledger's lock must be a regular file, and {self.path} is not one")
+        if owner is not None and os.geteuid() == 0 and status.st_uid != owner:
+            os.fchown(self._file, owner, -1)
+        fault: PayError
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fault = LedgerInUseError(
+                "the ledger is in use by another process, or a second time by this one; several processes, such as "
+                'the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
+            )
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
+        else:
+            return
+        # Outside the `except`, so that no `__context__` is kept.
+        raise fault
+
+    @property
+    def status(self) -> os.stat_result:
+        """The locked file's, wherever its name is by now."""
+        return os.fstat(self._file)
+
+    def release(self) -> None:
+        """Let another process own the ledger. Call it once, in the process that took the lock."""
+        with _guard:
+            _held.remove(self)
+            os.close(self._file)
+
+
+def check_supported() -> None:
+    """Raise `ConfigurationError` on a system without `flock`."""
+    if fcntl is None:
+        raise ConfigurationError(
+            "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL"
+        )
+
+
+def _let_go_in_child() -> None:
+    """Close the copies that a child inherited: they would hold the lock after its parent's end."""
+    for lock in _held:
+        os.close(lock._file)
+    _held.clear()
+    _guard.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_let_go_in_child
+    )
+
+
+# A copy
+
+
+def back_up(source: str, target: str) -> None:
+    """Copy the ledger at `source`, as of one commit, to `target`: a new file of mode 0600, whole or not there.
+
+    Raises `ConfigurationError` where `target` is there already or `source` is not a ledger of this version,
+    `LedgerMissingError`, `LedgerUnavailableError`.
+    """
+    source, target = os.path.realpath(source), os.path.abspath(target)
+    if not os.path.isfile(source):
+        raise LedgerMissingError(f"the ledger must exist, and there is no ledger at {source}")
+    unfinished = f"{target}.{secrets.token_hex(8)}.part"
+    fault: PayError
+    try:
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        try:
+            _copy(source, unfinished)
+            _sync(unfinished)
+            # Fails where the name is taken, as a rename does not.
+            os.link(unfinished, target)
+        finally:
+            for leftover in (unfinished, f"{unfinished}-journal", f"{unfinished}-wal", f"{unfinished}-shm"):
+                with suppress(FileNotFoundError):
+                    os.unlink(leftover)
+        _sync(os.path.dirname(target))
+    except FileExistsError:
+        fault = ConfigurationError(
+            f"the backup must be a new file; {target} is there already and stays as it is"
+        )
+    except (OSError, sqlite3.Error) as error:
+        fault = unavailable(error, "backed up")
+    else:
+        return
+    raise fault
+
+
+def _copy(source: str, target: str) -> None:
+    address = f"file:{quote(os.fsencode(source))}?mode=ro"
+    with (
+        closing(sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None)) as ledger,
+        closing(sqlite3.connect(target, isolation_level=None)) as copy,
+    ):
+        found = [
+            ledger.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        ]
+        if found != [APPLICATION_ID, VERSION]:
+            raise ConfigurationError(
+                f"the file must be a ledger of schema version {VERSION}: nothing was copied"
+            )
+        # In one step: a snapshot of one commit, while the owner goes on writing.
+        ledger.backup(copy)
+        # One file, without a write-ahead log that would have to go with it.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+            raise LedgerUnavailableError(
+                "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"
+            )
+
+
+def _sync(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -11,8 +11,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property
-from itertools import chain
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,7 @@ import attrs
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import Order, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.rows.cells import (
-    FORMULA,
-    MARKS,
-    CellError,
-    Cells,
-    RowError,
-    build,
-    faults_of,
-    find_mark,
-)
+from payclient.rows.cells import FORMULA, MARKS, CellError, Cells, RowError, build, faults_of, find_mark
 from payclient.rows.format import AMOUNTS, FAULT, KEY, Columns, Format
 from payclient.rows.records import Record, read_records
 from payclient.sending import lane_text
@@ -137,25 +127,18 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
             f"{name}: has more than {MAX_ROWS:,} rows: split the file, one run for each part"
         )
     mark: str | None = form.decimal_mark
-    if file.delimiter:
-        header = Columns(file.names, form)
-        if not header.known:
-            raise InvalidRequestError(
-                f"{name}: line {file.line} names no known column: is the header missing? Give columns of other names "
-                "by --map, such as --map phone_number=telefono"
-            )
-        if faults := header.faults + header.missing(form):
-            raise InvalidRequestError(f"{name}: line {file.line}: {'; '.join(faults)}")
-        if form.amounts == "decimal" and mark is None:
-            constants = (text for field, text in form.constants.items() if field in AMOUNTS)
-            mark = find_mark(name, chain(_amounts(file.records, header), constants))
-    cells = Cells(mark, json=not file.delimiter)
-    fixed = _constants(form, mark)
-
-    @cache
-    def columns_of(names: tuple[str, ...]) -> Columns:
-        return Columns(names, form)
-
+    header = Columns(file.names, form)
+    if file.delimiter and not header.known:
+        raise InvalidRequestError(
+            f"{name}: line {file.line} names no known column: is the header missing? Give columns of other names "
+            "by --map, such as --map phone_number=telefono"
+        )
+    if file.delimiter and (faults := header.faults + header.missing(form)):
+        raise InvalidRequestError(f"{name}: line {file.line}: {'; '.join(faults)}")
+    if form.amounts == "decimal" and mark is None:
+        mark = find_mark(name, _amounts(file.records, header, form))
+    cells, fixed = Cells(mark, json=not file.delimiter), _constants(form, mark)
+    columns_of = cache(partial(Columns, form=form))
     rows = [
         _row(record, columns_of(record[1]), cells, fixed, profile)
         for record in file.records
@@ -165,22 +148,17 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         raise InvalidRequestError(f"{name}: has no rows")
     _check_keys(rows)
     _check_zeros(rows)
-    amounts = "amounts in cents" if mark is None else f"decimal {MARKS[mark]}"
-    return ChargeFile(
-        path=path,
-        description=f"{file.description}, {amounts}",
-        rows=rows,
-        names=file.names,
-        delimiter=file.delimiter,
-    )
+    words = f"{file.description}, {'amounts in cents' if mark is None else f'decimal {MARKS[mark]}'}"
+    return ChargeFile(path=path, description=words, rows=rows, names=file.names, delimiter=file.delimiter)
 
 
-def _amounts(records: Iterable[Record], header: Columns) -> Iterator[str]:
+def _amounts(records: Iterable[Record], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     wanted = [number for number, fields in enumerate(header.fields) if AMOUNTS & {*fields}]
     for _, _, cells, _ in records:
         if not isinstance(cells, CellError) and len(cells) == len(header.names):
             yield from (cells[number] for number in wanted if isinstance(cells[number], str))
+    yield from (text for field, text in form.constants.items() if field in AMOUNTS)
 
 
 def _constants(form: Format, mark: str | None) -> dict[str, object]:

@@ -94,7 +94,7 @@ def cents_of(text: str, mark: str) -> int:
         raise CellError(f"is not an amount with a decimal {MARKS[mark]}, such as {example}")
     decimals = match[3] or ""
     if len(decimals) > 2:
-        raise CellError(f"has {len(decimals)} digits after the decimal {MARKS[mark]}; two are the most")
+        raise CellError(f"has {len(decimals)} digits after the decimal {MARKS[mark]}; two is the most")
     return int(re.sub(r"[^0-9]", "", match[1])) * 100 + int(decimals.ljust(2, "0"))
 
 

@@ -28,7 +28,7 @@ MAX_BYTES = 256 << 20
 
 _CSV, _SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
 
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 #: Bytes that a Windows-1252 text does not have between letters, where another code page has its accents; the
 #: apostrophe, ordinals and the middle dot aside. A detector that takes the likeliest code page would guess.
@@ -39,7 +39,7 @@ _FOREIGN = re.compile(
 
 _NAMES = {
     ",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars",
-    "utf-8": "UTF-8", "cp1252": "Windows-1252", "utf-16-le": "UTF-16", "utf-16-be": "UTF-16",
+    "utf-8": "UTF-8", "utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252",
 }  # fmt: skip
 
 #: Excel's own way to name the delimiter, in a line before the header.
@@ -82,37 +82,35 @@ def read_records(path: Path, form: Format) -> Records:
         raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
     if kind in _SHEETS:
         return _read_sheet(path)
-    encoding, text = _decode(raw, name, form.encoding, only_utf8=kind in _JSONL)
+    encoding, text = _decode(raw, name, form.encoding)
     if kind in _CSV:
-        return _read_csv(text, name, form, _NAMES.get(encoding, encoding))
+        return _read_csv(text, name, form, encoding)
     if form.amounts == "decimal":
         raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     records = [(number, *_parse(line), line) for number, line in lines]
-    return Records(description=f"JSONL, {_NAMES.get(encoding, encoding)}", records=records)
+    return Records(description=f"JSONL, {encoding}", records=records)
 
 
-def _decode(raw: bytes, name: str, told: str | None, *, only_utf8: bool) -> tuple[str, str]:
+def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
     """Return the encoding and the text; bytes that are not of it become lone surrogates, found again in their cell.
 
     A byte order mark decides; else it is as told; else UTF-8 if every byte is; else Windows-1252 if none contradicts.
     """
-    for mark, codec in _BOMS:
-        if raw.startswith(mark):
-            raw, told = raw[len(mark) :], codec
-            break
-    if told is None:
+    codec = next((codec for mark, codec in _BOMS.items() if raw.startswith(mark)), told)
+    if codec is None:
+        codec = "utf-8"
         try:
-            return "utf-8", raw.decode("utf-8", "surrogateescape" if only_utf8 else "strict")
+            raw.decode()
         except UnicodeDecodeError:
-            told = "cp1252"
+            codec = "cp1252"
             if _FOREIGN.search(raw):
                 raise InvalidRequestError(
                     f"{name}: is neither UTF-8 nor Windows-1252 (cp1252): give --encoding"
                 ) from None
-    codec = codecs.lookup(told).name
-    codec = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le"}.get(codec, codec)
-    return codec, raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
+    codec = codecs.lookup(codec).name
+    text = raw.decode(codec, "replace" if codec.startswith("utf-16") else "surrogateescape")
+    return _NAMES.get(codec, codec), text
 
 
 # --- CSV

@@ -28,7 +28,6 @@ import payclient
 from payclient import cli, session
 from payclient.following import sharing
 from payclient.ledger import postgres
-from payclient.ledger import postgres_listening as listening
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
 from payclient.web.aiohttp import notification_route, tracker_context
@@ -126,9 +125,9 @@ def watch_steps(place: Place) -> None:
         place.reach("opened")
         return unfinished(self)
 
-    SqliteLedger.permit = watched_permit  # type: ignore[method-assign]
-    SqliteLedger.aclose = watched_close  # type: ignore[method-assign]
-    SqliteLedger.unfinished = watched_unfinished  # type: ignore[method-assign]
+    SqliteLedger.permit = watched_permit  # type: ignore[method-assign, assignment]
+    SqliteLedger.aclose = watched_close  # type: ignore[method-assign, assignment]
+    SqliteLedger.unfinished = watched_unfinished  # type: ignore[method-assign, assignment]
     for method in ("write", "writelines"):
         _watch_bytes(place, method)
     decode = session.decode_sale  # type: ignore[attr-defined]  # imported there
@@ -179,7 +178,6 @@ async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[p
 def hurry(port: int | None) -> None:
     """Shorten what a command has no option for."""
     sharing.LEASE, sharing.RENEW, sharing.SENDING_GRACE = LEASE, 0.3, 0.5
-    listening.POLL = 1.0
     postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
     for module in pkgutil.iter_modules(cli.__path__, "payclient.cli."):
         found = importlib.import_module(module.name)

@@ -237,7 +237,8 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "another account": lambda r, s: {
         "accounts": "another",
         "incidents": max(s.incidents, 2),
-        "namesakes": r.choice((0.0, 0.5, 1.0)),
+        # A source of the user's is asked under one account, whosever the sale is.
+        "namesakes": 0.0 if s.source else r.choice((0.0, 0.5, 1.0)),
     },
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},

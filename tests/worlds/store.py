@@ -13,12 +13,10 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.ledger.columns import record_of
-from payclient.ledger.operations import Apply, Operation, Permit, Write
-from payclient.ledger.outage import Outage
-from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_schema import SCHEMA, SELECT_ATTEMPT, select_newest
-from payclient.ledger.sqlite_writer import Writer, _Answers, _resolve
+from payclient.ledger.records import record_of
+from payclient.ledger.sqlite import SqliteLedger, SqliteWriter
+from payclient.ledger.sqlite_files import SCHEMA, STATEMENTS, VERSION
+from payclient.ledger.writer import Apply, Batch, Operation, Permit, Write, Writer, resolve
 from payclient.lifecycle import Record, State
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ def _empty() -> bytes:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     for statement in SCHEMA:
         connection.execute(statement)
+    connection.execute(STATEMENTS["insert_meta"], (bytes(32), 0.0, VERSION))
     image = connection.serialize()
     connection.close()
     return image
@@ -53,18 +52,19 @@ class Store:
 
     def newest(self, client_id: str) -> Record | None:
         """The newest attempt."""
-        rows = self.connection.execute(select_newest(1), (client_id,)).fetchall()
-        return record_of(rows[-1]) if rows else None
+        records = self._attempts(client_id)
+        return records[-1] if records else None
 
     def attempt(self, client_id: str, attempt: int) -> Record | None:
         """One attempt."""
-        row = self.connection.execute(SELECT_ATTEMPT, (client_id, attempt)).fetchone()
-        return record_of(row) if row else None
+        return next((each for each in self._attempts(client_id) if each.attempt == attempt), None)
+
+    def _attempts(self, client_id: str) -> list[Record]:
+        return [record_of(row) for row in self.connection.execute(STATEMENTS["attempts"], (client_id,))]
 
     def all(self) -> list[Record]:
         """Every attempt."""
-        keys = self.connection.execute("SELECT client_transaction_id, attempt FROM attempts ORDER BY id")
-        return [record for key in keys.fetchall() if (record := self.attempt(*key)) is not None]
+        return [record_of(row) for row in self.connection.execute(STATEMENTS["records"], (0, -1))]
 
 
 class _Connection:
@@ -98,20 +98,17 @@ class _File:
         """It always is."""
 
 
-class LoopWriter(Writer):
+class LoopWriter(SqliteWriter):
     """The shipped writer, by events: it takes a batch, commits it a moment later, and answers a moment later."""
 
     def __init__(self, process: Process, store: Store) -> None:
-        # Not `super().__init__`, which starts the thread.
+        Writer.__init__(self, process.loop, process.loop.time)  # not SQLite's, which starts the thread
         self._process = process
         self._store = store
         self._cursors = store.cursors
-        self._loop = process.loop
-        self._pending: list[Operation] = []
         self._queued: list[Operation] = []
         self._busy = False
         self._proxy = _Connection(store.connection)
-        self._outage = Outage(process.loop.time)
         self._ended = False
         self._tries: defaultdict[str, deque[float]] = defaultdict(deque)
 
@@ -131,9 +128,10 @@ class LoopWriter(Writer):
             process.incident()
         process.later(world.random.choice((0.0005, 0.002, 0.02)), self._commit, batch, hot)
 
-    def _commit(self, batch: list[Operation], hot: bool) -> None:
+    def _commit(self, operations: list[Operation], hot: bool) -> None:
         world = self._process.world
-        writes = [each for each in batch if isinstance(each, (Permit, Apply))]
+        batch = Batch(operations)
+        writes = batch.writes
         self._proxy.fault = None
         settings = world.settings
         if writes and self._store.out_until <= world.now and world.happens(settings.outage):
@@ -173,14 +171,14 @@ class LoopWriter(Writer):
             name = write.record.client_transaction_id
             world.oracle.violated(f"{self._process.name} {name}: {len(times)} writes in 20 s of an outage")
 
-    def _answer(self, answers: _Answers) -> None:
+    def _answer(self, batch: Batch) -> None:
         delay = self._process.world.random.choice((0.0, 0.001, 0.01))
-        self._process.later(delay, self._loop.call_soon, _resolve, answers)
+        self._process.later(delay, self._loop.call_soon, resolve, batch.answers)
 
     def stop(self) -> None:
         """There is no thread to stop."""
 
-    def join(self) -> None:
+    async def ended(self) -> None:
         """Nor one to wait for."""
 
 
@@ -188,7 +186,7 @@ class WorldLedger(SqliteLedger):
     """The shipped ledger over that writer."""
 
     def __init__(self, process: Process, store: Store) -> None:
-        super().__init__(LoopWriter(process, store), store.digest_key, process.loop)
+        super().__init__(LoopWriter(process, store), process.loop, store.digest_key)
         self._forgotten.detach()
         self._world = process.world
 

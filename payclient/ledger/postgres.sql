@@ -1,0 +1,443 @@
+-- The PostgreSQL ledger, in a schema of its own: `payclient`, or the one that the ledger's address names. Words in
+-- braces are made from `lifecycle` by records.py.
+--
+-- The tables and guards are SQLite's. Added is what several processes need: who was granted a permit, who follows what
+-- is open, and that no attempt is written under settings that could lose its commit. Writers do not wait for each
+-- other, unless they write about one client transaction id; how the feed misses nothing all the same says `news`.
+
+-- name: create_cursors
+CREATE SEQUENCE payclient.cursors
+
+-- name: create_meta
+CREATE TABLE payclient.meta (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    application text NOT NULL,
+    schema_version integer NOT NULL,
+    digest_key bytea NOT NULL CHECK (length(digest_key) = 32),
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    environment bytea
+)
+
+-- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
+-- attempt, which alone may say that it was not sent.
+-- name: create_attempts
+CREATE TABLE payclient.attempts (
+    id bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
+    owner bigint NOT NULL,
+    amount bigint NOT NULL,
+    created_at double precision NOT NULL,
+    expires_at double precision,
+    attempt integer NOT NULL CHECK (attempt >= 1),
+    client_transaction_id text NOT NULL,
+    kind text NOT NULL,
+    digest bytea NOT NULL,
+    lane bytea NOT NULL,
+    credentials bytea NOT NULL,
+    currency text NOT NULL,
+    UNIQUE (client_transaction_id, attempt)
+)
+
+-- name: create_changes
+CREATE TABLE payclient.changes (
+    cursor bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
+    attempt_id bigint NOT NULL,
+    at double precision NOT NULL,
+    transaction_id bigint,
+    expires_at double precision,
+    notified_at double precision,
+    decided_at double precision CHECK ((decided_at IS NOT NULL) = ({decided})),
+    error_code bigint,
+    version integer NOT NULL,
+    event text NOT NULL,
+    evidence text NOT NULL,
+    detail text,
+    before text NOT NULL,
+    after text NOT NULL CHECK ({legal_moves}),
+    state_evidence text NOT NULL,
+    candidate_ids text,
+    error_type text,
+    messages text,
+    UNIQUE (attempt_id, version)
+)
+
+-- name: create_open_attempts
+CREATE TABLE payclient.open_attempts (
+    attempt_id bigint PRIMARY KEY,
+    permitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The process that follows it; empty: none.
+    follower bigint NOT NULL
+)
+
+-- name: create_open_attempts_of
+CREATE INDEX open_attempts_of ON payclient.open_attempts (follower, attempt_id)
+
+-- One row for each process: to live on costs one update, however much it follows.
+-- name: create_followers
+CREATE TABLE payclient.followers (
+    follower bigint PRIMARY KEY,
+    until timestamptz NOT NULL
+)
+
+-- name: create_budgets
+CREATE UNLOGGED TABLE payclient.budgets (
+    name text PRIMARY KEY,
+    next_at timestamptz NOT NULL
+)
+
+-- Who charges a customer: a courtesy between batches, which a crash of the server may forget.
+-- name: create_lanes
+CREATE UNLOGGED TABLE payclient.lanes (
+    lane bytea PRIMARY KEY,
+    holder bigint NOT NULL
+)
+
+-- name: create_records
+CREATE VIEW payclient.records AS
+SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
+    coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
+    coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
+    coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages
+FROM payclient.attempts AS a LEFT JOIN LATERAL (
+    SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
+) AS c ON true
+
+-- name: create_history
+CREATE VIEW payclient.history AS
+SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
+    'sending' AS after, 'permit' AS evidence, NULL AS detail
+FROM payclient.attempts
+UNION ALL
+SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+
+-- Insert permits and changes, and return the client transaction ids of those that were inserted: the others are
+-- forbidden by what the database holds. One statement, so that a process that stops amid it holds nothing that others
+-- wait for. A process that lost its connection waits by the lock for what it had asked. Rows are inserted in one order,
+-- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do.
+-- name: create_write
+CREATE FUNCTION payclient.write(
+    bigint, bigint,
+    text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
+    text[], integer[], integer[], double precision[], text[], text[], text[], text[], text[], text[], bigint[],
+    double precision[], text[], double precision[], double precision[], bigint[], text[], text[]
+) RETURNS SETOF text LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock($1);
+    IF cardinality($3) > 0 THEN
+        RETURN QUERY WITH permitted AS (
+            INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
+                amount, currency, created_at, expires_at, owner)
+            SELECT v.*, $1 FROM (
+                SELECT nextval('payclient.cursors'), u.*
+                FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS u (client_transaction_id, attempt)
+            ) AS v
+            WHERE v.attempt = 1 OR EXISTS (
+                SELECT FROM payclient.records AS r WHERE r.client_transaction_id = v.client_transaction_id
+                    AND r.attempt = v.attempt - 1 AND r.state = 'refused'
+            )
+            ORDER BY v.client_transaction_id
+            ON CONFLICT DO NOTHING RETURNING a.id, a.client_transaction_id
+        ), opened AS (
+            INSERT INTO payclient.open_attempts (attempt_id, follower) SELECT id, $2 FROM permitted
+        )
+        SELECT client_transaction_id FROM permitted;
+    END IF;
+    IF cardinality($13) > 0 THEN
+        RETURN QUERY WITH changed AS (
+            INSERT INTO payclient.changes AS c (attempt_id, version, at, event, evidence, detail, before, after,
+                state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
+                error_type, messages)
+            SELECT a.id, v.version, v.at, v.event, v.evidence, v.detail, v.before, v.after,
+                v.state_evidence, v.transaction_id, v.expires_at, v.candidate_ids, v.notified_at, v.decided_at,
+                v.error_code, v.error_type, v.messages
+            FROM unnest($13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)
+                AS v (client_transaction_id, attempt, version, at, event, evidence, detail, before, after,
+                    state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
+                    error_type, messages)
+            JOIN payclient.attempts AS a
+                ON a.client_transaction_id = v.client_transaction_id AND a.attempt = v.attempt
+            WHERE v.event <> 'NotSent' OR a.owner = $1
+            ORDER BY a.id
+            ON CONFLICT DO NOTHING RETURNING c.attempt_id
+        )
+        SELECT a.client_transaction_id FROM changed JOIN payclient.attempts AS a ON a.id = changed.attempt_id;
+    END IF;
+END $$
+
+-- name: create_find
+CREATE FUNCTION payclient.find(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM payclient.records WHERE client_transaction_id = ANY($1)
+    ORDER BY client_transaction_id, attempt;
+END $$
+
+-- Changes are numbered before their commits, so that one may come into sight later than one of a higher number. The
+-- highest that is in sight is taken first; then, whoever may have drawn a lower number holds a lock on the table until
+-- the end of its transaction: these are waited for. Nothing is returned while one of them is stuck.
+-- name: create_news
+CREATE FUNCTION payclient.news(since bigint, page integer) RETURNS SETOF payclient.history LANGUAGE plpgsql AS $$
+DECLARE
+    last bigint;
+    writers text[];
+BEGIN
+    SELECT max(cursor) INTO last FROM payclient.changes;
+    IF last IS NULL OR last <= since THEN
+        RETURN;
+    END IF;
+    FOR round IN 0..500 LOOP
+        writers := ARRAY(
+            SELECT virtualtransaction FROM pg_locks
+            WHERE locktype = 'relation' AND relation = 'payclient.changes'::regclass AND mode = 'RowExclusiveLock'
+                AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND (round = 0 OR virtualtransaction = ANY (writers))
+        );
+        EXIT WHEN cardinality(writers) = 0;
+        PERFORM pg_sleep(0.002);
+    END LOOP;
+    IF cardinality(writers) > 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT {change} FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+    WHERE cursor > since AND cursor <= last AND {news} ORDER BY cursor LIMIT page;
+END $$
+
+-- name: create_refuse
+CREATE FUNCTION payclient.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '%', TG_ARGV[0];
+END $$
+
+-- name: create_check_durable
+CREATE FUNCTION payclient.check_durable() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' OR (current_setting('synchronous_commit') = 'local'
+        AND current_setting('synchronous_standby_names') <> '')
+    THEN
+        RAISE EXCEPTION 'synchronous_commit could lose this';
+    END IF;
+    RETURN NULL;
+END $$
+
+-- Locks the attempt before it, as the check of a change does that leaves REFUSED: of these two one comes first.
+-- name: create_check_permit
+CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    last bigint;
+BEGIN
+    SELECT id INTO last FROM payclient.attempts
+    WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1 FOR NO KEY UPDATE;
+    IF 'refused' IS DISTINCT FROM (SELECT state FROM payclient.records WHERE id = last) THEN
+        RAISE EXCEPTION 'not a permit';
+    END IF;
+    RETURN new;
+END $$
+
+-- name: create_check_change
+CREATE FUNCTION payclient.check_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF new.before = 'refused' AND new.after <> 'refused' THEN
+        PERFORM FROM payclient.attempts WHERE id = new.attempt_id FOR NO KEY UPDATE;
+        IF EXISTS (
+            SELECT FROM payclient.attempts AS mine JOIN payclient.attempts AS newer USING (client_transaction_id)
+            WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+        ) THEN
+            RAISE EXCEPTION 'illegal move';
+        END IF;
+    END IF;
+    IF new.attempt_id >= new.cursor OR new.before IS DISTINCT FROM coalesce(
+        (SELECT after FROM payclient.changes WHERE attempt_id = new.attempt_id AND version = new.version - 1),
+        (SELECT 'sending' FROM payclient.attempts WHERE id = new.attempt_id AND new.version = 1)
+    ) THEN
+        RAISE EXCEPTION 'illegal move';
+    END IF;
+    RETURN new;
+END $$
+
+-- name: create_close
+CREATE FUNCTION payclient.close() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM payclient.open_attempts WHERE attempt_id = new.attempt_id;
+    RETURN NULL;
+END $$
+
+-- name: create_check_closed
+CREATE FUNCTION payclient.check_closed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM payclient.changes WHERE attempt_id = old.attempt_id AND decided_at IS NOT NULL
+    ) THEN
+        RAISE EXCEPTION 'it is not decided';
+    END IF;
+    RETURN old;
+END $$
+
+-- name: guard_permit
+CREATE TRIGGER guard_permit BEFORE INSERT ON payclient.attempts FOR EACH ROW
+WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit()
+
+-- name: guard_change
+CREATE TRIGGER guard_change BEFORE INSERT ON payclient.changes FOR EACH ROW
+EXECUTE FUNCTION payclient.check_change()
+
+-- name: guard_permit_commit
+CREATE TRIGGER guard_permit_commit BEFORE INSERT ON payclient.attempts
+FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable()
+
+-- name: guard_change_commit
+CREATE TRIGGER guard_change_commit BEFORE INSERT ON payclient.changes
+FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable()
+
+-- name: keep_attempts
+CREATE TRIGGER keep_attempts BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.attempts
+EXECUTE FUNCTION payclient.refuse('what is written stays')
+
+-- name: keep_changes
+CREATE TRIGGER keep_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.changes
+EXECUTE FUNCTION payclient.refuse('what is written stays')
+
+-- name: keep_meta
+CREATE TRIGGER keep_meta BEFORE UPDATE OF application, schema_version, digest_key, created_at OR DELETE OR TRUNCATE
+ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not change')
+
+-- name: close_decided
+CREATE TRIGGER close_decided AFTER INSERT ON payclient.changes FOR EACH ROW
+WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close()
+
+-- name: keep_open_attempts
+CREATE TRIGGER keep_open_attempts BEFORE DELETE ON payclient.open_attempts FOR EACH ROW
+EXECUTE FUNCTION payclient.check_closed()
+
+-- Which settings, standby or not, and the server's version.
+-- name: settings
+SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('default_transaction_read_only'),
+    current_setting('default_transaction_isolation'), current_setting('server_encoding'), pg_is_in_recovery(),
+    current_setting('server_version_num')::integer
+
+-- Whether there is a schema of that name, a table `meta` in it, and anything else.
+-- name: existing
+SELECT count(n.oid) > 0, count(c.oid) FILTER (WHERE relname = 'meta') > 0, count(c.oid) > 0
+FROM pg_namespace AS n LEFT JOIN pg_class AS c ON relnamespace = n.oid WHERE nspname = $1
+
+-- Tables, views, indices, functions and guards.
+-- name: names
+SELECT relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1
+UNION ALL SELECT proname FROM pg_proc JOIN pg_namespace AS n ON n.oid = pronamespace WHERE nspname = $1
+UNION ALL SELECT tgname FROM pg_trigger JOIN pg_class AS c ON c.oid = tgrelid
+    JOIN pg_namespace AS n ON n.oid = relnamespace WHERE nspname = $1 AND tgenabled IN ('O', 'A')
+
+-- So that one process makes the schema.
+-- name: lock_creation
+SELECT pg_advisory_xact_lock(1348565324, 1)
+
+-- name: meta
+SELECT application, schema_version, digest_key FROM payclient.meta
+
+-- name: insert_meta
+INSERT INTO payclient.meta (application, schema_version, digest_key) VALUES ($1, $2, $3)
+
+-- name: environment
+SELECT environment FROM payclient.meta
+
+-- name: set_environment
+UPDATE payclient.meta SET environment = $1 WHERE environment IS NULL
+
+-- name: move_environment
+UPDATE payclient.meta SET environment = $1
+
+-- name: write
+SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+    $22, $23, $24, $25, $26, $27, $28, $29, $30)
+
+-- name: attempts
+SELECT {record} FROM payclient.find($1)
+
+-- name: unfinished
+SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)
+ORDER BY created_at, id
+
+-- A page, each record with its id, from which the next page goes on.
+-- name: records
+SELECT {record}, id FROM payclient.records WHERE id > $1 ORDER BY id LIMIT $2
+
+-- name: history
+SELECT {change} FROM payclient.history WHERE client_transaction_id = $1 ORDER BY cursor
+
+-- name: news
+SELECT {change} FROM payclient.news($1, $2)
+
+-- What an opening of the ledger had asked before it lost its connection is done or undone once this is answered.
+-- name: wait_for_own
+SELECT pg_advisory_xact_lock($1::bigint)
+
+-- name: notify
+SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
+
+-- Who follows what. All times are the database's own.
+
+-- Whether this process had lived on without a gap.
+-- name: renew
+WITH before AS (SELECT until FROM payclient.followers WHERE follower = $1)
+INSERT INTO payclient.followers (follower, until) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
+ON CONFLICT (follower) DO UPDATE SET until = excluded.until
+RETURNING coalesce((SELECT until >= clock_timestamp() FROM before), false)
+
+-- name: leave
+UPDATE payclient.followers SET until = '-infinity' WHERE follower = $1
+
+-- The names of all who follow something are few: they are read by hopping over the index, not by reading it.
+-- name: claim
+WITH RECURSIVE names (follower) AS (
+    (SELECT follower FROM payclient.open_attempts ORDER BY follower LIMIT 1)
+    UNION ALL SELECT (
+        SELECT o.follower FROM payclient.open_attempts AS o WHERE o.follower > names.follower
+        ORDER BY o.follower LIMIT 1
+    ) FROM names WHERE names.follower IS NOT NULL
+), taken AS (
+    UPDATE payclient.open_attempts SET follower = $1 WHERE attempt_id IN (
+        SELECT attempt_id FROM payclient.open_attempts AS o
+        WHERE follower = ANY (ARRAY(
+                SELECT follower FROM names WHERE follower IS NOT NULL
+                EXCEPT SELECT follower FROM payclient.followers WHERE until > clock_timestamp()
+            ))
+            AND (permitted_at <= clock_timestamp() - make_interval(secs => $3)
+                OR (SELECT state FROM payclient.records WHERE id = o.attempt_id) <> 'sending')
+        ORDER BY attempt_id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+    ) RETURNING attempt_id
+)
+SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM taken)
+
+-- name: held
+SELECT client_transaction_id FROM payclient.open_attempts JOIN payclient.attempts ON id = attempt_id
+WHERE follower = $1
+
+-- name: release
+UPDATE payclient.open_attempts SET follower = 0 WHERE follower = $1 AND attempt_id IN (
+    SELECT id FROM payclient.attempts WHERE client_transaction_id = ANY($2)
+)
+
+-- Seconds until the first of so many queries, each of which takes so many seconds of the budget.
+-- name: reserve
+INSERT INTO payclient.budgets AS b (name, next_at)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2::integer * $3::float8))
+ON CONFLICT (name) DO UPDATE
+SET next_at = greatest(b.next_at, clock_timestamp()) + make_interval(secs => $2::integer * $3::float8)
+RETURNING greatest(extract(epoch FROM
+    next_at - make_interval(secs => $2::integer * $3::float8) - clock_timestamp()), 0)::float8
+
+-- name: pause
+INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
+ON CONFLICT (name) DO UPDATE SET next_at = greatest(b.next_at, excluded.next_at)
+
+-- Those of so many lanes that this process holds from now on: nobody held them, or nobody living.
+-- name: take_lanes
+INSERT INTO payclient.lanes AS l (lane, holder)
+SELECT DISTINCT v.lane, $1::bigint FROM unnest($2::bytea[]) AS v (lane) ORDER BY v.lane
+ON CONFLICT (lane) DO UPDATE SET holder = excluded.holder WHERE l.holder = excluded.holder OR NOT EXISTS (
+    SELECT FROM payclient.followers AS f WHERE f.follower = l.holder AND f.until > clock_timestamp()
+) RETURNING l.lane
+
+-- name: drop_lanes
+UPDATE payclient.lanes SET holder = 0 WHERE lane = ANY($2) AND holder = $1

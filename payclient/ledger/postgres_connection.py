@@ -1,0 +1,402 @@
+"""Connections to PostgreSQL: one host after another, settings read before anything is trusted, a schema made once,
+and LISTEN.
+
+What asyncpg raises may quote a statement, a value or the address with its password: nothing of it goes further than
+the fault's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+import attrs
+
+from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
+from payclient.ledger.records import read_statements
+
+__all__ = [
+    "FAULTS",
+    "POLL",
+    "Address",
+    "Connect",
+    "Listener",
+    "Schema",
+    "Woken",
+    "connector",
+    "drop",
+    "patiently",
+    "unavailable",
+]
+
+logger = logging.getLogger("payclient.ledger")
+
+#: What makes a schema ours.
+APPLICATION = "payclient ledger"
+#: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
+VERSION = 1
+
+#: Opens one connection. A closure: no repr of it shows the address, which may hold a password.
+Connect = Callable[[], Awaitable["asyncpg.Connection"]]
+
+#: Seconds until a server must have let us in, and of each where the address has several: one that is frozen takes the
+#: connection and says nothing.
+CONNECT = 5.0
+CONNECT_TO_EACH = 2.0
+#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting; and between its
+#: attempts.
+OPENING = 30.0
+AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+#: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
+POLL = 5.0
+#: What asyncpg raises where something is wrong on the way to the server or with it.
+FAULTS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a wire that breaks in the midst of a transaction
+    OSError,
+    TimeoutError,
+    ValueError,
+)
+
+
+@attrs.frozen(slots=False)
+class Address:
+    """A URL that may hold a password: error trackers show the local variables of a frame by their repr.
+
+    Raises `ConfigurationError` for a schema that is not a plain name.
+    """
+
+    url: str = attrs.field(repr=False)
+    schema: str = attrs.field(default="payclient", init=False)
+
+    def __attrs_post_init__(self) -> None:
+        address, _, query = self.url.partition("?")
+        options = [each for each in query.split("&") if each]
+        named = [each.removeprefix("schema=") for each in options if each.startswith("schema=")]
+        if named:
+            if len(named) > 1 or not re.fullmatch(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}", named[0]):
+                raise ConfigurationError(
+                    "the ledger's schema must be one name of letters, digits, _ and -, such as ?schema=shop_17"
+                )
+            rest = "&".join(each for each in options if not each.startswith("schema="))
+            object.__setattr__(self, "url", f"{address}?{rest}" if rest else address)
+            object.__setattr__(self, "schema", named[0])
+
+    def each_host(self) -> list[str]:
+        """Return an address for each of its hosts."""
+        authority = re.match("[^/?#]*", self.url.removeprefix("postgresql://"))
+        whole = authority[0] if authority else ""
+        user, at, hosts = whole.rpartition("@")
+        rest = self.url.removeprefix("postgresql://")[len(whole) :]
+        return [f"postgresql://{user}{at}{host}{rest}" for host in hosts.split(",")]
+
+    @property
+    def location(self) -> str:
+        """The address without its user, password and options, but for its schema."""
+        rest = self.url.removeprefix("postgresql://").partition("?")[0]
+        hosts, slash, database = rest.partition("/")
+        schema = "" if self.schema == "payclient" else f"?schema={self.schema}"
+        return f"postgresql://{hosts.rpartition('@')[2]}{slash}{database}{schema}"
+
+
+def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
+    """What a fault of PostgreSQL is to a caller; it quotes the fault's name, never a statement or a value."""
+    if isinstance(error, PayError):  # our own words
+        return LedgerUnavailableError(str(error))
+    return LedgerUnavailableError(f"the ledger could not be {doing} ({type(error).__name__})")
+
+
+#: Connections of this process.
+_open_here: weakref.WeakSet[asyncpg.Connection] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Point a child's copies of the sockets at nothing.
+
+    However the child ends, asyncpg would say goodbye to the server on them, and end the parent's connections.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for connection in _open_here:
+        if (transport := getattr(connection, "_transport", None)) is not None:
+            with suppress(OSError, ValueError):
+                os.dup2(nothing, transport.get_extra_info("socket").fileno(), inheritable=False)
+    _open_here.clear()
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class _BusyServerError(LedgerUnavailableError):
+    """The server takes no connection now, and may take one soon."""
+
+
+def connector(address: Address) -> Connect:
+    """What opens a connection to this address. It raises `ConfigurationError` or `LedgerUnavailableError`."""
+    hosts = [Address(url) for url in address.each_host()]
+
+    async def connect() -> asyncpg.Connection:
+        faults: list[PayError] = []
+        for host in hosts:
+            try:
+                return await _connect(host, CONNECT if len(hosts) == 1 else CONNECT_TO_EACH)
+            except PayError as error:
+                faults.append(error)
+        # Of several hosts the one that answered says more than those that did not.
+        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
+        raise (said or faults)[-1].with_traceback(None)
+
+    return connect
+
+
+async def patiently(connect: Connect) -> asyncpg.Connection:
+    """Connect, and try again for `OPENING` seconds where the server takes no connection now."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + OPENING
+    for pause in itertools.chain(AGAIN, itertools.repeat(AGAIN[-1])):
+        try:
+            return await connect()
+        except _BusyServerError as error:
+            if loop.time() + pause > until:
+                # As its own kind the error would pickle by a private name.
+                fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
+                break
+        await asyncio.sleep(pause)
+    raise fault
+
+
+async def _connect(address: Address, timeout: float) -> asyncpg.Connection:
+    fault: PayError
+    try:
+        # No cache of statements: behind a pooler, the next statement may meet another server.
+        connection: asyncpg.Connection = await asyncpg.connect(
+            address.url,
+            timeout=timeout,
+            statement_cache_size=0,
+            server_settings={"application_name": "payclient"},
+        )
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
+    except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
+        fault = _BusyServerError(
+            f"the ledger's server takes no more connections ({type(error).__name__})"
+            if isinstance(error, asyncpg.TooManyConnectionsError)
+            else f"the ledger's server is starting or stopping ({type(error).__name__})"
+        )
+    except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
+        fault = unavailable(error, "opened")
+    except (asyncpg.InterfaceError, ValueError):
+        fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
+    else:
+        _open_here.add(connection)
+        return connection
+    # Outside the `except`, so that not even `__context__` keeps what asyncpg said.
+    raise fault
+
+
+def drop(connection: asyncpg.Connection | None) -> None:
+    """Let go of a connection, whatever state it is in."""
+    if connection is not None:
+        with suppress(*FAULTS):
+            connection.terminate()
+
+
+class Schema:
+    """The ledger's schema of that name, and its statements."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.statements = {
+            key: sql.replace("payclient.", f'"{name}".')
+            for key, sql in read_statements("postgres.sql").items()
+        }
+        self._made = [sql for sql in self.statements.values() if sql.startswith("CREATE ")]
+        #: The tables, views, indices, functions and guards that a ledger must have.
+        made = re.compile(
+            r"CREATE [A-Z ]*(?:TABLE|VIEW|INDEX|FUNCTION|TRIGGER|SEQUENCE) (?:\"[^\"]+\"\.)?(\w+)"
+        )
+        self._names = {match[1] for sql in self._made if (match := made.match(sql))}
+
+    async def open(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
+        """Check the server and the schema, made if there is none and `create`; return the digest key, and whether it
+        was made.
+
+        Raises `ConfigurationError` for what is not a ledger or not a safe place for one, `LedgerMissingError`,
+        `LedgerUnavailableError`.
+        """
+        created = False
+        try:
+            _check_settings(await connection.fetchrow(self.statements["settings"]))
+            _, meta, filled = await connection.fetchrow(self.statements["existing"], self.name)
+            if not meta:
+                if filled:
+                    raise self._foreign()
+                if not create:
+                    raise LedgerMissingError(
+                        "the ledger must exist, and there is no ledger in this database; `payclient ledger init` "
+                        "makes one"
+                    )
+                created = await self._create(connection)
+            return await self._check(connection), created
+        except FAULTS as error:
+            fault: PayError = unavailable(error, "opened")
+            if isinstance(error, asyncpg.InsufficientPrivilegeError):
+                fault = ConfigurationError(
+                    f"the database's user may not read or make the ledger's schema, {self.name}"
+                )
+        raise fault
+
+    def _foreign(self) -> ConfigurationError:
+        return ConfigurationError(f"the database's schema {self.name} is another program's")
+
+    async def _create(self, connection: asyncpg.Connection) -> bool:
+        """Make the schema; False where another process has just made it."""
+        # One transaction, so that a pooler keeps to one server.
+        async with connection.transaction(isolation="read_committed"):
+            await connection.execute(self.statements["lock_creation"])
+            # Another process may have made it, or a person only the empty schema, for a user who may not.
+            schema, meta, _ = await connection.fetchrow(self.statements["existing"], self.name)
+            if meta:
+                return False
+            if not schema:
+                await connection.execute(f'CREATE SCHEMA "{self.name}"')
+            for sql in self._made:
+                await connection.execute(sql)
+            await connection.execute(
+                self.statements["insert_meta"], APPLICATION, VERSION, secrets.token_bytes(32)
+            )
+            return True
+
+    async def _check(self, connection: asyncpg.Connection) -> bytes:
+        try:
+            row = await connection.fetchrow(self.statements["meta"])
+        except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
+            row = None
+        if row is None or row[0] != APPLICATION:
+            raise self._foreign()
+        if row[1] != VERSION:
+            raise ConfigurationError(
+                f"the ledger must have schema version {VERSION}, and has version {row[1]}: another release of "
+                "payclient made it; nothing was changed"
+            )
+        if (
+            not {name for (name,) in await connection.fetch(self.statements["names"], self.name)}
+            >= self._names
+        ):
+            raise ConfigurationError(
+                "the ledger lacks a table, an index, a function or a trigger that it was made with"
+            )
+        return bytes(row[2])
+
+
+def _check_settings(row: Sequence[Any]) -> None:
+    commit, standbys, fsync, pages, read_only, isolation, encoding, standby, version = row
+    faults = [
+        (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
+        (standby, "the server is a standby, which takes no writes: give the primary's address"),
+        (read_only != "off", "default_transaction_read_only is on: a ledger must write"),
+        (
+            isolation != "read committed",
+            f"default_transaction_isolation is {isolation}: a ledger needs read committed",
+        ),
+        (encoding != "UTF8", f"the database's encoding is {encoding}: a ledger needs UTF8"),
+        (fsync != "on", "fsync is off: a power failure would lose what was charged"),
+        (pages != "on", "full_page_writes is off: a power failure could tear what was charged"),
+        (commit == "off", "synchronous_commit is off: a permit could be lost after its charge was sent"),
+        (
+            commit == "local" and standbys != "",
+            "synchronous_commit is local, but there are synchronous standbys: a failover would lose permits whose "
+            "charges were sent",
+        ),
+    ]
+    for wrong, words in faults:
+        if wrong:
+            raise ConfigurationError(words)
+
+
+# What other processes wrote: LISTEN on a connection of its own, and a poll all the same. A listener that dies, or a
+# pooler that cannot LISTEN, costs time and loses nobody: every watcher is told to look again after each reconnection
+# and every few seconds.
+
+#: Is told a client transaction id that was notified or decided; None: look again at all that you wait for.
+Woken = Callable[[str | None], None]
+
+
+class Listener:
+    """Tells its watchers, on the event loop in which it was made."""
+
+    def __init__(self, connect: Connect, channel: str, poll: float) -> None:
+        self._connect = connect
+        self._channel = channel
+        self._poll = poll
+        self._watchers: dict[object, Woken] = {}
+        self._lost = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._look()), loop.create_task(self._listen())]
+
+    def watch(self, woken: Woken) -> Callable[[], None]:
+        """Tell it from now on, until what this returns is called."""
+        key = object()
+        self._watchers[key] = woken
+        return lambda: self._watchers.pop(key, None) and None
+
+    def _tell(self, client_transaction_id: str | None) -> None:
+        for woken in tuple(self._watchers.values()):
+            try:
+                woken(client_transaction_id)
+            except Exception as error:  # one watcher's fault is not another's
+                logger.error("a watcher of the ledger failed: %s", type(error).__name__)
+
+    def _hear(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
+        self._tell(str(payload) or None)
+
+    async def _look(self) -> None:
+        """Whether or not anything is heard."""
+        while True:
+            await asyncio.sleep(self._poll)
+            self._tell(None)
+
+    async def _listen(self) -> None:
+        connection: asyncpg.Connection | None = None
+        try:
+            while True:
+                self._lost.clear()
+                try:
+                    if connection is None:
+                        connection = await self._connect()
+                        connection.add_termination_listener(lambda _: self._lost.set())
+                        async with asyncio.timeout(self._poll):
+                            await connection.add_listener(self._channel, self._hear)
+                        # Only now: what was written before the LISTEN was heard by nobody.
+                        self._tell(None)
+                    else:
+                        await connection.execute("SELECT 1", timeout=self._poll)
+                except (PayError, *FAULTS):
+                    drop(connection)
+                    connection = None
+                try:
+                    async with asyncio.timeout(self._poll):
+                        await self._lost.wait()
+                    drop(connection)
+                    connection = None
+                except TimeoutError:
+                    pass
+        finally:
+            drop(connection)
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

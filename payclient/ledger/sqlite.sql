@@ -1,0 +1,193 @@
+-- The SQLite ledger. Words in braces are made from `lifecycle` by records.py.
+--
+-- Nothing but INSERT is ever done to an attempt and to its changes; where an attempt stands is what its newest change
+-- says. The database itself keeps the promises: its unique keys and its guards refuse a second open attempt, every
+-- illegal move, and any change of what was written. The PostgreSQL ledger has the same tables.
+
+-- name: create_meta
+CREATE TABLE meta (
+    digest_key BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    schema_version INTEGER NOT NULL,
+    environment BLOB
+) STRICT
+
+-- The permits, and what an attempt is. A permit's id and a change's cursor are numbers of one order.
+-- name: create_attempts
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY,
+    client_transaction_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL CHECK (attempt >= 1),
+    kind TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    lane BLOB NOT NULL,
+    credentials BLOB NOT NULL,
+    amount INTEGER NOT NULL,
+    currency TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    UNIQUE (client_transaction_id, attempt)
+) STRICT
+
+-- The events that an attempt took since, each with all that is known from then on; `state_evidence` is what the state
+-- `after` rests on.
+-- name: create_changes
+CREATE TABLE changes (
+    cursor INTEGER PRIMARY KEY,
+    attempt_id INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    at REAL NOT NULL,
+    event TEXT NOT NULL,
+    evidence TEXT NOT NULL,
+    detail TEXT,
+    before TEXT NOT NULL,
+    after TEXT NOT NULL CHECK ({legal_moves}),
+    state_evidence TEXT NOT NULL,
+    transaction_id INTEGER,
+    expires_at REAL,
+    candidate_ids TEXT,
+    notified_at REAL,
+    decided_at REAL CHECK ((decided_at IS NOT NULL) = ({decided})),
+    error_code INTEGER,
+    error_type TEXT,
+    messages TEXT,
+    UNIQUE (attempt_id, version)
+) STRICT
+
+-- The attempts that are not decided, kept by the guards.
+-- name: create_open_attempts
+CREATE TABLE open_attempts (attempt_id INTEGER PRIMARY KEY) STRICT
+
+-- name: create_records
+CREATE VIEW records AS
+SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
+    coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
+    coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
+    coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
+    error_code, error_type, messages
+FROM attempts LEFT JOIN changes ON cursor = (
+    SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
+)
+
+-- name: create_history
+CREATE VIEW history AS
+SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
+    'sending' AS after, 'permit' AS evidence, NULL AS detail
+FROM attempts
+UNION ALL
+SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
+FROM changes JOIN attempts ON id = attempt_id
+
+-- These two also stand against INSERT OR REPLACE, which deletes without asking a trigger.
+-- name: guard_permit
+CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
+WHEN new.id <= (SELECT max(id) FROM attempts)
+OR EXISTS (
+    SELECT 1 FROM attempts WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
+)
+OR (new.attempt > 1 AND 'refused' IS NOT (
+    SELECT state FROM records
+    WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1
+))
+BEGIN SELECT RAISE(ABORT, 'not a permit'); END
+
+-- name: guard_change
+CREATE TRIGGER guard_change BEFORE INSERT ON changes
+WHEN new.cursor <= (SELECT max(cursor) FROM changes) OR new.attempt_id >= new.cursor
+OR new.before IS NOT coalesce(
+    (SELECT CASE version WHEN new.version - 1 THEN after ELSE '' END FROM changes
+        WHERE attempt_id = new.attempt_id ORDER BY version DESC LIMIT 1),
+    (SELECT 'sending' FROM attempts WHERE id = new.attempt_id AND new.version = 1)
+)
+OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
+    SELECT 1 FROM attempts AS mine JOIN attempts AS newer USING (client_transaction_id)
+    WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+))
+BEGIN SELECT RAISE(ABORT, 'illegal move'); END
+
+-- name: keep_attempts
+CREATE TRIGGER keep_attempts BEFORE DELETE ON attempts
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+
+-- name: keep_attempts_as_they_are
+CREATE TRIGGER keep_attempts_as_they_are BEFORE UPDATE ON attempts
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+
+-- name: keep_changes
+CREATE TRIGGER keep_changes BEFORE DELETE ON changes
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+
+-- name: keep_changes_as_they_are
+CREATE TRIGGER keep_changes_as_they_are BEFORE UPDATE ON changes
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+
+-- name: open_permitted
+CREATE TRIGGER open_permitted AFTER INSERT ON attempts BEGIN
+    INSERT INTO open_attempts (attempt_id) VALUES (new.id);
+END
+
+-- name: close_decided
+CREATE TRIGGER close_decided AFTER INSERT ON changes WHEN new.decided_at IS NOT NULL BEGIN
+    DELETE FROM open_attempts WHERE attempt_id = new.attempt_id;
+END
+
+-- name: keep_open_attempts
+CREATE TRIGGER keep_open_attempts BEFORE DELETE ON open_attempts
+WHEN NOT EXISTS (SELECT 1 FROM changes WHERE attempt_id = old.attempt_id AND decided_at IS NOT NULL)
+BEGIN SELECT RAISE(ABORT, 'it is not decided'); END
+
+-- name: keep_open_attempts_as_they_are
+CREATE TRIGGER keep_open_attempts_as_they_are BEFORE UPDATE ON open_attempts
+BEGIN SELECT RAISE(ABORT, 'it is not decided'); END
+
+-- name: insert_meta
+INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)
+
+-- name: digest_key
+SELECT digest_key FROM meta
+
+-- name: last_cursor
+SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0))
+
+-- name: environment
+SELECT environment FROM meta
+
+-- name: set_environment
+UPDATE meta SET environment = ? WHERE environment IS NULL
+
+-- name: move_environment
+UPDATE meta SET environment = ?
+
+-- A statement for many rows repeats what follows VALUES, or the one question mark of IN.
+-- name: permit
+INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- Most changes leave the last six columns NULL.
+-- name: change
+INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, before, after, state_evidence,
+    transaction_id, expires_at)
+VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: whole_change
+INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, before, after, state_evidence,
+    transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code, error_type, messages)
+VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+    ?, ?, ?, ?, ?, ?)
+
+-- name: attempts
+SELECT {record} FROM records WHERE client_transaction_id IN (?)
+ORDER BY client_transaction_id, attempt
+
+-- name: unfinished
+SELECT {record} FROM records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id
+
+-- A page, each record with its id, from which the next page goes on.
+-- name: records
+SELECT {record}, id FROM records WHERE id > ? ORDER BY id LIMIT ?
+
+-- name: history
+SELECT {change} FROM history WHERE client_transaction_id = ? ORDER BY cursor
+
+-- name: news
+SELECT {change} FROM changes JOIN attempts ON id = attempt_id
+WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?

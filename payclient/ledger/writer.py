@@ -1,0 +1,468 @@
+"""What both databases share: a queue of operations, batches of them in one transaction, and the ledger on top.
+
+What queues during a commit forms the next batch, so the disk's fsync is shared out among all callers. A caller that is
+cancelled stops waiting; the operation is carried out all the same, in order. Each operation is answered: by its result,
+`TransitionError`, or `LedgerUnavailableError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Callable, Container, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import attrs
+
+from payclient.errors import LedgerUnavailableError, PayError, TransitionError, UsageError
+from payclient.events import Event, NotSent
+from payclient.ledger import Change
+from payclient.ledger.records import (
+    change_of,
+    change_row,
+    grouped,
+    may_permit,
+    moved,
+    permit_row,
+    record_of,
+    sanitize_event,
+)
+from payclient.lifecycle import Record, State, advance
+
+__all__ = ["Apply", "Batch", "Database", "Get", "Operation", "Permit", "Read", "StoredLedger", "Writer"]
+
+logger = logging.getLogger("payclient.ledger")
+
+#: Seconds from one log line about an outage to the next.
+LINE_EVERY = 60.0
+#: Times that a write is tried which the database does not take, though by what the ledger holds it should.
+TRIES = 3
+#: Records made in one turn of the loop while many are read: about a millisecond of work.
+PAGE = 200
+
+
+# Operations. Mutable, since attrs makes those four times as fast; nothing changes them but the writer that has them.
+
+
+@attrs.define(eq=False)
+class Permit:
+    """Insert the attempt; the answer is whether it was granted."""
+
+    future: asyncio.Future[Any]
+    record: Record
+    row: tuple[Any, ...]
+    tries: int = 0
+    #: By the loop's clock.
+    since: float = 0.0
+
+
+@attrs.define(eq=False)
+class Apply:
+    """Let the attempt take the event; the answer is the record as it is then."""
+
+    future: asyncio.Future[Any]
+    record: Record
+    event: Event
+    #: None where the caller's record does not take the event; the ledger's may.
+    after: Record | None = None
+    row: tuple[Any, ...] | None = None
+    tries: int = 0
+    since: float = 0.0
+
+    def aim(self, before: Record, after: Record) -> None:
+        """Let the event move the attempt from this record to that one."""
+        self.record, self.after, self.row = before, after, change_row(before, self.event, after)
+
+
+@attrs.define(eq=False)
+class Get:
+    """Find the attempts of these ids; the answer is a list of them, the newest last, by id."""
+
+    future: asyncio.Future[Any]
+    ids: Sequence[str]
+    since: float = 0.0
+
+
+@attrs.define(eq=False)
+class Read:
+    """Execute a named statement; the answer is its rows."""
+
+    future: asyncio.Future[Any]
+    name: str
+    parameters: tuple[Any, ...]
+    since: float = 0.0
+
+
+Write = Permit | Apply
+Operation = Write | Get | Read
+Answer = tuple[Operation, Any, BaseException | None]
+
+
+class Database(Protocol):
+    """What a batch does in a database. Over SQLite none of this ever waits."""
+
+    #: What `insert` raises, having changed nothing, for a row that the database does not take, and the others for a
+    #: value; any other exception is about the database as a whole.
+    value_faults: tuple[type[BaseException], ...]
+
+    async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
+        """Insert all rows, each of another client transaction id, but for those that other rows of the database
+        forbid; return the ids of the inserted ones.
+        """
+
+    async def find(self, ids: Sequence[str]) -> Sequence[Sequence[Any]]:
+        """Return the records of these ids as rows, by id and attempt."""
+
+    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+        """Return the rows of a named statement."""
+
+    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
+        """Return a fault as callers see it, without any statement or value."""
+
+
+class Batch:
+    """Operations that are carried out together: first the writes, in one transaction where the database has one open,
+    then the reads.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = operations
+        self.writes: list[Write] = [each for each in operations if isinstance(each, (Permit, Apply))]
+        self.answers: list[Answer] = []
+
+    def fail(self, error: LedgerUnavailableError, *, writes_too: bool = False) -> None:
+        """Answer by the error what has no answer; with `writes_too`, since nothing was committed, every write too."""
+        if writes_too:
+            self.answers.clear()
+        answered = {id(operation) for operation, _, _ in self.answers}
+        for each in self.writes if writes_too else self.operations:
+            if id(each) not in answered:
+                self._fail(each, error)
+
+    def deny_permits(self, error: LedgerUnavailableError) -> None:
+        """Answer every permit by the error."""
+        answers, self.answers = self.answers, []
+        for answer in answers:
+            if isinstance(answer[0], Permit):
+                self._fail(answer[0], error)
+            else:
+                self.answers.append(answer)
+
+    async def write(self, database: Database) -> None:
+        """Carry out the writes."""
+        writes = self.writes
+        while writes:
+            now, later = _first_of_each_id(writes)
+            writes = await self._insert(database, now) + later
+
+    async def read(self, database: Database) -> None:
+        """Carry out the reads."""
+        await self._get(database, [each for each in self.operations if isinstance(each, Get)])
+        for each in self.operations:
+            if isinstance(each, Read):
+                try:
+                    self._answer(each, await database.fetch(each.name, each.parameters))
+                except database.value_faults as error:
+                    self._fail(each, database.unavailable(error, "read"))
+
+    async def _get(self, database: Database, gets: list[Get]) -> None:
+        """Find with one look-up the records of all."""
+        if not gets:
+            return
+        try:
+            found = grouped(await database.find(list({id_ for each in gets for id_ in each.ids})))
+        except database.value_faults as error:
+            if len(gets) == 1:
+                self._fail(gets[0], database.unavailable(error, "read"))
+            else:
+                for each in gets:
+                    await self._get(database, [each])
+            return
+        for each in gets:
+            self._answer(each, {id_: found[id_] for id_ in each.ids if id_ in found})
+
+    async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
+        """Insert what can be of these, each of another id; return what must be tried again."""
+        permits: list[tuple[Any, ...]] = []
+        changes: list[tuple[Any, ...]] = []
+        for each in writes:
+            if each.row is not None:
+                (permits if isinstance(each, Permit) else changes).append(each.row)
+        fault: BaseException | None = None
+        taken: Container[str] = ()
+        if permits or changes:
+            try:
+                taken = await database.insert(permits, changes)
+            except database.value_faults as error:
+                if len(writes) > 1:
+                    return [again for each in writes for again in await self._insert(database, [each])]
+                fault = database.unavailable(error, "written")
+        rest = []
+        for each in writes:
+            if each.record.client_transaction_id in taken:
+                self.answers.append((each, True if isinstance(each, Permit) else each.after, None))
+            else:
+                rest.append(each)
+        return await self._reconsider(database, rest, fault) if rest else []
+
+    async def _reconsider(
+        self, database: Database, writes: list[Write], fault: BaseException | None
+    ) -> list[Write]:
+        """Answer by what the ledger holds what it did not take, or aim it at that."""
+        try:
+            known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
+        except database.value_faults as error:
+            if len(writes) > 1:
+                raise
+            self._fail(writes[0], fault or database.unavailable(error, "read"))
+            return []
+        again = []
+        for each in writes:
+            attempts, row = known.get(each.record.client_transaction_id, []), each.row
+            try:
+                if isinstance(each, Apply):
+                    each.aim(*moved(attempts, each.record, each.event))
+                    if each.row == row and isinstance(each.event, NotSent) and fault is None:
+                        raise TransitionError("another process was granted this attempt")
+                elif not may_permit(attempts, each.record):
+                    self._answer(each, False)
+                    continue
+            except TransitionError as error:
+                self._fail(each, error)
+                continue
+            each.tries += 1
+            if each.row == row and (fault is not None or each.tries == TRIES):
+                self._fail(each, fault or LedgerUnavailableError("the ledger did not take this"))
+            else:
+                again.append(each)
+        return again
+
+    def _answer(self, operation: Operation, result: object) -> None:
+        self.answers.append((operation, result, None))
+
+    def _fail(self, operation: Operation, error: BaseException) -> None:
+        if isinstance(operation, (Permit, Apply)) and isinstance(error, PayError):
+            identifier = operation.record.client_transaction_id
+            error = type(error)(str(error), client_transaction_id=identifier)
+        self.answers.append((operation, None, error))
+
+
+def _first_of_each_id(writes: list[Write]) -> tuple[list[Write], list[Write]]:
+    """Return the first of each client transaction id, for whose next ones the order matters; and those."""
+    now: list[Write] = []
+    later: list[Write] = []
+    seen = {each.record.client_transaction_id for each in writes}
+    if len(seen) == len(writes):
+        return writes, later
+    for each in writes:
+        if (identifier := each.record.client_transaction_id) in seen:
+            seen.remove(identifier)
+            now.append(each)
+        else:
+            later.append(each)
+    return now, later
+
+
+def resolve(answers: list[Answer]) -> None:
+    """Give each caller the answer, in the loop."""
+    for operation, result, error in answers:
+        if operation.future.done():  # cancelled
+            continue
+        if error is None:
+            operation.future.set_result(result)
+        else:
+            operation.future.set_exception(error)
+
+
+class Writer:
+    """The queue before a database. `submit` and `stop` are called in the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._pending: list[Operation] = []
+        self._failing_since: float | None = None
+        self._logged: float | None = None
+
+    def submit(self, operation: Operation) -> None:
+        """Queue an operation; its future is resolved once it is carried out."""
+        # Handed over once per turn of the loop: what one turn brings forms one batch.
+        if not self._pending:
+            self._loop.call_soon(self._hand_over)
+        operation.since = self._loop.time()
+        self._pending.append(operation)
+
+    def _hand_over(self) -> None:
+        """Let the thread or the task take what is pending."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Let what is queued be carried out, and end."""
+        raise NotImplementedError
+
+    async def ended(self) -> None:
+        """Wait until it has; from any event loop."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Stop, for a ledger that was not closed; also called by the garbage collector and at exit."""
+        raise NotImplementedError
+
+    # One log line a minute about an outage, however many operations fail
+
+    def _failed(self, fault: BaseException) -> None:
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if self._logged is None or now - self._logged >= LINE_EVERY:
+            self._logged = now
+            logger.error(
+                "%s, for %.0f s so far: nothing is sent until it can be", fault, now - self._failing_since
+            )
+
+    def _worked(self) -> None:
+        if self._failing_since is not None:
+            # An outage that no line told of needs none that ends it.
+            if self._logged is not None and self._logged >= self._failing_since:
+                logger.warning("the ledger works again after %.0f s", self._clock() - self._failing_since)
+            self._failing_since = None
+
+
+class StoredLedger:
+    """The ledger over a writer, for one event loop of one process. Opened by `open`, closed by `aclose`."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        loop: asyncio.AbstractEventLoop,
+        digest_key: bytes,
+        *,
+        location: str = "",
+        created: bool = False,
+    ) -> None:
+        self._writer = writer
+        self._loop = loop
+        self._digest_key = digest_key
+        self._location = location
+        self._created = created
+        self._process = os.getpid()
+        self._closed = False
+        # For a ledger that was not closed: runs when this is collected, or at exit, and does not keep it alive.
+        self._forgotten = weakref.finalize(self, _abandon, writer, self._process)
+
+    @property
+    def digest_key(self) -> bytes:
+        return self._digest_key
+
+    @property
+    def location(self) -> str:
+        return self._location
+
+    @property
+    def created(self) -> bool:
+        return self._created
+
+    async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
+        known = await self._read("environment")
+        if moved or known[0][0] is None:
+            # Of two that are first, one is.
+            await self._read("move_environment" if moved else "set_environment", mine)
+            known = await self._read("environment")
+        return bytes(known[0][0])
+
+    async def permit(self, record: Record) -> bool:
+        if record.state is not State.SENDING or record.version != 0:
+            raise TransitionError(
+                "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
+            )
+        future = self._future()
+        self._writer.submit(Permit(future, record, permit_row(record)))
+        granted: bool = await future
+        return granted
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        write = Apply(self._future(), record, sanitize_event(event))
+        with suppress(TransitionError):  # the ledger's record may be newer, and take it
+            write.aim(record, advance(record, write.event))
+        self._writer.submit(write)
+        result: Record = await write.future
+        return result
+
+    async def get(self, client_transaction_id: str) -> Record | None:
+        found = await self.attempts((client_transaction_id,))
+        return found[client_transaction_id][-1] if found else None
+
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
+        return {key: each[-1] for key, each in (await self.attempts(client_transaction_ids)).items()}
+
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
+        future = self._future()
+        self._writer.submit(Get(future, client_transaction_ids))
+        found: dict[str, list[Record]] = await future
+        return found
+
+    def unfinished(self) -> AsyncIterator[Record]:
+        return self._records(self._read("unfinished"))
+
+    def records(self) -> AsyncIterator[Record]:
+        return self._pages(self._read("records", 0, PAGE))
+
+    async def history(self, client_transaction_id: str) -> list[Change]:
+        return [change_of(row) for row in await self._read("history", client_transaction_id)]
+
+    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+        return [change_of(row) for row in await self._read("news", since, limit)]
+
+    async def aclose(self) -> None:
+        if os.getpid() != self._process:
+            return  # it is the parent's
+        self._closed = True
+        self._forgotten.detach()
+        self._writer.stop()
+        await self._writer.ended()
+
+    def __del__(self) -> None:
+        # `_closed` is missing where `__init__` was not reached.
+        if not getattr(self, "_closed", True) and os.getpid() == self._process:
+            warnings.warn(
+                "unclosed ledger; use `await ledger.aclose()`", ResourceWarning, source=self, stacklevel=2
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise UsageError("the ledger is closed")
+        if os.getpid() != self._process:
+            raise UsageError("the ledger belongs to the process that opened it; open another after a fork")
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError("the ledger belongs to another event loop")
+
+    def _future(self) -> asyncio.Future[Any]:
+        self._check_usable()
+        return self._loop.create_future()
+
+    def _read(self, name: str, *parameters: object) -> asyncio.Future[Any]:
+        future = self._future()
+        self._writer.submit(Read(future, name, parameters))
+        return future
+
+    async def _pages(self, rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+        while page := await rows:
+            for row in page:
+                yield record_of(row)
+            rows = self._read("records", page[-1][-1], PAGE)
+
+    @staticmethod
+    async def _records(rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
+        for number, row in enumerate(await rows, 1):
+            yield record_of(row)
+            if number % PAGE == 0:
+                await asyncio.sleep(0)
+
+
+def _abandon(writer: Writer, process: int) -> None:
+    if os.getpid() == process:
+        writer.abandon()

@@ -101,16 +101,22 @@ def test_a_dry_run_shows_all_that_is_known(
     assert main(arguments) == 0
 
 
-def test_a_plan_says_where_it_goes_also_by_the_profile(
+def test_a_dry_run_needs_no_service_and_takes_address_and_limits_from_the_profile(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A preset has the address of the real service."""
-    monkeypatch.delenv("PAYCLIENT_BASE_URL", raising=False)
+    """A preset has the address of the real service; what a profile forbids is an error of a row."""
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
     profile = tmp_path / "shop.toml"
     profile.write_text('name = "shop"\nbase_url = "https://pay.example"\n', encoding="utf-8")
     file = write_csv(tmp_path / "charges.csv", rows_of("where", 2))
-    assert main(["charge", str(file), "--dry-run", "--profile", str(profile)]) == 0
-    assert "to https://pay.example as shop" in " ".join(capfd.readouterr().out.split())
+    arguments = ["charge", str(file), "--dry-run", "--profile", str(profile), "--rate", "33.333333333333336"]
+    assert main(arguments) == 0
+    said = capfd.readouterr()
+    assert "to https://pay.example as shop" in " ".join(said.out.split())
+    assert "nothing was sent" in said.err
+    profile.write_text("[max_lengths]\nclient_transaction_id = 5\n")
+    assert main(arguments) == 2
+    assert "line 2, client_transaction_id: is longer than 5 characters" in capfd.readouterr().err
 
 
 def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +197,11 @@ def test_the_token_of_a_file(
     assert main(charge_arguments(willing, file)) == 2
     token.unlink()
     assert main(charge_arguments(willing, file)) == 2
+    monkeypatch.delenv("PAYCLIENT_TOKEN_FILE")
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    assert main(charge_arguments(willing, file)) == 2
     err = capfd.readouterr().err
+    assert "token: set PAYCLIENT_TOKEN" in err
     assert "give it without the word Bearer" in err
     assert "cannot be read: No such file" in err
     assert "secret-never-shown" not in err

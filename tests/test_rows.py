@@ -166,6 +166,8 @@ def test_a_bad_header_is_one_clear_error(
         ({"country_code": "Ecuador"}, "country_code: is a country calling code"),
         ({"client_transaction_id": ""}, "client_transaction_id: is required"),
         ({"client_transaction_id": "order-1 "}, "client_transaction_id: has blanks"),
+        ({"client_transaction_id": "order-e\u0301"}, "client_transaction_id: "),
+        ({"client_transaction_id": "order-\u200b1"}, "client_transaction_id: "),
         ({"reference": "two\nlines"}, "reference: has control characters"),
         ({"reference": "NUL\0"}, "reference: has control characters"),
         ({"reference": "x" * 5000}, "reference: is longer"),

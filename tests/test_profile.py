@@ -278,7 +278,7 @@ def test_a_bad_setting_given_in_python_is_named_too(settings: dict[str, Any], na
 def test_a_status_given_in_python_is_a_status_profile() -> None:
     """A dict is not quietly taken for one."""
     status: Any = STATUS
-    with pytest.raises(ConfigurationError, match=r"^profile setting status: is a StatusProfile$"):
+    with pytest.raises(ConfigurationError, match=r"^profile setting status: must be a StatusProfile$"):
         ServiceProfile(status=status)
 
 

@@ -41,7 +41,7 @@ def test_a_bad_file_is_not_told_of_presets(tmp_path: Path) -> None:
     """It is there, and it is wrong."""
     path = tmp_path / "shop.toml"
     path.write_text("name = 5", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"^profile setting name: is a text$"):
+    with pytest.raises(ConfigurationError, match=r"^profile setting name: must be a text$"):
         find_profile(path)
 
 

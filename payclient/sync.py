@@ -60,12 +60,14 @@ class _LoopThread:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise TrackerClosedError("the program ended while this was waiting") from None
+            raise TrackerClosedError("the tracker was closed while this was waiting") from None
 
     def _start(self) -> asyncio.AbstractEventLoop:
         # `atexit` would be too late: by then the executor is gone that looks up hosts and closes ledgers.
         threading._register_atexit(_end)  # type: ignore[attr-defined]  # as concurrent.futures does; not in typeshed
         loop = asyncio.new_event_loop()
+        # CPython 3.12.0 starts no thread at the end of a program, and a ledger closes by one: here it is already.
+        loop.run_in_executor(None, int)
         self._thread = threading.Thread(target=self._serve, args=[loop], name="payclient-sync", daemon=True)
         self._thread.start()
         return loop
@@ -373,7 +375,7 @@ class _Stream(Iterator[_R]):
         except StopAsyncIteration:
             raise StopIteration from None
         except asyncio.CancelledError:
-            raise TrackerClosedError("the program ended while this was waiting") from None
+            raise TrackerClosedError("the tracker was closed while this was waiting") from None
 
     def _drop(self) -> None:
         """Drop the item that is awaited. Never blocks, since the garbage collector may call it."""

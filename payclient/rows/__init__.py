@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +192,16 @@ def _row(
         if not name:
             row.errors.append(RowError(line, f"column {number}", "has a value and no name"))
         for field in fields:
-            values[field], faults = cell, list[tuple[str, str]]()
+            values[field] = cell
+            if field == "order":
+                faults: list[tuple[str, str]] = []
+                values[field] = build(Order, cell, "order.", faults)
+                row.add(*faults)
+                continue
             try:
-                values[field] = (
-                    build(Order, cell, "order.", faults) if field == "order" else cells.read(cell, field)
-                )
+                values[field] = cells.read(cell, field)
             except CellError as error:
-                faults.append((field, str(error)))
-            row.add(*faults)
+                row.add((field, str(error)))
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
@@ -222,8 +225,8 @@ def _check_keys(rows: Iterable[Row]) -> None:
         if row.key is not None:
             lines.setdefault(row.key, []).append(row.line)
     for row in rows:
-        same = [str(line) for line in lines.get(row.key or "", ()) if line != row.line]
-        if same:
+        others = (str(line) for line in lines.get(row.key or "", ()) if line != row.line)
+        if same := list(islice(others, MAX_LINES + 1)):
             named = ", ".join(same[:MAX_LINES]) + ", ..." * (len(same) > MAX_LINES)
             row.add((KEY, f"is the same as in line{'s' * (len(same) > 1)} {named}"))
 

@@ -584,7 +584,7 @@ def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
     left = file.bad_rows(tmp_path / "bad.jsonl")
     lines = left.decode().splitlines()
     assert lines[1] == row[:50]
-    assert json.loads(lines[0])["fault"].startswith("tip: is an int of cents, not float")
+    assert "tip: is an int of cents, not float" in json.loads(lines[0])["fault"]
     assert json.loads(lines[0])["tip"] == 5.0
     assert list(json.loads(lines[2])) == ["fault"]
     assert not [error for error in errors_of(read(left, "again.jsonl")) if "fault" in error]

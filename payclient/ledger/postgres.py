@@ -132,6 +132,7 @@ class PostgresWriter(Writer):
         self.task = loop.create_task(self._run())
 
     def submit(self, operation: Operation) -> None:
+        operation.since = self._loop.time()
         super().submit(operation)
         if self.task.done():  # somebody cancelled all tasks of the loop
             self._refuse_pending()

@@ -5,10 +5,9 @@
 -- is open, and that no attempt is written under settings that could lose its commit. Writers do not wait for each
 -- other, unless they write about one client transaction id; how the feed misses nothing all the same says `news`.
 
--- name: create_cursors
-CREATE SEQUENCE payclient.cursors
+-- name: schema
+CREATE SEQUENCE payclient.cursors;
 
--- name: create_meta
 CREATE TABLE payclient.meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     application text NOT NULL,
@@ -16,11 +15,10 @@ CREATE TABLE payclient.meta (
     digest_key bytea NOT NULL CHECK (length(digest_key) = 32),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     environment bytea
-)
+);
 
 -- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
 -- attempt, which alone may say that it was not sent.
--- name: create_attempts
 CREATE TABLE payclient.attempts (
     id bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
     owner bigint NOT NULL,
@@ -35,9 +33,8 @@ CREATE TABLE payclient.attempts (
     credentials bytea NOT NULL,
     currency text NOT NULL,
     UNIQUE (client_transaction_id, attempt)
-)
+);
 
--- name: create_changes
 CREATE TABLE payclient.changes (
     cursor bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
     attempt_id bigint NOT NULL,
@@ -58,40 +55,34 @@ CREATE TABLE payclient.changes (
     error_type text,
     messages text,
     UNIQUE (attempt_id, version)
-)
+);
 
--- name: create_open_attempts
 CREATE TABLE payclient.open_attempts (
     attempt_id bigint PRIMARY KEY,
     permitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The process that follows it; empty: none.
     follower bigint NOT NULL
-)
+);
 
--- name: create_open_attempts_of
-CREATE INDEX open_attempts_of ON payclient.open_attempts (follower, attempt_id)
+CREATE INDEX open_attempts_of ON payclient.open_attempts (follower, attempt_id);
 
 -- One row for each process: to live on costs one update, however much it follows.
--- name: create_followers
 CREATE TABLE payclient.followers (
     follower bigint PRIMARY KEY,
     until timestamptz NOT NULL
-)
+);
 
--- name: create_budgets
 CREATE UNLOGGED TABLE payclient.budgets (
     name text PRIMARY KEY,
     next_at timestamptz NOT NULL
-)
+);
 
 -- Who charges a customer: a courtesy between batches, which a crash of the server may forget.
--- name: create_lanes
 CREATE UNLOGGED TABLE payclient.lanes (
     lane bytea PRIMARY KEY,
     holder bigint NOT NULL
-)
+);
 
--- name: create_records
 CREATE VIEW payclient.records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
@@ -99,22 +90,20 @@ SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amou
     coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages
 FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
-) AS c ON true
+) AS c ON true;
 
--- name: create_history
 CREATE VIEW payclient.history AS
 SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
     'sending' AS after, 'permit' AS evidence, NULL AS detail
 FROM payclient.attempts
 UNION ALL
 SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id;
 
 -- Insert permits and changes, and return the client transaction ids of those that were inserted: the others are
 -- forbidden by what the database holds. One statement, so that a process that stops amid it holds nothing that others
 -- wait for. A process that lost its connection waits by the lock for what it had asked. Rows are inserted in one order,
 -- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do.
--- name: create_write
 CREATE FUNCTION payclient.write(
     bigint, bigint,
     text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
@@ -163,20 +152,18 @@ BEGIN
         )
         SELECT a.client_transaction_id FROM changed JOIN payclient.attempts AS a ON a.id = changed.attempt_id;
     END IF;
-END $$
+END $$;
 
--- name: create_find
 CREATE FUNCTION payclient.find(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY SELECT * FROM payclient.records WHERE client_transaction_id = ANY($1)
     ORDER BY client_transaction_id, attempt;
-END $$
+END $$;
 
 -- Changes are numbered before their commits, so that one may come into sight later than one of a higher number. The
 -- highest that is in sight is taken first; then, whoever may have drawn a lower number holds a lock on the table until
 -- the end of its transaction: these are waited for. Nothing is returned while one of them is stuck.
--- name: create_news
 CREATE FUNCTION payclient.news(since bigint, page integer) RETURNS SETOF payclient.history LANGUAGE plpgsql AS $$
 DECLARE
     last bigint;
@@ -201,15 +188,13 @@ BEGIN
     END IF;
     RETURN QUERY SELECT {change} FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
     WHERE cursor > since AND cursor <= last AND {news} ORDER BY cursor LIMIT page;
-END $$
+END $$;
 
--- name: create_refuse
 CREATE FUNCTION payclient.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '%', TG_ARGV[0];
-END $$
+END $$;
 
--- name: create_check_durable
 CREATE FUNCTION payclient.check_durable() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') = 'off' OR (current_setting('synchronous_commit') = 'local'
@@ -218,10 +203,9 @@ BEGIN
         RAISE EXCEPTION 'synchronous_commit could lose this';
     END IF;
     RETURN NULL;
-END $$
+END $$;
 
 -- Locks the attempt before it, as the check of a change does that leaves REFUSED: of these two one comes first.
--- name: create_check_permit
 CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     last bigint;
@@ -232,9 +216,8 @@ BEGIN
         RAISE EXCEPTION 'not a permit';
     END IF;
     RETURN new;
-END $$
+END $$;
 
--- name: create_check_change
 CREATE FUNCTION payclient.check_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF new.before = 'refused' AND new.after <> 'refused' THEN
@@ -253,16 +236,14 @@ BEGIN
         RAISE EXCEPTION 'illegal move';
     END IF;
     RETURN new;
-END $$
+END $$;
 
--- name: create_close
 CREATE FUNCTION payclient.close() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM payclient.open_attempts WHERE attempt_id = new.attempt_id;
     RETURN NULL;
-END $$
+END $$;
 
--- name: create_check_closed
 CREATE FUNCTION payclient.check_closed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (
@@ -271,43 +252,34 @@ BEGIN
         RAISE EXCEPTION 'it is not decided';
     END IF;
     RETURN old;
-END $$
+END $$;
 
--- name: guard_permit
 CREATE TRIGGER guard_permit BEFORE INSERT ON payclient.attempts FOR EACH ROW
-WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit()
+WHEN (new.attempt > 1) EXECUTE FUNCTION payclient.check_permit();
 
--- name: guard_change
 CREATE TRIGGER guard_change BEFORE INSERT ON payclient.changes FOR EACH ROW
-EXECUTE FUNCTION payclient.check_change()
+EXECUTE FUNCTION payclient.check_change();
 
--- name: guard_permit_commit
 CREATE TRIGGER guard_permit_commit BEFORE INSERT ON payclient.attempts
-FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable()
+FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
 
--- name: guard_change_commit
 CREATE TRIGGER guard_change_commit BEFORE INSERT ON payclient.changes
-FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable()
+FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
 
--- name: keep_attempts
 CREATE TRIGGER keep_attempts BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.attempts
-EXECUTE FUNCTION payclient.refuse('what is written stays')
+EXECUTE FUNCTION payclient.refuse('what is written stays');
 
--- name: keep_changes
 CREATE TRIGGER keep_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.changes
-EXECUTE FUNCTION payclient.refuse('what is written stays')
+EXECUTE FUNCTION payclient.refuse('what is written stays');
 
--- name: keep_meta
 CREATE TRIGGER keep_meta BEFORE UPDATE OF application, schema_version, digest_key, created_at OR DELETE OR TRUNCATE
-ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not change')
+ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not change');
 
--- name: close_decided
 CREATE TRIGGER close_decided AFTER INSERT ON payclient.changes FOR EACH ROW
-WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close()
+WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close();
 
--- name: keep_open_attempts
 CREATE TRIGGER keep_open_attempts BEFORE DELETE ON payclient.open_attempts FOR EACH ROW
-EXECUTE FUNCTION payclient.check_closed()
+EXECUTE FUNCTION payclient.check_closed();
 
 -- Which settings, standby or not, and the server's version.
 -- name: settings
@@ -376,7 +348,6 @@ SELECT pg_advisory_xact_lock($1::bigint)
 SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
 
 -- Who follows what. All times are the database's own.
-
 -- Whether this process had lived on without a gap.
 -- name: renew
 WITH before AS (SELECT until FROM payclient.followers WHERE follower = $1)

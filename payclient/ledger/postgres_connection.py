@@ -221,12 +221,10 @@ class Schema:
             key: sql.replace("payclient.", f'"{name}".')
             for key, sql in read_statements("postgres.sql").items()
         }
-        self._made = [sql for sql in self.statements.values() if sql.startswith("CREATE ")]
         #: The tables, views, indices, functions and guards that a ledger must have.
-        made = re.compile(
-            r"CREATE [A-Z ]*(?:TABLE|VIEW|INDEX|FUNCTION|TRIGGER|SEQUENCE) (?:\"[^\"]+\"\.)?(\w+)"
+        self._names = set(
+            re.findall(r'^CREATE [A-Z ]+ (?:"[^"]+"\.)?(\w+)', self.statements["schema"], re.MULTILINE)
         )
-        self._names = {match[1] for sql in self._made if (match := made.match(sql))}
 
     async def open(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
         """Check the server and the schema, made if there is none and `create`; return the digest key, and whether it
@@ -271,8 +269,7 @@ class Schema:
                 return False
             if not schema:
                 await connection.execute(f'CREATE SCHEMA "{self.name}"')
-            for sql in self._made:
-                await connection.execute(sql)
+            await connection.execute(self.statements["schema"])
             await connection.execute(
                 self.statements["insert_meta"], APPLICATION, VERSION, secrets.token_bytes(32)
             )

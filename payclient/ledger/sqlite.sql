@@ -4,16 +4,15 @@
 -- says. The database itself keeps the promises: its unique keys and its guards refuse a second open attempt, every
 -- illegal move, and any change of what was written. The PostgreSQL ledger has the same tables.
 
--- name: create_meta
+-- name: schema
 CREATE TABLE meta (
     digest_key BLOB NOT NULL,
     created_at REAL NOT NULL,
     schema_version INTEGER NOT NULL,
     environment BLOB
-) STRICT
+) STRICT;
 
 -- The permits, and what an attempt is. A permit's id and a change's cursor are numbers of one order.
--- name: create_attempts
 CREATE TABLE attempts (
     id INTEGER PRIMARY KEY,
     client_transaction_id TEXT NOT NULL,
@@ -27,11 +26,10 @@ CREATE TABLE attempts (
     created_at REAL NOT NULL,
     expires_at REAL,
     UNIQUE (client_transaction_id, attempt)
-) STRICT
+) STRICT;
 
 -- The events that an attempt took since, each with all that is known from then on; `state_evidence` is what the state
 -- `after` rests on.
--- name: create_changes
 CREATE TABLE changes (
     cursor INTEGER PRIMARY KEY,
     attempt_id INTEGER NOT NULL,
@@ -52,13 +50,11 @@ CREATE TABLE changes (
     error_type TEXT,
     messages TEXT,
     UNIQUE (attempt_id, version)
-) STRICT
+) STRICT;
 
 -- The attempts that are not decided, kept by the guards.
--- name: create_open_attempts
-CREATE TABLE open_attempts (attempt_id INTEGER PRIMARY KEY) STRICT
+CREATE TABLE open_attempts (attempt_id INTEGER PRIMARY KEY) STRICT;
 
--- name: create_records
 CREATE VIEW records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
@@ -67,19 +63,17 @@ SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amou
     error_code, error_type, messages
 FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
-)
+);
 
--- name: create_history
 CREATE VIEW history AS
 SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
     'sending' AS after, 'permit' AS evidence, NULL AS detail
 FROM attempts
 UNION ALL
 SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM changes JOIN attempts ON id = attempt_id
+FROM changes JOIN attempts ON id = attempt_id;
 
 -- These two also stand against INSERT OR REPLACE, which deletes without asking a trigger.
--- name: guard_permit
 CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
 WHEN new.id <= (SELECT max(id) FROM attempts)
 OR EXISTS (
@@ -89,9 +83,8 @@ OR (new.attempt > 1 AND 'refused' IS NOT (
     SELECT state FROM records
     WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1
 ))
-BEGIN SELECT RAISE(ABORT, 'not a permit'); END
+BEGIN SELECT RAISE(ABORT, 'not a permit'); END;
 
--- name: guard_change
 CREATE TRIGGER guard_change BEFORE INSERT ON changes
 WHEN new.cursor <= (SELECT max(cursor) FROM changes) OR new.attempt_id >= new.cursor
 OR new.before IS NOT coalesce(
@@ -103,42 +96,34 @@ OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
     SELECT 1 FROM attempts AS mine JOIN attempts AS newer USING (client_transaction_id)
     WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
 ))
-BEGIN SELECT RAISE(ABORT, 'illegal move'); END
+BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
 
--- name: keep_attempts
 CREATE TRIGGER keep_attempts BEFORE DELETE ON attempts
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
--- name: keep_attempts_as_they_are
 CREATE TRIGGER keep_attempts_as_they_are BEFORE UPDATE ON attempts
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
--- name: keep_changes
 CREATE TRIGGER keep_changes BEFORE DELETE ON changes
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
--- name: keep_changes_as_they_are
 CREATE TRIGGER keep_changes_as_they_are BEFORE UPDATE ON changes
-BEGIN SELECT RAISE(ABORT, 'what is written stays'); END
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
--- name: open_permitted
 CREATE TRIGGER open_permitted AFTER INSERT ON attempts BEGIN
     INSERT INTO open_attempts (attempt_id) VALUES (new.id);
-END
+END;
 
--- name: close_decided
 CREATE TRIGGER close_decided AFTER INSERT ON changes WHEN new.decided_at IS NOT NULL BEGIN
     DELETE FROM open_attempts WHERE attempt_id = new.attempt_id;
-END
+END;
 
--- name: keep_open_attempts
 CREATE TRIGGER keep_open_attempts BEFORE DELETE ON open_attempts
 WHEN NOT EXISTS (SELECT 1 FROM changes WHERE attempt_id = old.attempt_id AND decided_at IS NOT NULL)
-BEGIN SELECT RAISE(ABORT, 'it is not decided'); END
+BEGIN SELECT RAISE(ABORT, 'it is not decided'); END;
 
--- name: keep_open_attempts_as_they_are
 CREATE TRIGGER keep_open_attempts_as_they_are BEFORE UPDATE ON open_attempts
-BEGIN SELECT RAISE(ABORT, 'it is not decided'); END
+BEGIN SELECT RAISE(ABORT, 'it is not decided'); END;
 
 -- name: insert_meta
 INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)

@@ -37,9 +37,7 @@ except ImportError:  # Windows
 __all__ = ["STATEMENTS", "Connect", "OpenFile", "OwnerLock", "back_up", "connect", "open_file", "unavailable"]
 
 STATEMENTS = read_statements("sqlite.sql")
-#: The tables, views and guards, in the order in which they are made.
-SCHEMA = tuple(sql for sql in STATEMENTS.values() if sql.startswith("CREATE "))
-#: The version of the schema, which `TRANSITIONS` shapes too. A file of another version is refused.
+#: Of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
 VERSION = 1
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C
@@ -210,10 +208,15 @@ def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
         _create(connection)
     for each in (path, f"{path}-wal", f"{path}-shm"):
         _tighten(each)
-    made = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
-    if not made >= set(SCHEMA):
-        raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
+    with closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript(STATEMENTS["schema"])
+        if not _made(connection) >= _made(whole):
+            raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
     return not tables
+
+
+def _made(connection: sqlite3.Connection) -> set[str]:
+    return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
 
 
 def _digest_key(connection: sqlite3.Connection) -> bytes:
@@ -236,9 +239,7 @@ def _read(connection: sqlite3.Connection, name: str) -> object:
 
 
 def _create(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA:
-        connection.execute(statement)
+    connection.executescript(f"BEGIN IMMEDIATE;\n{STATEMENTS['schema']}")
     connection.execute(STATEMENTS["insert_meta"], (secrets.token_bytes(32), time.time(), VERSION))
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")

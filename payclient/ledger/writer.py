@@ -13,7 +13,6 @@ import os
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Container, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -293,7 +292,6 @@ class Writer:
         # Handed over once per turn of the loop: what one turn brings forms one batch.
         if not self._pending:
             self._loop.call_soon(self._hand_over)
-        operation.since = self._loop.time()
         self._pending.append(operation)
 
     def _hand_over(self) -> None:
@@ -385,9 +383,11 @@ class StoredLedger:
         return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
-        write = Apply(self._future(), record, sanitize_event(event))
-        with suppress(TransitionError):  # the ledger's record may be newer, and take it
-            write.aim(record, advance(record, write.event))
+        write = Apply(self._future(), record, event := sanitize_event(event))
+        try:  # noqa: SIM105 - `suppress` takes as long as all else here
+            write.aim(record, advance(record, event))
+        except TransitionError:  # the ledger's record may be newer, and take it
+            pass
         self._writer.submit(write)
         result: Record = await write.future
         return result

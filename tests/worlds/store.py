@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from payclient.ledger.records import record_of
 from payclient.ledger.sqlite import SqliteLedger, SqliteWriter
-from payclient.ledger.sqlite_files import SCHEMA, STATEMENTS, VERSION
+from payclient.ledger.sqlite_files import STATEMENTS, VERSION
 from payclient.ledger.writer import Apply, Batch, Operation, Permit, Write, Writer, resolve
 from payclient.lifecycle import Record, State
 
@@ -30,8 +30,7 @@ __all__ = ["LoopWriter", "Store", "WorldLedger"]
 def _empty() -> bytes:
     """A database with the shipped tables and triggers."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in SCHEMA:
-        connection.execute(statement)
+    connection.executescript(STATEMENTS["schema"])
     connection.execute(STATEMENTS["insert_meta"], (bytes(32), 0.0, VERSION))
     image = connection.serialize()
     connection.close()

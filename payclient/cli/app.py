@@ -16,8 +16,8 @@ __all__: list[str] = []
 #: The module beside this one in which each is a function of its name; a new command is a new name here.
 COMMANDS = {
     "cancel": "transaction", "charge": "charge", "confirm": "transaction", "demo": "demo", "doctor": "doctor",
-    "guide": "guide", "ledger": "ledger", "prepare": "prepare", "reverse": "transaction", "sale": "sale",
-    "status": "transaction", "simulate": "simulate",
+    "follow": "follow", "guide": "guide", "ledger": "ledger", "prepare": "prepare", "reverse": "transaction",
+    "sale": "sale", "status": "transaction", "simulate": "simulate",
 }  # fmt: skip
 
 

@@ -1,0 +1,105 @@
+"""`payclient follow`: a process that follows what is open, and prints each outcome as a line of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number as Range
+
+from payclient import Outcome, RefusedError
+from payclient.cli import terminal
+from payclient.cli.report import json_line
+from payclient.cli.settings import ChargeOptions, Service, Whole
+from payclient.cli.signals import handled
+from payclient.errors import ConfigurationError
+
+__all__: list[str] = []
+
+_STDOUT = 1
+
+#: Bytes that a pipe takes without blocking once `select` calls it writable (POSIX: PIPE_BUF is 512 or more).
+_AT_ONCE = 512
+
+
+def follow(
+    *,
+    options: ChargeOptions = ChargeOptions(),
+    since: Annotated[
+        int,
+        Whole,
+        Parameter(validator=Range(gte=0), help="The cursor of the last outcome that you dealt with."),
+    ] = 0,
+) -> int:
+    """Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.
+
+    Decisions, expiries and corrections come in order, each at least once, without delay. Store a line's cursor with
+    what you did about it, and start again with --since.
+
+    Exit codes: 0 stopped by a signal; 2 bad input, or nobody reads the lines.
+    """
+    return asyncio.run(_follow(options.service(), since))
+
+
+async def _follow(service: Service, since: int) -> int:
+    stopped = asyncio.Event()
+    with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
+        async with service.tracker() as tracker:
+            printing = asyncio.create_task(_print(tracker.outcomes(since)))
+            stopping = asyncio.create_task(stopped.wait())
+            try:
+                await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    printing.result()
+            except OSError as error:
+                raise ConfigurationError(f"the outcomes cannot be written: {error.strerror}") from None
+            finally:
+                printing.cancel()
+                stopping.cancel()
+                await asyncio.gather(printing, stopping, return_exceptions=True)
+    terminal.say("stopped; what is open is followed by the next process that opens the ledger")
+    return 0
+
+
+async def _print(outcomes: AsyncIterator[Outcome]) -> None:
+    async for outcome in outcomes:
+        line = json_line(_facts(outcome))
+        while line:
+            await _writable()
+            line = line[os.write(_STDOUT, line[:_AT_ONCE]) :]
+
+
+async def _writable() -> None:
+    """Wait for whoever reads stdout, while the sales are followed on."""
+    if sys.platform == "win32" or select.select([], [_STDOUT], [], 0)[1]:
+        return
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(_STDOUT, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(_STDOUT)
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome in the words of the reports; times are ISO 8601, in UTC."""
+    error = outcome.error if isinstance(outcome.error, RefusedError) else None
+    return {
+        "cursor": outcome.cursor,
+        "client_transaction_id": outcome.client_transaction_id,
+        "transaction_id": outcome.transaction_id,
+        "state": str(outcome.state),
+        "paid": outcome.paid,
+        "evidence": str(outcome.evidence),
+        **{
+            name: None if (at := getattr(outcome, name)) is None else terminal.iso(at)
+            for name in ("created_at", "notified_at", "decided_at")
+        },
+        "error_code": None if error is None else error.error_code,
+        "message": "" if error is None else "; ".join(error.user_messages),
+    }

@@ -1,0 +1,203 @@
+"""`payclient follow`: each outcome as a line of JSON, from a cursor on, until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import sale
+from payclient import sync
+from payclient.cli import main
+from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
+from postgres_server import PostgresServer
+
+ROOT = Path(__file__).parent.parent
+UNLIMITED = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+(FULFIL,) = re.findall(
+    r"^```python\n# fulfil\.py\n(.*?)^```$",
+    (ROOT / "payclient" / "guide" / "operations.md").read_text("utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@pytest.fixture
+def service() -> Iterator[SimulatorThread]:
+    """Its customers approve at once, but for those that are to be refused."""
+    answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
+    settings = attrs.evolve(PAYPHONE, queries_per_minute=None, refuse_with={"refused": 120})
+    with SimulatorThread(Simulator(token="secret", settings=settings, answers=answers)) as thread:
+        yield thread
+
+
+@contextmanager
+def following(
+    service: SimulatorThread, folder: Path, ledger: str, *arguments: str, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A process of it, which is killed at the latest at the end."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "PAYCLIENT_BASE_URL": service.url,
+        "PAYCLIENT_PROFILE": "payphone", "PAYCLIENT_LEDGER": ledger,
+    }  # fmt: skip
+    with (folder / "err").open("a") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "payclient", "follow", *arguments],
+            cwd=folder, env=environment, stderr=err, text=True, **({"stdout": subprocess.PIPE} | options),
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def charging(service: SimulatorThread, ledger: str) -> sync.Tracker:
+    return sync.open_tracker(
+        service.url, "secret", ledger=ledger, profile=UNLIMITED, schedule=payclient.Fixed(0.02)
+    )
+
+
+def charge(tracker: sync.Tracker, identifier: str, phone: str) -> None:
+    """Charge, and again while the ledger is not back: raising means that nothing was sent."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            tracker.sale(sale(identifier, phone=phone))
+        except payclient.LedgerUnavailableError:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        else:
+            return
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    return [json.loads(process.stdout.readline()) for _ in range(count)]
+
+
+def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> None:
+    """What was decided before and what is left open, from a cursor on; SIGTERM ends it well."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    with charging(service, ledger) as tracker:
+        assert tracker.sale(sale("paid")).wait().paid
+        with pytest.raises(payclient.RefusedError):
+            tracker.sale(sale("refused", phone="0984000001"))
+        tracker.sale(sale("open", phone="0984000002"))
+    with following(service, tmp_path, ledger) as process:
+        paid, refused, opened = lines(process, 3)
+        assert list(paid) == [
+            "cursor", "client_transaction_id", "transaction_id", "state", "paid", "evidence", "created_at",
+            "notified_at", "decided_at", "error_code", "message",
+        ]  # fmt: skip
+        assert (paid["client_transaction_id"], paid["state"], paid["paid"]) == ("paid", "accepted", True)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", paid["decided_at"])
+        assert (refused["client_transaction_id"], refused["paid"]) == ("refused", False)
+        assert (refused["error_code"], refused["transaction_id"]) == (120, None)
+        assert refused["message"]
+        assert (opened["client_transaction_id"], opened["paid"]) == ("open", True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    with following(service, tmp_path, ledger, "--since", str(refused["cursor"])) as process:
+        assert lines(process, 1) == [opened]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_over_postgresql_it_prints_what_others_send(
+    service: SimulatorThread, postgres: PostgresServer, new_database: str, tmp_path: Path
+) -> None:
+    """While they go on, and after the server has restarted."""
+    ledger = postgres.url(new_database)
+    with charging(service, ledger) as tracker:
+        tracker.open()
+        with following(service, tmp_path, ledger) as process:
+            for number in range(3):
+                if number == 2:
+                    postgres.stop()
+                    postgres.start()
+                charge(tracker, f"order-{number}", f"098400000{number}")
+                (line,) = lines(process, 1)
+                assert (line["client_transaction_id"], line["paid"]) == (f"order-{number}", True)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+
+
+def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path) -> None:
+    """Gone: exit code 2 and a reason. Stuck: SIGTERM still ends it."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    with charging(service, ledger) as tracker:
+        for number in range(3):
+            assert tracker.sale(sale(f"order-{number}", phone=f"098400000{number}")).wait().paid
+    with following(service, tmp_path, ledger) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(20) == 2
+    assert "the outcomes cannot be written" in (tmp_path / "err").read_text()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"x" * 512)
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    with following(service, tmp_path, ledger, stdout=writer) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    os.close(reader)
+    os.close(writer)
+
+
+def test_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a ledger, or from no cursor, nothing begins."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "secret")
+    assert main(["follow", "--base-url", "http://127.0.0.1:1"]) == 2
+    assert "give --ledger" in capsys.readouterr().err
+    assert main(["follow", "--base-url", "http://127.0.0.1:1", "--ledger", "memory:", "--since", "-1"]) == 2
+    assert "since" in capsys.readouterr().err
+
+
+def test_the_guides_worker_fulfils_once(service: SimulatorThread, tmp_path: Path) -> None:
+    """A pipeline that is killed goes on from the cursor that its worker stored."""
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    (tmp_path / "fulfil.py").write_text(FULFIL, encoding="utf-8")
+    worker = [sys.executable, "fulfil.py"]
+
+    def cursor() -> int:
+        return int(subprocess.check_output([*worker, "cursor"], cwd=tmp_path, text=True))
+
+    for turn in range(2):
+        with charging(service, ledger) as tracker:
+            for number in (2 * turn, 2 * turn + 1):
+                assert tracker.sale(sale(f"order-{number}", phone=f"098400000{number}")).wait().paid
+        before = cursor()
+        with following(service, tmp_path, ledger, "--since", str(before)) as process:
+            reader = subprocess.Popen(worker, cwd=tmp_path, stdin=subprocess.PIPE, text=True)
+            assert reader.stdin is not None
+            for line in lines(process, 2):
+                reader.stdin.write(json.dumps(line) + "\n")
+            reader.stdin.close()
+            assert reader.wait(20) == 0
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert cursor() > before
+    shop = sqlite3.connect(tmp_path / "shop.db")
+    assert sorted(shop.execute("SELECT id FROM paid")) == [(f"order-{number}",) for number in range(4)]
+    shop.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sized
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from payclient.errors import ConfigurationError, TransitionError, UsageError
+from payclient.errors import ConfigurationError, LedgerUnavailableError, TransitionError, UsageError
 from payclient.events import (
     Conflicted,
     Created,
@@ -34,6 +36,7 @@ from payclient.events import (
 )
 from payclient.ledger import Change, Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.writer import StoredLedger
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from postgres_server import PostgresServer
 
@@ -416,6 +419,123 @@ async def test_closed(ledger: Ledger) -> None:
         ledger.unfinished()
     with pytest.raises(UsageError):
         ledger.records()
+
+
+# What outlives a process: files and servers
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a new ledger in a database."""
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'charges.db'}"
+    postgres = request.getfixturevalue("postgres")
+    return str(postgres.url(await postgres.emptied()))
+
+
+async def test_it_survives(url: str) -> None:
+    """What was written is there after it was closed and opened again, the digest key included."""
+    ledger = await open_ledger(url)
+    record = await brought(ledger, State.REFUSED)
+    history, key = await ledger.history("order-1"), ledger.digest_key
+    permit = asyncio.ensure_future(ledger.permit(fresh("queued")))
+    await asyncio.sleep(0)
+    await ledger.aclose()
+    assert await permit
+    ledger = await open_ledger(url, create=False)
+    assert await ledger.get_many(["order-1", "queued"]) == {"order-1": record, "queued": fresh("queued")}
+    assert await ledger.history("order-1") == history
+    assert await ledger.permit(fresh()) is False
+    assert ledger.digest_key == key
+    await ledger.aclose()
+
+
+async def test_values_that_no_column_takes(url: str) -> None:
+    """One caller's impossible value fails that caller, not those of the same batch and look-up."""
+    ledger = await open_ledger(url)
+    answers = await asyncio.gather(
+        ledger.permit(fresh("a")),
+        ledger.permit(fresh("\ud800")),
+        ledger.permit(attrs.evolve(fresh("big"), amount=2**70)),
+        ledger.permit(fresh("b")),
+        ledger.get("a"),
+        ledger.get("\ud800"),
+        ledger.get_many(["a", "c"]),
+        ledger.history("\ud800"),
+        ledger.changes(2**70),
+        ledger.changes(),
+        return_exceptions=True,
+    )
+    fails = LedgerUnavailableError
+    assert [type(each) for each in answers] == [
+        bool,
+        fails,
+        fails,
+        bool,
+        Record,
+        fails,
+        dict,
+        fails,
+        fails,
+        list,
+    ]
+    assert answers[6] == {"a": answers[4]}
+    with pytest.raises(LedgerUnavailableError) as caught:
+        await ledger.apply(fresh("a"), Created(at=NOW, transaction_id=2**70, expires_at=NOW))
+    assert caught.value.client_transaction_id == "a"
+    assert await ledger.get("a") == fresh("a")
+    await ledger.aclose()
+
+
+def test_another_loop_and_a_child(url: str) -> None:
+    """The ledger belongs to the loop and the process that opened it."""
+
+    async def use(ledger: Ledger, words: str) -> None:
+        with pytest.raises(UsageError, match=words):
+            await ledger.get("a")
+
+    async def forked(ledger: StoredLedger) -> None:
+        ledger._process = -1
+        await use(ledger, "fork")
+        ledger._process = os.getpid()
+        await ledger.aclose()
+
+    async def main() -> Ledger:
+        ledger = await open_ledger(url)
+        assert isinstance(ledger, StoredLedger)
+        await forked(ledger)
+        return await open_ledger(url)
+
+    ledger = asyncio.run(main())
+    asyncio.run(use(ledger, "loop"))
+    asyncio.run(ledger.aclose())
+
+
+async def _collected(warned: Sized) -> None:
+    async with asyncio.timeout(30):
+        while not len(warned):  # a thread may still be at its last batch, or the loop at its answer
+            gc.collect()
+            await asyncio.sleep(0)
+
+
+async def test_forgotten(url: str) -> None:
+    """A ledger that is dropped says so, carries out what it was given, and lets go of its file or connection."""
+    ledger = await open_ledger(url)
+    task = asyncio.ensure_future(ledger.permit(fresh()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    del ledger, task
+    with pytest.warns(ResourceWarning, match="unclosed ledger") as warned:
+        await _collected(warned)
+    del warned  # it quotes the ledger
+    gc.collect()
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - the writer's
+            await asyncio.sleep(0.01)
+    ledger = await open_ledger(url)
+    assert await ledger.get("order-1") == fresh()
+    await ledger.aclose()
 
 
 @pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])

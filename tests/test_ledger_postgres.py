@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import hashlib
 import logging
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -25,23 +22,21 @@ import pytest
 from cutting_proxy import cutting_proxy
 from payclient.cli import main
 from payclient.clock import SystemClock
-from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError, UsageError
+from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError, TransitionError
 from payclient.events import Created, FoundAccepted, Notified, NotSent
-from payclient.ledger import Change, Ledger, Shared, open_ledger
+from payclient.ledger import Shared, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connection import VERSION, Address
-from payclient.ledger.records import read_statements
-from payclient.lifecycle import TRANSITIONS, Record, State
+from payclient.ledger.postgres_connection import Address
+from payclient.lifecycle import Record, State
 from payclient.permits import Permits
 from payclient.tracker import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import EVENTS, NOW, brought, fresh
 
 CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
-LEGAL = {(before, target or before) for before, table in TRANSITIONS.items() for target in table.values()}
 
 
 @asynccontextmanager
@@ -72,17 +67,6 @@ async def until(true: Callable[[], Awaitable[object]]) -> None:
 
 
 # The schema
-
-
-async def test_it_survives(url: str, ledger: PostgresLedger) -> None:
-    """What one process wrote another reads, the digest key included."""
-    await ledger.permit(fresh())
-    record = await ledger.apply(fresh(), CREATED)
-    async with opened(url) as other:
-        assert await other.get("order-1") == record
-        assert await other.history("order-1") == await ledger.history("order-1")
-        assert await other.permit(fresh()) is False
-        assert other.digest_key == ledger.digest_key
 
 
 async def test_the_first_processes_make_it_together(postgres: PostgresServer, new_database: str) -> None:
@@ -143,22 +127,6 @@ async def test_what_is_no_ledger(
         await postgres.execute(new_database, statement)
     with pytest.raises(ConfigurationError, match=words):
         await open_ledger(url)
-
-
-def test_the_schema_has_a_version() -> None:
-    """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
-    digest = hashlib.sha256(read_statements("postgres.sql")["schema"].encode()).hexdigest()
-    assert (VERSION, digest[:16]) == (1, "cf5a26d83f1d528f")
-
-
-async def test_no_personal_data(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
-    """Nothing is kept but what a record and a change hold, and which process wrote and follows it."""
-    sql = "SELECT column_name FROM information_schema.columns WHERE table_schema || table_name = 'payclient' || $1"
-    columns = {
-        row[0] for table in ("attempts", "changes") for row in await postgres.execute(database, sql, table)
-    }
-    known = {field.name for each in (Record, Change) for field in attrs.fields(each)}
-    assert columns - known == {"id", "owner", "attempt_id", "state_evidence"}
 
 
 # The server
@@ -300,65 +268,6 @@ def add_change(
     return ADD_CHANGE.format(after=after, step=step, before=before, decided_at=decided_at, name=name)
 
 
-@pytest.mark.parametrize("state", State)
-async def test_illegal_moves(
-    ledger: PostgresLedger, postgres: PostgresServer, database: str, state: State
-) -> None:
-    """Somebody with psql cannot move an attempt but as the lifecycle says."""
-    await brought(ledger, state)
-    connection = await asyncpg.connect(postgres.url(database))
-    try:
-        for target in State:
-            transaction = connection.transaction()
-            await transaction.start()
-            if (state, target) in LEGAL:
-                await connection.execute(add_change(target))
-            else:
-                with refused(asyncpg.CheckViolationError):
-                    await connection.execute(add_change(target))
-            await transaction.rollback()
-        with refused():
-            await connection.execute(add_change(state, step=2))
-        if state is not State.ACCEPTED:
-            with refused():
-                await connection.execute(add_change("accepted", before="'accepted'"))
-        with refused(asyncpg.CheckViolationError):
-            await connection.execute(add_change("paid"))
-        with refused(asyncpg.CheckViolationError):
-            await connection.execute(add_change("pending", decided=True))
-    finally:
-        await connection.close()
-
-
-async def test_what_stays(ledger: PostgresLedger, postgres: PostgresServer, database: str) -> None:
-    """Attempts and their history are neither deleted nor rewritten, and no second attempt is opened."""
-    await brought(ledger, State.PENDING)
-    history = await ledger.history("order-1")
-    names = "owner, amount, created_at, client_transaction_id, kind, digest, lane, credentials, currency"
-    copy = f"INSERT INTO payclient.attempts (attempt, {names}) SELECT {{}}, {names} FROM payclient.attempts"  # noqa: S608
-    for sql in (
-        "DELETE FROM payclient.attempts",
-        "TRUNCATE payclient.attempts",
-        "UPDATE payclient.attempts SET amount = 1",
-        "DELETE FROM payclient.changes",
-        "TRUNCATE payclient.changes",
-        "UPDATE payclient.changes SET at = 0",
-        "DELETE FROM payclient.open_attempts",
-        "UPDATE payclient.meta SET digest_key = 'x'",
-        copy.format("3"),
-        copy.format("2"),
-        f"SET synchronous_commit = off; {add_change('accepted')}",
-    ):
-        connection = await asyncpg.connect(postgres.url(database))
-        with refused():
-            await connection.execute(sql)
-        await connection.close()
-    with refused(asyncpg.UniqueViolationError):
-        await postgres.execute(database, copy.format("1"))
-    assert await ledger.history("order-1") == history
-    assert [record async for record in ledger.unfinished()] == [await ledger.get("order-1")]
-
-
 async def test_the_feed_waits_for_who_may_come_before(url: str, ledger: PostgresLedger) -> None:
     """What has a lower number and is not committed yet holds the feed back, and nobody who writes."""
     for name in ("a", "b"):
@@ -414,18 +323,6 @@ async def test_processes_that_write_in_another_order(url: str, ledger: PostgresL
                 asyncio.gather(*(other.permit(fresh(name)) for name in reversed(names))),
             )
         assert [a + b for a, b in zip(first, reversed(second), strict=True)] == [1] * 500
-
-
-async def test_ids_that_no_column_takes(ledger: PostgresLedger) -> None:
-    """A hostile id is its own caller's fault; the others of the same commit and look-up have what they asked."""
-    ids = ["a", "\x00", "b", "\ud800", "c", secrets.token_hex(2000)]
-    answers = await asyncio.gather(*(ledger.permit(fresh(each)) for each in ids), return_exceptions=True)
-    assert [answer for answer in answers if answer is True] == [True] * 3
-    assert [type(answer) for answer in answers[1::2]] == [LedgerUnavailableError] * 3
-    found = await asyncio.gather(*(ledger.get(each) for each in ids), return_exceptions=True)
-    assert [each.state for each in found[::2] if isinstance(each, Record)] == [State.SENDING] * 3
-    with pytest.raises(LedgerUnavailableError):
-        await ledger.history("\x00")
 
 
 # Other processes
@@ -740,17 +637,6 @@ async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -
         assert len(await ledger.get_many(granted)) == len(granted)
 
 
-async def test_closing_carries_out_what_is_queued(url: str) -> None:
-    """Before it lets go."""
-    ledger = await open_ledger(url)
-    permit = asyncio.ensure_future(ledger.permit(fresh()))
-    await asyncio.sleep(0)
-    await ledger.aclose()
-    assert await permit
-    async with opened(url) as again:
-        assert await again.get("order-1") == fresh()
-
-
 async def test_closing_without_a_server(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -764,44 +650,6 @@ async def test_closing_without_a_server(
     with pytest.raises(LedgerUnavailableError):
         await permit
     await asyncio.to_thread(postgres.start)
-
-
-def test_another_loop_and_a_child(postgres: PostgresServer) -> None:
-    """The ledger belongs to the loop and the process that opened it."""
-    url = postgres.url(asyncio.run(postgres.database()))
-
-    async def use(ledger: Ledger) -> None:
-        with pytest.raises(UsageError, match="loop"):
-            await ledger.get("a")
-        await ledger.aclose()
-
-    ledger = asyncio.run(open_ledger(url))
-    asyncio.run(use(ledger))
-
-    async def forked() -> None:
-        async with opened(url) as ledger:
-            ledger._process = -1
-            with pytest.raises(UsageError, match="fork"):
-                await ledger.get("a")
-            ledger._process = os.getpid()
-
-    asyncio.run(forked())
-
-
-async def test_an_unclosed_ledger_warns(url: str) -> None:
-    """And lets go of its connection."""
-    ledger = await PostgresLedger.open(Address(url))
-    task = ledger._writer.task
-    ledgers = [ledger]
-    del ledger
-
-    def forget() -> None:
-        ledgers.clear()
-        gc.collect()
-
-    with pytest.warns(ResourceWarning, match="unclosed ledger"):
-        forget()
-    await asyncio.wait_for(task, 5)
 
 
 # Waking

@@ -1,0 +1,216 @@
+"""What both databases refuse by themselves, to whoever writes to them: illegal moves, second permits, a new past."""
+
+# ruff: noqa: S608 - our own names and words
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import attrs
+import pytest
+
+from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger.records import read_statements
+from payclient.lifecycle import TRANSITIONS, Record, State
+from test_ledger import brought
+
+LEGAL = {(before, target or before) for before, table in TRANSITIONS.items() for target in table.values()}
+
+#: What a database raises that refuses a row.
+Refused = (sqlite3.IntegrityError, asyncpg.RaiseError, asyncpg.IntegrityConstraintViolationError)
+
+
+class Shell:
+    """A ledger, and somebody with the database's own shell beside it."""
+
+    def __init__(self, ledger: Ledger, kind: str, place: str) -> None:
+        self.ledger = ledger
+        self.kind = kind
+        self._place = place
+
+    async def run(self, sql: str) -> list[tuple[Any, ...]]:
+        """Execute it and commit."""
+        if self.kind == "sqlite":
+            connection = sqlite3.connect(self._place)
+            try:
+                with connection:
+                    return connection.execute(sql).fetchall()
+            finally:
+                connection.close()
+        shared = await asyncpg.connect(self._place)
+        try:
+            await shared.execute("SET search_path = payclient")
+            return [tuple(row) for row in await shared.fetch(sql)]
+        finally:
+            await shared.close()
+
+    async def tables(self) -> list[list[tuple[Any, ...]]]:
+        """All that is kept of attempts."""
+        return [
+            await self.run(f"SELECT * FROM {table}") for table in ("attempts", "changes", "open_attempts")
+        ]
+
+    async def is_refused(self, sql: str) -> bool:
+        """Whether it is; then nothing has changed."""
+        before = await self.tables()
+        try:
+            await self.run(sql)
+        except Refused:
+            assert await self.tables() == before
+            return True
+        return False
+
+    async def add_change(self, to: str, name: str = "order-1", **given: str) -> bool:
+        """Add the next change of an id by hand, but for what is given; whether it was taken."""
+        decided = "9.0" if to in ("accepted", "cancelled", "refused") else "NULL"
+        columns = {
+            "cursor": "100000", "attempt_id": "id", "version": "version + 1", "at": "9.0", "event": "'Made'",
+            "evidence": "'operator'", "before": "state", "after": f"'{to}'", "state_evidence": "'operator'",
+            "decided_at": decided,
+        } | given  # fmt: skip
+        verb = columns.pop("verb", "INSERT")
+        return not await self.is_refused(
+            f"{verb} INTO changes ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM records "
+            f"WHERE client_transaction_id = '{name}'"
+        )
+
+    async def add_attempt(self, attempt: int, **given: str) -> bool:
+        """Add an attempt by hand as a copy of the first; whether it was taken."""
+        names = [
+            "client_transaction_id",
+            "kind",
+            "digest",
+            "lane",
+            "credentials",
+            "amount",
+            "currency",
+            "created_at",
+        ]
+        names += ["owner"] * (self.kind == "postgres")
+        columns = {"id": "100000", "attempt": str(attempt), **{name: name for name in names}} | given
+        verb = columns.pop("verb", "INSERT")
+        return not await self.is_refused(
+            f"{verb} INTO attempts ({', '.join(columns)}) SELECT {', '.join(columns.values())} FROM attempts"
+        )
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def shell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shell]:
+    place = str(tmp_path / "charges.db")
+    if request.param == "postgres":
+        postgres = request.getfixturevalue("postgres")
+        place = postgres.url(await postgres.emptied())
+    ledger = await open_ledger(f"sqlite:{place}" if request.param == "sqlite" else place)
+    yield Shell(ledger, request.param, place)
+    await ledger.aclose()
+
+
+@pytest.mark.parametrize(
+    ("file", "digest"), [("sqlite.sql", "82bae09f893cef98"), ("postgres.sql", "cf5a26d83f1d528f")]
+)
+def test_the_schema_has_a_version(file: str, digest: str) -> None:
+    """Change the digest with the tables or `TRANSITIONS`, and once version 1 is released raise `VERSION` too."""
+    assert hashlib.sha256(read_statements(file)["schema"].encode()).hexdigest()[:16] == digest
+
+
+async def test_no_personal_data(shell: Shell) -> None:
+    """Nothing is kept but what a record and a change hold, and which process was granted the permit."""
+    known = {field.name for each in (Record, Change) for field in attrs.fields(each)}
+    for table in ("attempts", "changes"):
+        sql = f"SELECT name FROM pragma_table_info('{table}')"
+        if shell.kind == "postgres":
+            sql = f"SELECT attname FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attnum > 0"
+            known |= {"owner"}
+        assert {name for (name,) in await shell.run(sql)} - known <= {"id", "attempt_id", "state_evidence"}
+
+
+@pytest.mark.parametrize("before", State)
+async def test_moves(shell: Shell, before: State) -> None:
+    """The database takes a move exactly where the lifecycle has one, and only as the next change."""
+    names = {after: f"order-{after}" for after in State}
+    for name in names.values():
+        await brought(shell.ledger, before, name)
+    for number, (after, name) in enumerate(names.items()):
+        taken = await shell.add_change(after, name, cursor=str(100000 + number))
+        assert taken is ((before, after) in LEGAL), after
+        record = await shell.ledger.get(name)
+        assert record is not None
+        assert record.state is (after if taken else before)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"after": "'paid'"},
+        {"before": "'unknown'"},
+        {"version": "version"},  # the newest change once more
+        {"version": "version + 2"},
+        {"cursor": "attempt_id"},
+        {"decided_at": "NULL"},
+        {"attempt_id": "50000"},
+        {"attempt_id": "100001"},
+        {"attempt_id": "NULL"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verb", ["INSERT", "REPLACE"])
+async def test_a_change_is_the_next_one(shell: Shell, given: dict[str, str], verb: str) -> None:
+    """No other comes in, nor does it take another's place."""
+    await brought(shell.ledger, State.PENDING)
+    if shell.kind == "postgres" and verb == "REPLACE":
+        pytest.skip("PostgreSQL has none")
+    given = {key: value.replace("attempt_id", "id") for key, value in given.items()}
+    assert not await shell.add_change("accepted", verb=verb, **given)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE attempts SET client_transaction_id = 'other'",
+        "UPDATE attempts SET amount = 1",
+        "DELETE FROM attempts",
+        "UPDATE changes SET after = 'accepted'",
+        "UPDATE changes SET transaction_id = 8",
+        "DELETE FROM changes",
+        "DELETE FROM open_attempts",
+    ],
+)
+async def test_what_is_written_stays(shell: Shell, sql: str) -> None:
+    """No statement can alter what an attempt is, its history, or that it is open."""
+    await brought(shell.ledger, State.PENDING)
+    assert await shell.is_refused(sql)
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "granted"),
+    [
+        (State.PENDING, 1, False),
+        (State.PENDING, 2, False),
+        (State.ACCEPTED, 1, False),
+        (State.ACCEPTED, 2, False),
+        (State.REFUSED, 1, False),
+        (State.REFUSED, 3, False),
+        (State.REFUSED, 0, False),
+        (State.REFUSED, 2, True),
+    ],
+)
+async def test_permits(shell: Shell, state: State, attempt: int, granted: bool) -> None:
+    """The next attempt after a refused one, and no other."""
+    await brought(shell.ledger, state)
+    if shell.kind == "sqlite":
+        assert not await shell.add_attempt(1, verb="REPLACE")
+        assert not await shell.add_attempt(1, verb="REPLACE", id="id", client_transaction_id="'other'")
+    assert await shell.add_attempt(attempt) is granted
+
+
+async def test_the_key_alone_refuses_a_second_permit(shell: Shell) -> None:
+    """Without its guard the database still has the unique key."""
+    await brought(shell.ledger, State.PENDING)
+    if shell.kind == "sqlite":
+        await shell.run("DROP TRIGGER guard_permit")
+    assert not await shell.add_attempt(1)

@@ -317,6 +317,18 @@ def test_one_that_did_not_open_is_tried_again(service: SimulatorThread, tmp_path
     second.close()
 
 
+def test_no_token_is_in_what_is_shown(tmp_path: Path) -> None:
+    """Neither in a repr nor in the local variables of the frames that an error tracker would send."""
+    token = "token-" * 4
+    tracker = sync.open_tracker("http://127.0.0.1:9", token, ledger=f"sqlite:{tmp_path}", profile=PROFILE)
+    with pytest.raises(payclient.PayError) as caught:
+        tracker.find("order-1")
+    frames = [dict(frame.frame.f_locals) for frame in inspect.getinnerframes(caught.tb)]
+    del frames[0]  # this one
+    assert len(frames) > 3
+    assert token not in repr([frames, vars(tracker), tracker, caught.value])
+
+
 def test_an_exit_in_a_callback_ends_no_thread(service: SimulatorThread) -> None:
     """The caller gets it, and the next call works."""
 

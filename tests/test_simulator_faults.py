@@ -1,9 +1,9 @@
 """What can go wrong at the simulated service, and payclient's right answer to each, over real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
@@ -14,22 +14,14 @@ from hypothesis import strategies as st
 import payclient
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
 from payclient.session import Exchanges
-from payclient.simulator import (
-    PAYPHONE,
-    SCENARIOS,
-    Answers,
-    Fault,
-    FaultPlan,
-    Faults,
-    JumpClock,
-    Settings,
-    Simulator,
-)
+from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Fault, FaultPlan, Faults, JumpClock, Simulator
 from payclient.simulator.faults import KINDS
+from simulated import QUERIES
+
+_T = TypeVar("_T")
 
 BY_ID = "/api/Sale/{transaction_id}"
 BY_CLIENT_ID = "/api/Sale/client/{client_transaction_id}"
-SETTINGS = Settings(status_by_transaction_id=BY_ID, status_by_client_transaction_id=BY_CLIENT_ID)
 PROFILE = payclient.ServiceProfile(
     name="faults",
     not_found_codes=frozenset({20}),
@@ -41,17 +33,11 @@ PROFILE = payclient.ServiceProfile(
 
 def request(identifier: str = "order-1", **changes: Any) -> payclient.SaleRequest:
     """A charge of one customer."""
-    return payclient.SaleRequest(
-        **{
-            "phone_number": "0984111222",
-            "country_code": "593",
-            "amount_without_tax": 1150,
-            "currency": "USD",
-            "client_transaction_id": identifier,
-            "store_id": "S1",
-            **changes,
-        }
-    )
+    fields: dict[str, Any] = {
+        "phone_number": "0984111222", "country_code": "593", "amount_without_tax": 1150, "currency": "USD",
+        "client_transaction_id": identifier, "store_id": "S1", **changes,
+    }  # fmt: skip
+    return payclient.SaleRequest(**fields)
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +53,19 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def service() -> AsyncIterator[Simulator]:
-    async with Simulator(settings=SETTINGS) as simulator:
+    async with Simulator(settings=QUERIES) as simulator:
         yield simulator
 
 
 @asynccontextmanager
 async def tracker_of(service: Simulator, total: float = 20.0) -> AsyncIterator[Tracker]:
     """A tracker in the service's time that asks often."""
-    async with open_tracker(
-        service.url,
-        "any",
-        profile=PROFILE,
-        schedule=Fixed(0.02),
-        clock=service.clock,
-        timeouts=Timeouts(total=total),
-    ) as tracker:
+    options: dict[str, Any] = {
+        "schedule": Fixed(0.02),
+        "clock": service.clock,
+        "timeouts": Timeouts(total=total),
+    }
+    async with open_tracker(service.url, "any", profile=PROFILE, **options) as tracker:
         yield tracker
 
 
@@ -100,16 +84,16 @@ async def until(condition: Callable[[], object]) -> None:
     raise AssertionError("it has not come true")
 
 
-async def settled(service: Simulator, waiting: Coroutine[Any, Any, payclient.Outcome]) -> payclient.Outcome:
-    """An outcome that needs time: minutes pass until it is there."""
-    task = asyncio.create_task(waiting)
-    for _ in range(400):
+async def settled(service: Simulator, waiting: Awaitable[_T], step: float = 40.0) -> _T:
+    """A result that needs time: minutes pass until it is there."""
+    task = asyncio.ensure_future(waiting)
+    for _ in range(1000):
         done, _ = await asyncio.wait({task}, timeout=0.004)
         if done:
             return await task
-        await service.advance(40)
+        await service.advance(step)
     task.cancel()
-    raise AssertionError("four hours have passed")
+    raise AssertionError("hours have passed")
 
 
 async def assert_found_and_paid(service: Simulator, pending: payclient.PendingSale) -> None:
@@ -299,48 +283,38 @@ async def test_what_is_not_open_cannot_be_stopped_or_started() -> None:
 
 
 class Shop:
-    """The merchant's receiver, which hands each notification to the tracker."""
+    """The merchant's receiver, which hands each notification to its tracker."""
 
-    def __init__(self) -> None:
-        self.tracker: Tracker | None = None
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
         self.url = ""
         self.receipts: list[payclient.Receipt] = []
-        self.more = asyncio.Event()
 
     async def handle(self, incoming: web.Request) -> web.Response:
-        assert self.tracker is not None
         notification = payclient.parse_notification(query=incoming.query_string)
         self.receipts.append(await self.tracker.notify(notification))
-        self.more.set()
         return web.Response()
-
-    async def received(self, number: int) -> None:
-        """Until so many have come."""
-        while len(self.receipts) < number:
-            self.more.clear()
-            await self.more.wait()
 
 
 @pytest.fixture
 async def shop(service: Simulator) -> AsyncIterator[Shop]:
     """A tracker that asks only when told, or at the end: what is known sooner came by a notification."""
-    it = Shop()
-    application = web.Application()
-    application.router.add_get("/paid", it.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}/paid"
+    schedule = Fixed(1_000.0)
     async with open_tracker(
-        service.url, "any", profile=PROFILE, schedule=Fixed(1_000.0), clock=service.clock
+        service.url, "any", profile=PROFILE, schedule=schedule, clock=service.clock
     ) as tracker:
-        it.tracker = tracker
+        it = Shop(tracker)
+        application = web.Application()
+        application.router.add_get("/paid", it.handle)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        it.url = f"http://127.0.0.1:{runner.addresses[0][1]}/paid"
         yield it
-    await runner.cleanup()
+        await runner.cleanup()
 
 
 async def sold(shop: Shop) -> payclient.PendingSale:
-    assert shop.tracker is not None
     return await shop.tracker.sale(request(response_url=shop.url))
 
 
@@ -370,7 +344,7 @@ async def test_a_duplicate_notification_is_taken_once(service: Simulator, shop: 
     service.fail_next(Fault("duplicate"))
     pending = await sold(shop)
     await service.approve("order-1")
-    await shop.received(2)
+    await until(lambda: len(shop.receipts) == 2)
     assert (await pending.wait()).paid is True
     assert shop.receipts[0] is payclient.Receipt.MATCHED
     assert service.counts.notifications_sent == 2
@@ -390,7 +364,7 @@ async def test_a_forged_notification_is_a_conflict(service: Simulator, shop: Sho
     service.fail_next(Fault("forged"))
     pending = await sold(shop)
     await service.approve("order-1")
-    await shop.received(2)
+    await until(lambda: len(shop.receipts) == 2)
     assert (await pending.wait()).paid is True
     assert payclient.Receipt.CONFLICT in shop.receipts
     assert (await pending.wait()).transaction_id in service.sales
@@ -420,14 +394,14 @@ async def test_who_gave_no_address_is_sent_nothing(service: Simulator, tracker: 
 # By chance
 
 
-async def _flaky(seed: int) -> tuple[dict[str, str], dict[str, int]]:
+async def _flaky(seed: int) -> tuple[dict[str, str], int]:
     faults = Faults(
         {Fault("reset"): 0.3, Fault("html"): 0.2, Fault("reset", operation="status"): 0.2}, seed=seed
     )
     states: dict[str, str] = {}
     async with (
         Simulator(
-            settings=SETTINGS, faults=faults, answers=Answers.parse("approve=1", delay=(20.0, 0.1))
+            settings=QUERIES, faults=faults, answers=Answers.parse("approve=1", delay=(20.0, 0.1))
         ) as service,
         tracker_of(service) as tracker,
     ):
@@ -437,17 +411,10 @@ async def _flaky(seed: int) -> tuple[dict[str, str], dict[str, int]]:
             pending = await tracker.sale(request(identifier, phone_number=f"09{number:08}"))
             states[identifier] = (await pending.wait()).state
 
-        selling = asyncio.gather(*(one(number) for number in range(20)))
-        for _ in range(400):
-            done, _ = await asyncio.wait({selling}, timeout=0.004)
-            if done:
-                break
-            await service.advance(40)
-        await selling
+        await settled(service, asyncio.gather(*(one(number) for number in range(20))))
         assert max(service.created_per_client_id.values()) == 1
         assert service.counts.approved == list(states.values()).count("accepted")
-        done_to_sales = {kind: service.faults.done[kind] for kind in ("html",)}
-    return states, done_to_sales
+    return states, service.faults.done["html"]
 
 
 async def test_chance_repeats_by_its_seed_and_nobody_is_charged_twice() -> None:
@@ -541,7 +508,7 @@ def test_a_chance_is_above_0_and_at_most_1(chance: Any) -> None:
 async def test_a_scenario_charges_nobody_twice_and_every_wait_ends(name: str) -> None:
     """Ten charges through each: every outcome is what the service did, or an honest "nobody knows"."""
     async with (
-        Simulator.scenario(name, settings=SETTINGS, clock=JumpClock()) as service,
+        Simulator.scenario(name, settings=QUERIES, clock=JumpClock()) as service,
         tracker_of(service) as tracker,
     ):
 
@@ -553,13 +520,7 @@ async def test_a_scenario_charges_nobody_twice_and_every_wait_ends(name: str) ->
                 return error
             return await pending.wait()
 
-        selling = asyncio.gather(*(one(number) for number in range(10)))
-        for _ in range(1000):
-            done, _ = await asyncio.wait({selling}, timeout=0.004)
-            if done:
-                break
-            await service.advance(20)
-        results = await selling
+        results = await settled(service, asyncio.gather(*(one(number) for number in range(10))), step=20)
         how = {sale.client_transaction_id: sale.how for sale in service.sales.values()}
         assert max(service.created_per_client_id.values(), default=1) == 1
         for result in results:

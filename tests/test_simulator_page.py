@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from browser import open_browser
-from control import sale_of
 from payclient.simulator import Fault, Simulator
+from simulated import sale_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page, ViewportSize

@@ -9,21 +9,22 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 import attrs
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 import control
-from payclient.simulator import PAYPHONE, TEST_MODE, Answers, Fault, ManualClock, Settings, Simulator
+import simulated
+from payclient.simulator import PAYPHONE, TEST_MODE, Fault, Form, ManualClock, Settings, Simulator
 from payclient.simulator.messages import (
     MESSAGE_CODES,
     MESSAGES,
@@ -35,10 +36,11 @@ from payclient.simulator.messages import (
 )
 from payclient.simulator.rules import canonical, fields_of, read_body
 from play_clients import CLIENTS, play
+from simulated import BEARER, SHOP, Merchant, clock, merchant
+
+__all__ = ["clock", "merchant"]
 
 SAMPLES = Path(__file__).parent / "samples"
-BEARER = {"Authorization": "Bearer token-1"}
-SHOP = {"Referer": "https://shop.example/"}
 BACK = "https://shop.example/back?cart=9"
 
 #: What is known -> the test that shows it, or why there is none.
@@ -64,7 +66,7 @@ ROWS = {
     "external notification": "test_the_external_notification",
     "cancel": "test_cancel_only_while_pending",
     "reverse": "test_reverse_until_eight_in_the_evening",
-    "regions": "test_regions",
+    "regions": "test_real_clients_are_answered_as_published",
     "form check": "test_without_a_referrer_the_page_says_no_with_200",
     "form URLs": "test_the_links_have_the_real_names",
     "HTTP statuses": "test_each_code_has_its_status",
@@ -88,81 +90,42 @@ ROWS = {
 }
 
 
-class Client:
-    """A merchant's client of one simulator."""
+class Client(simulated.Client):
+    """A merchant's client of the real service's stand-in."""
 
-    def __init__(self, service: Simulator, session: aiohttp.ClientSession) -> None:
-        self.service = service
-        self._session = session
-        self.headers: dict[str, str] = {}
-
-    async def send(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
-        options.setdefault("headers", BEARER)
-        async with self._session.request(
-            method, self.service.url + path, allow_redirects=False, **options
-        ) as response:
-            text = await response.text()
-            self.headers = dict(response.headers)
-            is_json = response.content_type == "application/json"
-            return response.status, json.loads(text) if is_json else text
-
-    async def post(self, path: str, body: object, **options: Any) -> tuple[int, Any]:
-        return await self.send("POST", path, json=body, **options)
-
-    async def sale(self, **changes: Any) -> int:
-        status, answer = await self.post("/api/Sale", sale_of(**changes))
+    async def sale(self, _: int = 1, /, **changes: Any) -> int:
+        status, answer = await self.sell(sale_of(**changes))
         assert status == 200, answer
         return int(answer["transactionId"])
 
-    async def prepare(self, **changes: Any) -> str:
-        status, answer = await self.post("/api/button/Prepare", prepare_of(**changes))
+    async def form(self, _: int = 1, /, **changes: Any) -> Form:
+        status, answer = await self.prepare(prepare_of(**changes))
         assert status == 200, answer
-        return str(answer["paymentId"])
-
-    async def paid(self, **changes: Any) -> int:
-        """The transaction id of a form that was prepared and paid."""
-        payment_id = await self.prepare(**changes)
-        await self.service.pay(payment_id)
-        transaction_id = self.service.forms[payment_id].transaction_id
-        assert transaction_id is not None
-        return transaction_id
+        return self.service.forms[answer["paymentId"]]
 
     async def confirm(self, transaction_id: int, client_transaction_id: str = "form-1") -> tuple[int, Any]:
         body = {"id": transaction_id, "clientTxId": client_transaction_id}
         return await self.post("/api/button/V2/Confirm", body)
 
     async def state(self, transaction_id: int) -> str:
-        _, answer = await self.send("GET", f"/api/Sale/{transaction_id}")
+        _, answer = await self.get(f"/api/Sale/{transaction_id}")
         return str(answer["transactionStatus"])
 
 
 def sale_of(**changes: Any) -> dict[str, object]:
-    body: dict[str, object] = {
-        "phoneNumber": "0984111222",
-        "countryCode": "593",
-        "amount": 315,
-        "amountWithTax": 300,
-        "tax": 15,
-        "clientTransactionId": "order-1",
-        **changes,
-    }
-    return {name: value for name, value in body.items() if value is not ...}
+    amounts = {"amount": 315, "amountWithTax": 300, "tax": 15}
+    who = {"phoneNumber": "0984111222", "countryCode": "593", "clientTransactionId": "order-1"}
+    return {name: value for name, value in {**who, **amounts, **changes}.items() if value is not ...}
 
 
 def prepare_of(**changes: Any) -> dict[str, object]:
-    body: dict[str, object] = {
+    return {
         "amount": 315,
         "amountWithoutTax": 315,
         "clientTransactionId": "form-1",
         "responseUrl": BACK,
         **changes,
     }
-    return {name: value for name, value in body.items() if value is not ...}
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()  # 17:13:20 in Ecuador
 
 
 @pytest.fixture
@@ -170,10 +133,21 @@ def settings() -> Settings:
     return PAYPHONE
 
 
+@asynccontextmanager
+async def client_of(settings: Settings = PAYPHONE, **options: Any) -> AsyncIterator[Client]:
+    """A client of a new simulator."""
+    async with Simulator(settings=settings, **options) as service, aiohttp.ClientSession() as session:
+        yield Client(service, session)
+
+
 @pytest.fixture
 async def client(clock: ManualClock, settings: Settings) -> AsyncIterator[Client]:
-    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
-        yield Client(service, session)
+    async with client_of(settings, clock=clock) as it:
+        yield it
+
+
+def sample(name: str) -> Any:
+    return json.loads((SAMPLES / name).read_text(encoding="utf-8"))
 
 
 def changed(**settings: Any) -> pytest.MarkDecorator:
@@ -197,53 +171,16 @@ def test_the_document_stays_the_default() -> None:
 # What clients send
 
 OFFICIAL = {  # names in capitals, everything there is, nulls for what is not
-    "Amount": 315,
-    "AmountWithOutTax": None,
-    "AmountWithTax": 300,
-    "Tax": 15,
-    "Service": None,
-    "Tip": None,
-    "PhoneNumber": "0984111222",
-    "CountryCode": "593",
-    "ClientTransactionId": "order-1",
-    "ClientUserId": None,
-    "Lat": None,
-    "Lng": None,
-    "Reference": None,
-    "StoreId": "S1",
-    "TerminalId": None,
-    "DeferredType": None,
-    "ManualTax": None,
-    "ChargeByNickName": False,
-    "NickName": "",
-    "TimeZone": -5,
-    "Currency": "USD",
-}
+    "Amount": 315, "AmountWithOutTax": None, "AmountWithTax": 300, "Tax": 15, "Service": None, "Tip": None,
+    "PhoneNumber": "0984111222", "CountryCode": "593", "ClientTransactionId": "order-1", "ClientUserId": None,
+    "Lat": None, "Lng": None, "Reference": None, "StoreId": "S1", "TerminalId": None, "DeferredType": None,
+    "ManualTax": None, "ChargeByNickName": False, "NickName": "", "TimeZone": -5, "Currency": "USD",
+}  # fmt: skip
 SCRIPT = {  # numbers from the inputs of a page
-    "amount": "315",
-    "amountWithTax": "300",
-    "amountWithoutTax": "0",
-    "tax": "15",
-    "clientTransactionId": "order-1",
-    "phoneNumber": "0984111222",
-    "countryCode": 593,
-    "timeZone": "-5",
-    "lat": -1.831239,
-    "chargeByNickName": "false",
+    "amount": "315", "amountWithTax": "300", "amountWithoutTax": "0", "tax": "15", "clientTransactionId": "order-1",
+    "phoneNumber": "0984111222", "countryCode": 593, "timeZone": "-5", "lat": -1.831239, "chargeByNickName": "false",
     "somethingElse": {"a": 1},
-}
-PAIRS = urlencode(
-    {
-        "amount": 315,
-        "amountWithTax": 300,
-        "tax": 15,
-        "service": "",
-        "clientTransactionId": "order-1",
-        "phoneNumber": "0984111222",
-        "countryCode": "593",
-        "reference": "",
-    }
-)
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -251,7 +188,7 @@ PAIRS = urlencode(
     [
         {"json": OFFICIAL},
         {"json": SCRIPT},
-        {"data": PAIRS, "headers": {**BEARER, "Content-Type": "application/x-www-form-urlencoded"}},
+        {"data": {**sale_of(), "service": "", "reference": ""}},
         {"json": OFFICIAL, "headers": {"authorization": "bearer token-1"}},
     ],
     ids=["official", "script", "form", "bearer"],
@@ -270,18 +207,11 @@ async def test_each_client_s_body_makes_the_same_sale(
 @pytest.mark.parametrize("path", ["/api/button/Prepare", "/api/Button/prepare"])
 async def test_capitals_prepare_a_form(client: Client, path: str) -> None:
     """What a shop's plugin sends: a number as the merchant's id, capitals, null for no language."""
+    order = {"BillTo": {"BillToId": "12", "Country": "EC"}, "LineItems": [{"Quantity": "1"}]}
     body = {
-        "Amount": 315,
-        "AmountWithOutTax": 315,
-        "AmountWithTax": 0,
-        "Tax": 0,
-        "ClientTransactionId": 1042,
-        "ResponseUrl": BACK,
-        "CancellationUrl": None,
-        "Lang": "en",
-        "StoreId": None,
-        "Order": {"BillTo": {"BillToId": "12", "Country": "EC"}, "LineItems": [{"Quantity": "1"}]},
-    }
+        "Amount": 315, "AmountWithOutTax": 315, "AmountWithTax": 0, "Tax": 0, "ClientTransactionId": 1042,
+        "StoreId": None, "ResponseUrl": BACK, "CancellationUrl": None, "Lang": "en", "Order": order,
+    }  # fmt: skip
     status, answer = await client.post(path, body)
     assert status == 200, answer
     form = client.service.forms[answer["paymentId"]]
@@ -310,8 +240,7 @@ def spelled(members: dict[str, Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, 2**32).map(lambda seed: written(members, Random(seed)))  # noqa: S311 - no secret
 
 
-SAMPLE_SALE = json.loads((SAMPLES / "sale_request.json").read_text(encoding="utf-8"))
-SAMPLE_PREPARE = json.loads((SAMPLES / "prepare_request.json").read_text(encoding="utf-8"))
+SAMPLE_SALE, SAMPLE_PREPARE = sample("sale_request.json"), sample("prepare_request.json")
 
 
 @given(sent=spelled({**SAMPLE_SALE, "clientTransactionId": "42"}))
@@ -352,48 +281,40 @@ def test_what_is_no_whole_number_is_not_made_one(value: object) -> None:
 
 async def test_what_is_required(client: Client) -> None:
     """Sale: amount, clientTransactionId, countryCode and the phone; Prepare: the first two and responseUrl."""
-    _, error = await client.post("/api/Sale", {"tax": 1})
-    assert [one["message"] for one in error["errors"]] == [
-        "phoneNumber",
-        "countryCode",
-        "amount",
-        "clientTransactionId",
-    ]
-    _, error = await client.post("/api/button/Prepare", {"tax": 1})
-    assert [one["message"] for one in error["errors"]] == ["amount", "clientTransactionId", "responseUrl"]
+    names = ["phoneNumber", "countryCode", "amount", "clientTransactionId"]
+    assert await client.failing("/api/Sale", {"tax": 1}) == names
+    assert await client.failing("/api/button/Prepare", {"tax": 1}) == [*names[2:], "responseUrl"]
 
 
 async def test_a_nick_name_needs_no_phone(client: Client) -> None:
     """`chargeByNickName` makes the phone optional, and the name required."""
     await client.sale(phoneNumber=..., chargeByNickName=True, nickName="ann")
-    status, error = await client.post("/api/Sale", sale_of(phoneNumber=..., chargeByNickName=True))
-    assert (status, [one["message"] for one in error["errors"]]) == (400, ["nickName"])
+    assert await client.failing("/api/Sale", sale_of(phoneNumber=..., chargeByNickName=True)) == ["nickName"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "failing"),
+    ("path", "changes", "failing"),
     [
-        ("/api/Sale", sale_of(timeZone=-12), None),
-        ("/api/Sale", sale_of(timeZone=15), "timeZone"),
-        ("/api/Sale", sale_of(timeZone=-13), "timeZone"),
-        ("/api/Sale", sale_of(amount=99_999_999, amountWithTax=99_999_999, tax=...), None),
-        ("/api/Sale", sale_of(amount=100_000_000, amountWithTax=99_999_999, tax=1), "amount"),
-        ("/api/Sale", sale_of(amount=0, amountWithTax=0, tax=...), "amount"),
-        ("/api/Sale", sale_of(amount=299, tax=-1), "tax"),
-        ("/api/Sale", sale_of(clientTransactionId="x" * 200), None),
-        ("/api/Sale", sale_of(reference="x" * 101), "reference"),
-        ("/api/button/Prepare", prepare_of(clientTransactionId="x" * 50), None),
-        ("/api/button/Prepare", prepare_of(clientTransactionId="x" * 51), "clientTransactionId"),
-        ("/api/button/Prepare", prepare_of(reference="x" * 100), None),
+        ("/api/Sale", {"timeZone": -12}, []),
+        ("/api/Sale", {"timeZone": 15}, ["timeZone"]),
+        ("/api/Sale", {"timeZone": -13}, ["timeZone"]),
+        ("/api/Sale", {"amount": 99_999_999, "amountWithTax": 99_999_999, "tax": None}, []),
+        ("/api/Sale", {"amount": 100_000_000, "amountWithTax": 99_999_999, "tax": 1}, ["amount"]),
+        ("/api/Sale", {"amount": 0, "amountWithTax": 0, "tax": None}, ["amount"]),
+        ("/api/Sale", {"amount": 299, "tax": -1}, ["tax"]),
+        ("/api/Sale", {"clientTransactionId": "x" * 200}, []),
+        ("/api/Sale", {"reference": "x" * 101}, ["reference"]),
+        ("/api/button/Prepare", {"clientTransactionId": "x" * 50}, []),
+        ("/api/button/Prepare", {"clientTransactionId": "x" * 51}, ["clientTransactionId"]),
+        ("/api/button/Prepare", {"reference": "x" * 100}, []),
     ],
 )
 async def test_ranges_and_lengths(
-    client: Client, path: str, body: dict[str, object], failing: str | None
+    client: Client, path: str, changes: dict[str, Any], failing: list[str]
 ) -> None:
     """Bounds of amounts, of the offset from UTC, and of the button's texts; a Sale's id has none that is known."""
-    status, answer = await client.post(path, body)
-    assert status == (200 if failing is None else 400)
-    assert [one["message"] for one in answer.get("errors", ())] == ([] if failing is None else [failing])
+    body_of = sale_of if path == "/api/Sale" else prepare_of
+    assert await client.failing(path, body_of(**changes)) == failing
 
 
 # What is answered
@@ -402,17 +323,17 @@ async def test_ranges_and_lengths(
 async def test_status_is_an_object_and_an_array(client: Client) -> None:
     """By the service's id an object, by the merchant's an array; what is not there is 404 with code 20."""
     one = await client.sale()
-    status, by_id = await client.send("GET", f"/api/sale/{one}")
+    status, by_id = await client.get(f"/api/sale/{one}")
     assert (status, by_id["statusCode"], by_id["transactionStatus"]) == (200, 1, "Pending")
-    assert await client.send("GET", "/api/Sale/Client/order-1") == (200, [by_id])
-    error = json.loads((SAMPLES / "reverse_error_20.json").read_text(encoding="utf-8"))
-    assert await client.send("GET", "/api/Sale/7") == (404, error)
-    assert await client.send("GET", "/api/Sale/client/order-2") == (404, error)
+    assert await client.get("/api/Sale/Client/order-1") == (200, [by_id])
+    error = sample("reverse_error_20.json")
+    assert await client.get("/api/Sale/7") == (404, error)
+    assert await client.get("/api/Sale/client/order-2") == (404, error)
 
 
 async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> None:
     """An approved payment has every field that a recorded one has, with ids, money and card; others leave some out."""
-    recorded = json.loads((SAMPLES / "status_approved.json").read_text(encoding="utf-8"))
+    recorded = sample("status_approved.json")
     one = await client.paid(
         phoneNumber="+593999999999",
         email="aloy@mail.com",
@@ -437,7 +358,7 @@ async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> N
     assert answer["date"] == "2023-11-14T17:13:20.000"
     names = {f"optionalParameter{number}": f"text {number}" for number in (1, 2, 3)}
     two = await client.sale(clientTransactionId="order-2", **names)
-    _, pending = await client.send("GET", f"/api/Sale/{two}")
+    _, pending = await client.get(f"/api/Sale/{two}")
     assert pending["phoneNumber"] == "593984111222"
     assert names.items() <= pending.items()
     assert not {"cardType", "authorizationCode", "message"} & set(pending)
@@ -446,7 +367,7 @@ async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> N
 @changed(writes_absent=True)
 async def test_absent_values_may_be_null(client: Client) -> None:
     """Whether an absent value is left out or null is a setting."""
-    _, answer = await client.send("GET", f"/api/Sale/{await client.sale()}")
+    _, answer = await client.get(f"/api/Sale/{await client.sale()}")
     assert answer["message"] is answer["authorizationCode"] is answer["reference"] is None
 
 
@@ -454,11 +375,11 @@ async def test_a_refusal_of_the_bank_is_a_status(client: Client) -> None:
     """A rejected push and a declined card are HTTP 200, status 2, with the reason in `message`."""
     one = await client.sale()
     await client.service.reject(one)
-    payment_id = await client.prepare()
-    await client.service.pay(payment_id, declined=True)
-    two = client.service.forms[payment_id].transaction_id
+    form = await client.form()
+    await client.service.pay(form.payment_id, declined=True)
+    two = form.transaction_id
     for number, who in ((one, "cliente"), (two, "banco")):
-        status, answer = await client.send("GET", f"/api/Sale/{number}")
+        status, answer = await client.get(f"/api/Sale/{number}")
         assert (status, answer["statusCode"], answer["transactionStatus"]) == (200, 2, "Canceled")
         assert who in answer["message"]
 
@@ -467,30 +388,26 @@ async def test_another_accounts_id_is_unauthorized(clock: ManualClock) -> None:
     """Only the token says whose transactions are seen: by id 401, by the merchant's id not found."""
     accounts = {"token-1": "shop", "token-2": "other"}
     other = {"Authorization": "Bearer token-2"}
-    async with (
-        Simulator(clock=clock, settings=PAYPHONE, accounts=accounts) as service,
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(service, session)
+    async with client_of(clock=clock, accounts=accounts) as client:
         one = await client.sale()
-        assert (await client.send("GET", f"/api/Sale/{one}", headers=other))[0] == 401
-        assert (await client.send("GET", "/api/Sale/7", headers=other))[0] == 404
-        assert (await client.send("GET", "/api/Sale/client/order-1", headers=other))[0] == 404
-        assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
+        assert (await client.get(f"/api/Sale/{one}", headers=other))[0] == 401
+        assert (await client.get("/api/Sale/7", headers=other))[0] == 404
+        assert (await client.get("/api/Sale/client/order-1", headers=other))[0] == 404
+        assert (await client.get(f"/api/Sale/{one}"))[0] == 200
 
 
 async def test_an_unpaid_form_is_not_found(client: Client) -> None:
     """Prepared, opened, even cancelled: no transaction, so 404 and code 20."""
-    payment_id = await client.prepare()
-    assert (await client.send("GET", "/api/Sale/client/form-1"))[0] == 404
+    payment_id = (await client.form()).payment_id
+    assert (await client.get("/api/Sale/client/form-1"))[0] == 404
     await client.service.cancel_form(payment_id)
-    status, error = await client.send("GET", "/api/Sale/client/form-1")
+    status, error = await client.get("/api/Sale/client/form-1")
     assert (status, error["errorCode"]) == (404, 20)
 
 
 async def test_a_wrong_token_gets_a_message_without_code(client: Client) -> None:
     """401 has a message alone."""
-    expected = json.loads((SAMPLES / "error_401.json").read_text(encoding="utf-8"))
+    expected = sample("error_401.json")
     for method, path in (("POST", "/api/Sale"), ("GET", "/api/Sale/1001"), ("GET", "/api/Regions")):
         assert await client.send(method, path, headers={}) == (401, expected)
 
@@ -527,7 +444,7 @@ async def test_each_code_has_its_status(client: Client) -> None:
 async def test_error_texts_are_the_service_s(client: Client) -> None:
     """A busy customer gets the recorded error, word for word, with the status that the settings say."""
     await client.sale()
-    recorded = json.loads((SAMPLES / "sale_error_2061.json").read_text(encoding="utf-8"))
+    recorded = sample("sale_error_2061.json")
     assert await client.post("/api/Sale", sale_of(clientTransactionId="order-2")) == (503, recorded)
 
 
@@ -542,7 +459,7 @@ async def test_messages_follow_accept_language(client: Client) -> None:
     ]
     one = await client.sale(reference="Transacción no existe")
     await client.service.reject(one)
-    _, answer = await client.send("GET", f"/api/Sale/{one}", headers=english_please)
+    _, answer = await client.get(f"/api/Sale/{one}", headers=english_please)
     assert answer["message"] == "The transaction was rejected by the customer"
     assert answer["reference"] == "Transacción no existe"
 
@@ -570,13 +487,13 @@ async def test_a_minute_s_queries_can_be_fewer(client: Client, clock: ManualCloc
     for _ in range(3):
         await client.state(one)
         await clock.advance(10)
-    status, answer = await client.send("GET", "/api/Sale/client/order-1")
+    status, answer = await client.get("/api/Sale/client/order-1")
     assert (status, list(answer), client.headers["Retry-After"]) == (429, ["message"], "30")
     await clock.advance(29.5)
-    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 429
+    assert (await client.get(f"/api/Sale/{one}"))[0] == 429
     assert client.headers["Retry-After"] == "1"
     await clock.advance(0.5)
-    assert (await client.send("GET", f"/api/Sale/{one}"))[0] == 200
+    assert (await client.get(f"/api/Sale/{one}"))[0] == 200
 
 
 async def test_every_request_is_counted_once(client: Client) -> None:
@@ -587,7 +504,7 @@ async def test_every_request_is_counted_once(client: Client) -> None:
     await client.post("/api/Reverse", {"id": form})
     await client.post("/api/Cancel", {"id": sale})
     await client.post("/api/Cancel", {"id": sale})
-    await client.send("GET", "/api/Regions")
+    await client.get("/api/Regions")
     _, counts = await control.call(client.service.url, "counts")
     names = ("created", "prepared", "queries", "confirms", "reversed", "cancelled", "refused")
     assert [counts[name] for name in names] == [1] * 7
@@ -597,15 +514,9 @@ async def test_every_request_is_counted_once(client: Client) -> None:
 async def test_thirty_queries_a_minute(client: Client) -> None:
     """The thirty-first status query within a minute is not answered; other requests are."""
     one = await client.sale()
-    statuses = [(await client.send("GET", f"/api/Sale/{one}"))[0] for _ in range(31)]
+    statuses = [(await client.get(f"/api/Sale/{one}"))[0] for _ in range(31)]
     assert statuses == [200] * 30 + [429]
     assert (await client.post("/api/Cancel", {"id": one}))[0] == 200
-
-
-async def test_regions(client: Client) -> None:
-    """The list of regions has a name, the prefix of its numbers, and the country's code."""
-    status, regions = await client.send("GET", "/api/regions")
-    assert (status, [sorted(one) for one in regions]) == (200, [["iso", "name", "prefixNumber"]])
 
 
 # The truth about answers
@@ -620,20 +531,20 @@ async def test_real_clients_are_answered_as_published(client: Client, name: str)
 @changed(refuses_second_form=True)
 async def test_an_unpaid_forms_id_is_refused(client: Client) -> None:
     """A retry, a double click, a reload: 400 with code 23, whatever became of the form; another id is free."""
-    payment_id = await client.prepare()
+    payment_id = (await client.form()).payment_id
     for _ in range(2):
         status, error = await client.post("/api/button/Prepare", prepare_of())
         assert (status, error["errorCode"]) == (400, 23)
         if client.service.forms[payment_id].how is None:
             await client.service.cancel_form(payment_id)
-    await client.prepare(clientTransactionId="form-2")
+    await client.form(clientTransactionId="form-2")
     assert client.service.counts.prepared == 2
 
 
 @changed(refuses_second_form=False)
 async def test_an_unpaid_forms_id_may_be_free(client: Client) -> None:
     """A setting turns it off; a paid one is taken all the same."""
-    await client.prepare()
+    await client.form()
     await client.paid()
     assert (await client.post("/api/button/Prepare", prepare_of()))[1]["errorCode"] == 23
 
@@ -679,7 +590,7 @@ async def test_an_approved_sale_has_its_customers_data(client: Client) -> None:
     given = {f"optionalParameter{number}": f"text {number}" for number in (1, 2, 3)} | {"clientUserId": "u-7"}
     one = await client.sale(**given)
     await client.service.approve(one)
-    _, answer = await client.send("GET", f"/api/Sale/{one}")
+    _, answer = await client.get(f"/api/Sale/{one}")
     assert given.items() <= answer.items()
     assert "@" in answer["email"]
     assert answer["document"].isdecimal()
@@ -690,7 +601,7 @@ async def test_after_a_reversal(client: Client) -> None:
     """Canceled in the service's words, with the card and an authorization code."""
     one = await client.paid()
     await client.post("/api/Reverse", {"id": one})
-    _, answer = await client.send("GET", f"/api/Sale/{one}")
+    _, answer = await client.get(f"/api/Sale/{one}")
     assert (answer["statusCode"], answer["transactionStatus"], answer["message"], answer["messageCode"]) == (
         2,
         "Canceled",
@@ -703,15 +614,17 @@ async def test_after_a_reversal(client: Client) -> None:
 @pytest.mark.parametrize("reason", REASONS)
 async def test_every_reason_of_a_decline(client: Client, reason: Reason) -> None:
     """By the control route for a sale and a form, and by a form's page: its code, its words, and the card."""
-    sale, first = await client.sale(), await client.prepare()
-    second = await client.prepare(clientTransactionId="form-2")
+    sale, first = await client.sale(), await client.form()
+    second = await client.form(clientTransactionId="form-2")
     assert (await control.call(client.service.url, "reject", sale=sale, reason=reason))[0] == 200
-    assert (await control.call(client.service.url, "pay", payment_id=first, reason=reason))[0] == 200
-    page = f"/Anonymous/Index?paymentId={second}"
-    assert f'value="{reason}"' in (await client.send("GET", page, headers=SHOP))[1]
+    assert (await control.call(client.service.url, "pay", payment_id=first.payment_id, reason=reason))[
+        0
+    ] == 200
+    page = f"/Anonymous/Index?paymentId={second.payment_id}"
+    assert f'value="{reason}"' in (await client.get(page, headers=SHOP))[1]
     await client.send("POST", page, headers=SHOP, data={"outcome": "reject", "reason": reason})
     for number in (sale, sale + 1, sale + 2):
-        _, answer = await client.send("GET", f"/api/Sale/{number}")
+        _, answer = await client.get(f"/api/Sale/{number}")
         assert (answer["statusCode"], answer["message"]) == (2, say(reason, "es"))
         assert answer["messageCode"] == MESSAGE_CODES[reason] != 0
         assert {"bin", "lastDigits", "cardBrand", "authorizationCode", "email"} <= set(answer)
@@ -766,13 +679,13 @@ async def test_settings_change_from_outside(client: Client) -> None:
         assert (await change(changes={name: value}))[0] == 409
     tokens = {"token-2": "shop"}
     assert (await control.call(client.service.url, "use_accounts", accounts=tokens))[0] == 200
-    assert (await client.send("GET", f"/api/Sale/{sale}"))[0] == 401
+    assert (await client.get(f"/api/Sale/{sale}"))[0] == 401
 
 
 async def test_the_day_begins_at_noon() -> None:
     """A test at 01:00 UTC can reverse as well; the time of day is moved from outside, and by options."""
-    async with Simulator(settings=PAYPHONE) as service, aiohttp.ClientSession() as session:
-        client = Client(service, session)
+    async with client_of() as client:
+        service = client.service
         assert service.local_time().hour == 12
         one, two = await client.paid(), await client.paid(clientTransactionId="form-2")
         assert await client.post("/api/Reverse", {"id": one}) == (200, True)
@@ -812,15 +725,15 @@ async def test_the_links_have_the_real_names(client: Client) -> None:
     )
     for name in ("payWithPayPhone", "payWithCard", "payWithPaymentCode"):
         path = answer[name].removeprefix(client.service.url)
-        status, page = await client.send("GET", path, headers=SHOP)
+        status, page = await client.get(path, headers=SHOP)
         assert status == 200
         assert 'value="pay"' in page
 
 
 async def test_without_a_referrer_the_page_says_no_with_200(client: Client) -> None:
     """A monitor that looks at the status alone sees nothing wrong."""
-    payment_id = await client.prepare()
-    status, page = await client.send("GET", f"/Anonymous/Index?paymentId={payment_id}", headers={})
+    payment_id = (await client.form()).payment_id
+    status, page = await client.get(f"/Anonymous/Index?paymentId={payment_id}", headers={})
     assert status == 200
     assert "No autorizado" in page
     assert 'value="pay"' not in page
@@ -830,13 +743,13 @@ async def test_without_a_referrer_the_page_says_no_with_200(client: Client) -> N
 async def test_the_way_back(client: Client) -> None:
     """`id` and `clientTransactionId` behind what the address has; 0 when cancelled; `msg` for a foreign domain."""
     back = f"{BACK}&id={{}}&clientTransactionId={{}}"
-    one, two, three = [await client.prepare(clientTransactionId=name) for name in ("a", "b", "c")]
-    paths = [f"/Anonymous/Index?paymentId={number}" for number in (one, two, three)]
+    forms = [await client.form(clientTransactionId=name) for name in ("a", "b", "c")]
+    paths = [f"/Anonymous/Index?paymentId={form.payment_id}" for form in forms]
     for path, outcome, *expected in ((paths[0], "cancel", 0, "a"), (paths[1], "reject", 1001, "b")):
-        await client.send("GET", path, headers=SHOP)
+        await client.get(path, headers=SHOP)
         status, _ = await client.send("POST", path, headers=SHOP, data={"outcome": outcome})
         assert (status, client.headers["Location"]) == (303, back.format(*expected))
-    await client.send("GET", paths[2], headers={"Referer": "https://other.example/"})
+    await client.get(paths[2], headers={"Referer": "https://other.example/"})
     query = dict(parse_qsl(urlsplit(client.headers["Location"]).query))
     assert query == {"cart": "9", "msg": MESSAGES["foreign domain"][0], "clientTransactionId": "c"}
     assert client.service.counts.forms_cancelled == 1
@@ -923,7 +836,7 @@ async def test_cancel_only_while_pending(client: Client, path: str, body: dict[s
     assert await client.post(path, body) == (200, True)
     assert (await client.state(1001), client.service.counts.cancelled) == ("Canceled", 1)
     assert client.service.counts.pending == 0
-    late = json.loads((SAMPLES / "cancel_error_25.json").read_text(encoding="utf-8"))
+    late = sample("cancel_error_25.json")
     assert await client.post(path, body) == (400, late)
     two = await client.sale(clientTransactionId="order-2")
     await client.service.approve(two)
@@ -942,7 +855,7 @@ async def test_cancel_only_while_pending(client: Client, path: str, body: dict[s
 )
 async def test_reverse_gives_back_once(client: Client, path: str, body: dict[str, object]) -> None:
     """An approved payment of today is given back once; what is pending, given back or not there is code 20."""
-    nothing = json.loads((SAMPLES / "reverse_error_20.json").read_text(encoding="utf-8"))
+    nothing = sample("reverse_error_20.json")
     assert await client.post(path, body) == (404, nothing)
     await client.sale()
     assert await client.post(path, body) == (404, nothing)
@@ -977,8 +890,7 @@ async def test_reverse_until_eight_in_the_evening(
 async def test_a_day_is_ecuador_s(clock: ManualClock) -> None:
     """What was paid at 19:00 in UTC-5 is of another UTC day half an hour before, and reversed all the same."""
     clock.jump_wall(3600 + 45 * 60)  # 18:58:20
-    async with Simulator(clock=clock, settings=PAYPHONE) as service, aiohttp.ClientSession() as session:
-        client = Client(service, session)
+    async with client_of(PAYPHONE, clock=clock) as client:
         one = await client.paid()
         await client.confirm(one)
         clock.jump_wall(30 * 60)
@@ -988,41 +900,14 @@ async def test_a_day_is_ecuador_s(clock: ManualClock) -> None:
 # What is told
 
 
-class Shop:
-    """The merchant's server, which writes down what it is told and acknowledges it."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, str], Any]] = []
-        self.answer: object = {"Response": True, "ErrorCode": "000"}
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        raw = await request.read()
-        self.told.append((request.method, dict(request.query), json.loads(raw) if raw else None))
-        return web.Response(text=self.answer if isinstance(self.answer, str) else json.dumps(self.answer))
-
-
-@pytest.fixture
-async def shop() -> AsyncIterator[Shop]:
-    it = Shop()
-    application = web.Application()
-    application.router.add_route("*", "/{tail:.*}", it.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}/told"
-    yield it
-    await runner.cleanup()
-
-
 @pytest.mark.parametrize("name", ["clientTransactionID", "clientTransactionId"])
-async def test_a_sale_is_notified_by_get(shop: Shop, clock: ManualClock, name: str) -> None:
+async def test_a_sale_is_notified_by_get(merchant: Merchant, clock: ManualClock, name: str) -> None:
     """Two parameters by GET; the case of the second one's last letter is a setting, as it is doubtful."""
     settings = attrs.evolve(PAYPHONE, notification_names=("id", name))
     async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
-        one = await Client(service, session).sale(responseUrl=shop.url)
+        one = await Client(service, session).sale(responseUrl=merchant.url)
         await service.approve(one)
-    assert shop.told == [("GET", {"id": str(one), name: "order-1"}, None)]
+    assert merchant.received == [("GET", [("id", str(one)), (name, "order-1")], None)]
 
 
 @pytest.mark.parametrize(
@@ -1036,23 +921,22 @@ async def test_a_sale_is_notified_by_get(shop: Shop, clock: ManualClock, name: s
     ],
 )
 async def test_the_external_notification(
-    shop: Shop, clock: ManualClock, answer: object, outcome: str
+    merchant: Merchant, clock: ManualClock, answer: object, outcome: str
 ) -> None:
     """Approved payments alone are told of, by a POST of names in capitals, and the answer is written down."""
-    shop.answer = answer
-    settings = attrs.evolve(PAYPHONE, external_notification_url=shop.url)
-    async with Simulator(clock=clock, settings=settings) as service, aiohttp.ClientSession() as session:
-        client = Client(service, session)
+    merchant.answer = answer
+    settings = attrs.evolve(PAYPHONE, external_notification_url=merchant.url)
+    async with client_of(settings, clock=clock) as client:
         no = await client.sale(clientTransactionId="order-2")
-        await service.reject(no)
+        await client.service.reject(no)
         yes = await client.sale(storeId="S1")
-        await service.approve(yes)
+        await client.service.approve(yes)
         form = await client.paid()
-        await service.notifications_done()
-        assert service.sales[yes].external_notification == outcome
-        assert service.sales[no].external_notification is None
-        assert service.counts.external_notifications_sent == 2
-    bodies = [body for method, query, body in shop.told if method == "POST" and not query]
+        await client.service.notifications_done()
+        assert client.service.sales[yes].external_notification == outcome
+        assert client.service.sales[no].external_notification is None
+        assert client.service.counts.external_notifications_sent == 2
+    bodies = [body for method, query, body in merchant.received if method == "POST" and not query]
     assert [body["TransactionId"] for body in bodies] == [yes, form]
     assert bodies[1]["StoreId"]  # a store by default
     assert (
@@ -1103,38 +987,16 @@ def test_the_command_line_serves_it() -> None:
 
 async def test_test_mode_approves_everything(clock: ManualClock) -> None:
     """As the service's own test mode does."""
-    async with (
-        Simulator(clock=clock, settings=PAYPHONE, answers=TEST_MODE) as service,
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(service, session)
+    async with client_of(clock=clock, answers=TEST_MODE) as client:
         for number in range(20):
             await client.sale(clientTransactionId=f"order-{number}", phoneNumber=f"09900000{number:02}")
         await clock.advance(2)
-        assert service.counts.approved == 20
-    assert isinstance(TEST_MODE, Answers)
+        assert client.service.counts.approved == 20
 
 
-async def test_localhost_names_are_this_machine(shop: Shop, clock: ManualClock) -> None:
+async def test_localhost_names_are_this_machine(merchant: Merchant, clock: ManualClock) -> None:
     """`shop.localhost` is told, as a browser would find it."""
-    url = shop.url.replace("127.0.0.1", "shop.localhost")
+    url = merchant.url.replace("127.0.0.1", "shop.localhost")
     async with Simulator(clock=clock) as service:
         service.create_sale(sale_of(currency="USD", responseUrl=url))
         assert (await service.approve("order-1")).notification == "HTTP 200"
-
-
-@pytest.mark.parametrize(
-    ("settings", "fault"),
-    [
-        ({"paths": {"refund": ("/api/Refund",)}}, "paths must name confirm"),
-        ({"paths": {"confirm": "/api/Confirm"}}, "tuple of paths"),
-        ({"confirm_window": 0}, "confirm_window"),
-        ({"queries_per_minute": 0}, "queries_per_minute"),
-        ({"reversal_hour": 25}, "reversal_hour"),
-        ({"states": {"unconfirmed": "Approved"}}, "states"),
-    ],
-)
-def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:
-    """A setting that cannot be says which it is."""
-    with pytest.raises(ValueError, match=fault):
-        Settings(**settings)

@@ -228,5 +228,5 @@ def test_the_wheel_has_the_page(installed: Path) -> None:
     """What the simulator serves and the guides are shipped."""
     assert (installed / "payclient" / "guide" / "es" / "empezar.md").is_file()
     folder = installed / "payclient" / "simulator"
-    for name in ("page.html", "page.js", "style.css", "form.html"):
+    for name in ("page.html", "page.js", "style.css", "form.html", "messages.json"):
         assert (folder / name).stat().st_size > 300

@@ -26,7 +26,8 @@ class _Resolver(aiohttp.ThreadedResolver):
     """The machine's resolver, for which `shop.localhost` is this machine, as browsers have it (RFC 6761)."""
 
     async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_INET) -> list[Any]:
-        return await super().resolve("localhost" if host.endswith(".localhost") else host, port, family)
+        local = "localhost" if host.endswith(".localhost") else host
+        return list(await super().resolve(local, port, family))
 
 
 class Notifications:
@@ -71,23 +72,26 @@ class Notifications:
         """Send what follows from a customer's answer, but for what the plan has in mind."""
         if isinstance(transaction, Sale) and transaction.response_url is not None:
             self._notify(transaction)
-        if (
-            transaction.state == ACCEPTED
-            and (url := self._books.settings.external_notification_url) is not None
-        ):
-            self._start(transaction, self._tell(transaction, url))
+        url = self._books.settings.external_notification_url
+        if transaction.state == ACCEPTED and url is not None:
+            body = orjson.dumps(external_notification(transaction, self._books))
+            self._start(transaction, "external notification", transaction.transaction_id, "POST", url, body)
 
     def send(self, sale: Sale, pretended_id: int | None = None) -> None:
         """Send one in the background; ValueError if the sale has no `responseUrl`."""
         if (url := sale.response_url) is None:
             raise ValueError(f"sale {sale.transaction_id} has no responseUrl")
-        self._start(sale, self._deliver(sale, url, pretended_id or sale.transaction_id))
+        number = pretended_id or sale.transaction_id
+        text = "notification" if number == sale.transaction_id else "forged notification"
+        method = self._books.settings.notification_method
+        self._start(sale, text, number, method, self.address(sale, url, number))
 
     def _notify(self, sale: Sale) -> None:
         fault = self._faults.next("notification", sale.client_transaction_id, sale.client_transaction_id)
         match fault and fault.kind:
             case "lost":
-                self._write(sale, "never sent", sale.transaction_id, fault="lost")
+                client_id = sale.client_transaction_id
+                self._books.write("notification", "never sent", client_id, sale.transaction_id, fault="lost")
                 return
             case "late" if fault is not None:
                 self._books.timetable.after(fault.seconds, self.send, sale)
@@ -98,51 +102,43 @@ class Notifications:
                 self.send(sale, sale.transaction_id + _FOREIGN)
         self.send(sale)
 
-    def _start(self, transaction: Transaction, delivery: Any) -> None:
-        if self._session is None:
-            delivery.close()
-            return
-        task = asyncio.create_task(delivery)
-        self._tasks[task] = transaction
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+    def _start(self, transaction: Transaction, *message: Any) -> None:
+        if self._session is not None:
+            task = asyncio.create_task(self._deliver(self._session, transaction, *message))
+            self._tasks[task] = transaction
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _deliver(self, sale: Sale, url: str, number: int) -> None:
-        method = self._books.settings.notification_method
-        status, _, error = await self._send(method, self.address(sale, url, number))
-        self._books.tally["notifications_failed" if error else "notifications_sent"] += 1
-        is_true = number == sale.transaction_id
-        self._write(
-            sale, "notification" if is_true else "forged notification", number, status=status, fault=error
-        )
-        if is_true:
-            sale.notification = error or f"HTTP {status}"
-
-    async def _tell(self, transaction: Transaction, url: str) -> None:
-        body = orjson.dumps(external_notification(transaction, self._books))
-        headers = {"Content-Type": "application/json"}
-        status, answer, error = await self._send("POST", url, data=body, headers=headers)
-        self._books.tally["external_notifications_failed" if error else "external_notifications_sent"] += 1
-        transaction.external_notification = error or _acknowledgement(answer) or f"HTTP {status}"
-        self._write(
-            transaction, "external notification", transaction.transaction_id, status=status, fault=error
-        )
-
-    async def _send(self, method: str, url: str, **options: Any) -> tuple[int | None, bytes, str | None]:
-        """Return the status and the beginning of the answer, or the class name of the error."""
-        if (session := self._session) is None:
-            return None, b"", "closed"
+    async def _deliver(
+        self,
+        session: aiohttp.ClientSession,
+        transaction: Transaction,
+        text: str,
+        number: int,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+    ) -> None:
+        """Send one message and write down its result: of the status, or of the class of the error."""
+        status, error, answer = None, None, b""
+        headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             async with (
                 self._places,
-                session.request(method, url, allow_redirects=False, **options) as response,
+                session.request(method, url, allow_redirects=False, data=body, headers=headers) as response,
             ):
-                return response.status, await response.content.read(_LONGEST), None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                status, answer = response.status, await response.content.read(_LONGEST)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failed:
             # ValueError: what the merchant gave as `responseUrl` is not an address at all.
-            return None, b"", type(error).__name__
-
-    def _write(self, transaction: Transaction, text: str, number: int | None, **result: Any) -> None:
-        self._books.write("notification", text, transaction.client_transaction_id, number, **result)
+            error = type(failed).__name__
+        tally = "notifications" if body is None else "external_notifications"
+        self._books.tally[f"{tally}_{'failed' if error else 'sent'}"] += 1
+        client_id = transaction.client_transaction_id
+        self._books.write("notification", text, client_id, number, status=status, fault=error)
+        result = error or f"HTTP {status}"
+        if body is not None:
+            transaction.external_notification = _acknowledgement(answer) or result
+        elif number == transaction.transaction_id:
+            transaction.notification = result
 
 
 def _acknowledgement(answer: bytes) -> str | None:

@@ -228,12 +228,13 @@ class Books:
         form.reason = reason
         how, answer = ("declined", "rejected") if declined else ("paid", "approved")
         self._close(form, method, how, self.settings.states[answer])
+        texts = form.texts
         form.details = {
-            "phoneNumber": form.texts.get("phoneNumber", "").removeprefix("+") or None,
-            "email": form.texts.get("email"),
-            "document": form.texts.get("documentId"),
-            "reference": form.texts.get("reference"),
-            "optionalParameter3": form.texts.get("optionalParameter"),
+            **{name: texts.get(name) for name in _REPEATED},
+            "optionalParameter3": texts.get("optionalParameter3") or texts.get("optionalParameter"),
+            "phoneNumber": texts.get("phoneNumber", "").removeprefix("+") or None,
+            "email": texts.get("email"),
+            "document": texts.get("documentId"),
         }
         if form.awaits_confirmation:
             self.tell(form)

@@ -1,57 +1,83 @@
-"""The service's address and the token that goes with every request (§5), checked."""
+"""The service's address and the token that goes with every request (§5), checked; `Secret`, which shows neither."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
+
+import attrs
 
 from payclient.clock import start
 from payclient.errors import ConfigurationError, NotSentError
-from payclient.profile import ServiceProfile
 from payclient.validation import is_loopback
 
 __all__: list[str] = []
 
-TokenSource = str | Callable[[], Awaitable[str]]
+_T = TypeVar("_T")
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
+
+class Secret(Generic[_T]):
+    """A value that nothing shows: its `repr` and `str` are `***`, and it does not pickle.
+
+    Error trackers show the local variables and the attributes of what raised; a secret stands there as a `Secret`.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: _T) -> None:
+        self._value = value
+
+    @classmethod
+    def of(cls, value: _T | Secret[_T]) -> Secret[_T]:
+        """Return a secret itself, or a value as a secret."""
+        return value if isinstance(value, Secret) else cls(value)
+
+    def reveal(self) -> _T:
+        """Return the value. Pass it on at once, and keep it in no variable."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret does not pickle")
+
+
+#: A token, or an async callable that returns one.
+TokenSource = str | Callable[[], Awaitable[str]]
 
 #: Digest of the token that this task's last request was signed with; empty: none was.
 SIGNED_WITH: ContextVar[bytes] = ContextVar("payclient.signed_with", default=b"")
 
 
-class Authorization(dict[str, str]):
-    """The headers that hold the token. They stand among the local variables that error trackers show."""
+@attrs.frozen(eq=False)
+class Authorization:
+    """The headers of every request (§4, §5), and the digest of the token in them."""
 
-    __slots__ = ("digest",)
-
-    #: Of the token, unkeyed: it stays in memory.
-    digest: bytes
-
-    def __repr__(self) -> str:
-        return "<authorization>"
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    #: Unkeyed: it stays in memory.
+    digest: bytes = attrs.field(repr=False)
 
 
-def authorization(token: object, profile: ServiceProfile) -> Authorization:
-    """The headers of every request (§4, §5), or a `ConfigurationError` that does not repeat the token."""
-    fault = token_fault(token)
-    if fault is None:
-        headers = Authorization(Authorization=f"Bearer {token}")
-        headers.digest = blake2b(str(token).encode(), digest_size=16).digest()
-        if profile.message_language is not None:
-            headers["Accept-Language"] = profile.message_language
-        return headers
-    del token
-    raise ConfigurationError(fault)
+def authorize(token: Secret[Any], language: str | None) -> Authorization:
+    """Make the headers with a token, or raise a `ConfigurationError` that does not repeat the token."""
+    if fault := token_fault(token.reveal()):
+        raise ConfigurationError(fault)
+    headers = {"Authorization": f"Bearer {token.reveal()}"}
+    if language is not None:
+        headers["Accept-Language"] = language
+    return Authorization(headers, blake2b(str(token.reveal()).encode(), digest_size=16).digest())
 
 
 def token_fault(token: object) -> str | None:
-    """Say why a token cannot go behind `Bearer` (§5), without repeating it, or None."""
+    """Return why a token cannot stand behind `Bearer` (§5), without repeating it, or None."""
     if not isinstance(token, str) or not token:
         return "token: is empty or no text"
     if token.lower().startswith("bearer "):
@@ -64,58 +90,56 @@ def token_fault(token: object) -> str | None:
 
 
 class Token:
-    """A session's token: a text, or asked of a callable at first and after a 401, once however many wait."""
+    """A session's token: a text, or called for at first and after a 401, once however many wait."""
 
-    def __init__(self, source: TokenSource, profile: ServiceProfile, seconds: float) -> None:
+    def __init__(self, source: Secret[TokenSource], language: str | None, timeout: float) -> None:
+        """Raises `ConfigurationError` for what is not a token and cannot be called. `timeout` is in seconds."""
         self._source = source
-        self._profile = profile
-        #: Within which the callable gives one.
-        self._seconds = seconds
+        self._language = language
+        self._timeout = timeout
+        self._fetching: asyncio.Task[Authorization] | None = None
         #: None while there is none.
-        self.headers: Authorization | None = None
-        self._asking: asyncio.Task[Authorization] | None = None
-
-    def check(self) -> None:
-        """Raise `ConfigurationError` for what is no token and gives none."""
-        if isinstance(self._source, str):
-            self.headers = authorization(self._source, self._profile)
-        elif not callable(self._source):
+        self.authorization: Authorization | None = None
+        if isinstance(source.reveal(), str):
+            self.authorization = authorize(source, language)
+        elif not callable(source.reveal()):
             raise ConfigurationError("token: is a text or an async callable")
 
     @property
     def renews(self) -> bool:
-        """Whether another one can be asked for."""
-        return not isinstance(self._source, str)
+        """Whether the token comes from a callable."""
+        return callable(self._source.reveal())
 
-    def refused(self, headers: Authorization) -> None:
-        """The service answered 401 to these: another one is asked for, unless that was done meanwhile."""
-        if self.renews and self.headers is headers:
-            self.headers = None
+    def discard(self, authorization: Authorization) -> None:
+        """Call for another token, because the service answered 401 to this one, unless that was done meanwhile."""
+        if self.renews and self.authorization is authorization:
+            self.authorization = None
 
-    async def ask(self) -> Authorization:
-        """Ask the callable. `NotSentError` where it gives none in time; what it raises comes through."""
-        if self._asking is None:
-            self._asking = start(self._fetch())
-            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._asking)
+    async def fetch(self) -> Authorization:
+        """Call the callable. Raises `NotSentError` if it returns nothing in time, and what it raises itself."""
+        if self._fetching is None:
+            self._fetching = start(self._fetch())
+            self._fetching.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._fetching)
 
     async def _fetch(self) -> Authorization:
-        assert not isinstance(self._source, str)  # noqa: S101 - a text is never asked for
+        source = self._source.reveal()
+        assert callable(source)  # noqa: S101 - a text is never called for
         try:
-            async with asyncio.timeout(self._seconds):
-                self.headers = authorization(await self._source(), self._profile)
+            async with asyncio.timeout(self._timeout):
+                self.authorization = authorize(Secret(await source()), self._language)
         except (TimeoutError, asyncio.CancelledError):
             pass
         else:
-            return self.headers
+            return self.authorization
         finally:
-            self._asking = None
+            self._fetching = None
         raise NotSentError("no token was given in time")
 
     def close(self) -> None:
-        """Ask no more."""
-        if self._asking is not None:
-            self._asking.cancel()
+        """Call for no more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
 
 
 def check_base_url(base_url: object) -> str:

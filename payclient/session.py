@@ -1,6 +1,7 @@
-"""`PaySession`: the service's operations, stateless and raw.
+"""`PaySession`: the service's operations, stateless and raw, each signed, within its time and judged.
 
-It has no memory: applications charge through the tracker, which keeps a durable record.
+It has no memory: applications charge through the tracker, which keeps a durable record. What was sent is judged for any
+transport alike: by whether the `before_send` that the transport was given was passed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import attrs
 
-from payclient.auth import SIGNED_WITH, Token, TokenSource, check_base_url
+from payclient.auth import SIGNED_WITH, Secret, Token, TokenSource, check_base_url
 from payclient.errors import (
     ConfigurationError,
     NotSentError,
@@ -94,202 +95,6 @@ class Exchange:
     transaction_id: int | None = None
 
 
-class _Gate:
-    """The `before_send` handed to the transport: whether it was passed is the proof of what was sent."""
-
-    entered = False
-    passed = False
-    error: BaseException | None = None
-    trace: TracebackType | None = None
-
-    def __init__(self, before_send: BeforeSend | None) -> None:
-        self._before_send = before_send
-
-    async def __call__(self) -> None:
-        self.entered = True
-        if self._before_send is not None:
-            try:
-                await self._before_send()
-            except BaseException as error:
-                # As it is here: on its way up it would gather the network library's frames, which hold the token.
-                self.error, self.trace = error, error.__traceback__
-                raise
-        self.passed = True
-
-
-class Exchanges:
-    """The exchanges of one session, for one event loop of one process. `on_exchange` is told of each."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        profile: ServiceProfile,
-        token: Token,
-        timeouts: Timeouts,
-        on_exchange: Callable[[Exchange], object] | None,
-    ) -> None:
-        self._transport = transport
-        self._profile = profile
-        self._token = token
-        self._timeouts = timeouts
-        self._on_exchange = on_exchange
-        self._deadlines: Deadlines | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._generation = _generation
-        self._closed = False
-
-    def enter(self) -> Deadlines:
-        """Bind to the running loop, or say clearly why this session cannot be used here."""
-        if self._closed:
-            raise UsageError("this session is closed")
-        if self._generation != _generation:
-            raise UsageError("this session was made before a fork; make one in each process")
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            assert self._deadlines is not None  # noqa: S101 - made with the loop
-            return self._deadlines
-        if self._loop is not None:
-            raise UsageError("this session belongs to another event loop; make one in each")
-        self._loop = loop
-        self._deadlines = Deadlines(loop, self._timeouts.total)
-        return self._deadlines
-
-    def close(self) -> bool:
-        """Take no more. False: closed before, or in a fork, whose parent has the connections."""
-        if self._closed:
-            return False
-        self._closed = True
-        if self._generation != _generation:
-            return False
-        self._token.close()
-        if self._deadlines is not None:
-            self._deadlines.close()
-        return True
-
-    async def make(
-        self,
-        operation: str,
-        request: HttpRequest,
-        decode: Decode[_T],
-        before_send: BeforeSend | None = None,
-        timeouts: Timeouts | None = None,
-        *,
-        repeat: bool = False,
-    ) -> _T:
-        """Send within the total time-out and read the answer; try again what provably was not sent.
-
-        `repeat`: the operation is safe to repeat, so that it is also tried again after a 5xx or a reset.
-        """
-        deadline = self.enter().start(None if timeouts is None else timeouts.total)
-        hook = self._on_exchange
-        began = 0.0 if hook is None else time.perf_counter()
-        tries = 0
-        sent = False
-        gate = _Gate(before_send)
-        response: HttpResponse | None = None
-        result: _T | None = None
-        error: BaseException | None = None
-        try:
-            while True:
-                try:
-                    response = None
-                    response = await self._send(request, gate)
-                    result = decode(response, self._profile, request.client_transaction_id)
-                except NotSentError:
-                    # Once `before_send` was entered its permit may be spent.
-                    if tries == len(RETRY_DELAYS) or (gate.entered and before_send is not None):
-                        raise
-                except OutcomeUnknownError as unknown:
-                    if not repeat or tries == len(RETRY_DELAYS) or (unknown.http_status or 500) < 500:
-                        raise
-                else:
-                    return result
-                sent = sent or gate.passed
-                await self._sleep(RETRY_DELAYS[tries] * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
-                tries += 1
-                gate = _Gate(before_send)
-        except asyncio.CancelledError as cancelled:
-            error = cancelled
-            if not deadline.overran():
-                cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
-                raise
-            total = (timeouts or self._timeouts).total
-            error = _judge(gate, request, f"no answer within {total:g} s")
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            deadline.end()
-            if result is None and response is not None and (error is None or operation != "status"):
-                # The connection may bring a second copy of a refusal or of "not found", as its next answer.
-                _discard(response)
-            if hook is not None:
-                exchange = Exchange(
-                    operation=operation,
-                    http_status=None if response is None else response.status,
-                    seconds=time.perf_counter() - began,
-                    sent=sent or gate.passed,
-                    error=None if error is None else type(error).__name__,
-                    client_transaction_id=request.client_transaction_id,
-                    transaction_id=getattr(result, "transaction_id", None),
-                )
-                _tell(hook, exchange)
-        # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
-        raise error
-
-    async def _send(self, request: HttpRequest, gate: _Gate) -> HttpResponse:
-        """One try. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
-        headers = self._token.headers or await self._token.ask()
-        SIGNED_WITH.set(headers.digest)
-        signed = HttpRequest(
-            request.method, request.path, request.body, headers, request.client_transaction_id
-        )
-        try:
-            response = await self._transport(signed, gate)
-        except NotSentError as error:
-            failure = str(error)
-            gate.passed = False
-        except Exception as error:
-            failure = _describe(error)
-        else:
-            if response.status == 401:
-                self._token.refused(headers)
-            return response
-        if gate.error is not None:
-            raise gate.error.with_traceback(gate.trace)
-        raise _judge(gate, request, failure)
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-def _judge(gate: _Gate, request: HttpRequest, failure: str) -> TransportError:
-    kind = OutcomeUnknownError if gate.passed else NotSentError
-    return kind(failure, client_transaction_id=request.client_transaction_id)
-
-
-def _discard(response: HttpResponse) -> None:
-    if response.discard is not None:
-        response.discard()
-
-
-def _tell(hook: Callable[[Exchange], object], exchange: Exchange) -> None:
-    try:
-        hook(exchange)
-    except Exception as raised:
-        logger.error("on_exchange raised %s", type(raised).__name__)
-
-
-def _describe(error: Exception) -> str:
-    """An exception in words that hold nothing of the request: its class, and the system's error name."""
-    number = getattr(error, "errno", None)
-    name = errno.errorcode.get(number) if isinstance(number, int) else None
-    kind = type(error).__name__
-    if isinstance(error, PayError):
-        return kind
-    return f"{kind} ({name})" if name else kind
-
-
 class PaySession:
     """The service's operations over one pool of connections, for one event loop.
 
@@ -303,27 +108,32 @@ class PaySession:
     def __init__(
         self,
         base_url: str | None,
-        token: TokenSource,
+        token: TokenSource | Secret[TokenSource],
         *,
         profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
         timeouts: Timeouts | None = None,
         connector: aiohttp.BaseConnector | None = None,
-        proxy: str | None = None,
+        proxy: str | Secret[str] | None = None,
         transport: Transport | None = None,
         on_exchange: Callable[[Exchange], object] | None = None,
     ) -> None:
+        token = Secret.of(token)  # a frame that raises shows its local variables to error trackers
+        proxy = None if proxy is None else Secret.of(proxy)
         self.profile = find_profile(profile)
         self.base_url = check_base_url(self.profile.base_url if base_url is None else base_url)
         self.timeouts = timeouts if timeouts is not None else Timeouts()
-        self._token = Token(token, self.profile, self.timeouts.total)
-        del token  # a frame that raises shows its local variables to error trackers
-        self._token.check()
+        self._token = Token(token, self.profile.message_language, self.timeouts.total)
         self._own_transport: AiohttpTransport | None = None
         if transport is None:
             transport = self._own_transport = AiohttpTransport(
                 self.base_url, connect_timeout=self.timeouts.connect, connector=connector, proxy=proxy
             )
-        self._exchanges = Exchanges(transport, self.profile, self._token, self.timeouts, on_exchange)
+        self._transport = transport
+        self._on_exchange = on_exchange
+        self._deadlines: Deadlines | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._generation = _generation
+        self._closed = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
@@ -355,7 +165,7 @@ class PaySession:
         raise TypeError("a session holds a token and connections; it does not pickle")
 
     async def __aenter__(self) -> Self:
-        self._exchanges.enter()
+        self._bind()
         return self
 
     async def __aexit__(
@@ -365,8 +175,29 @@ class PaySession:
 
     async def aclose(self) -> None:
         """Close the connections that are our own. Calls still running end as if cut. May be called twice."""
-        if self._exchanges.close() and self._own_transport is not None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._generation != _generation:
+            return  # a fork: its parent has the connections
+        self._token.close()
+        if self._deadlines is not None:
+            self._deadlines.close()
+        if self._own_transport is not None:
             await self._own_transport.aclose()
+
+    def _bind(self) -> Deadlines:
+        """Bind to the running loop. Raises `UsageError` if this session cannot be used here."""
+        if self._closed:
+            raise UsageError("this session is closed")
+        if self._generation != _generation:
+            raise UsageError("this session was made before a fork; make one in each process")
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None:
+            self._loop, self._deadlines = loop, Deadlines(loop, self.timeouts.total)
+        elif self._loop is not loop:
+            raise UsageError("this session belongs to another event loop; make one in each")
+        return self._deadlines
 
     # --- Operations
 
@@ -379,9 +210,7 @@ class PaySession:
         `OutcomeUnknownError`: it may exist, never send it again by yourself. What `before_send` raises comes
         through unchanged, with nothing sent.
         """
-        return await self._exchanges.make(
-            "sale", self.encode_sale(request), decode_sale, before_send, timeouts
-        )
+        return await self._send_in_time("sale", self.encode_sale(request), decode_sale, before_send, timeouts)
 
     def encode_sale(self, request: SaleRequest) -> HttpRequest:
         """The first half of `sale`: check by the profile and encode. No I/O."""
@@ -406,7 +235,7 @@ class PaySession:
                 check(result)
             return result
 
-        return await self._exchanges.make("sale", request, decode, before_send, timeouts)
+        return await self._send_in_time("sale", request, decode, before_send, timeouts)
 
     async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
         """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.
@@ -414,7 +243,7 @@ class PaySession:
         `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was prepared.
         `OutcomeUnknownError`: prepare another one, under a client transaction id of its own.
         """
-        return await self._exchanges.make(
+        return await self._send_in_time(
             "prepare", self.encode_prepare(request), decode_prepare, None, timeouts
         )
 
@@ -426,7 +255,7 @@ class PaySession:
         self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None
     ) -> PrepareResult:
         """The second half of `prepare`: send what `encode_prepare` made, and read the answer."""
-        return await self._exchanges.make("prepare", request, decode_prepare, before_send, timeouts)
+        return await self._send_in_time("prepare", request, decode_prepare, before_send, timeouts)
 
     async def status(
         self,
@@ -442,7 +271,7 @@ class PaySession:
         401; with `repeat` False the service sees one request at most, for a caller that counts requests.
         """
         request = status_request(self.profile, transaction_id, client_transaction_id)
-        return await self._ask("status", request, decode_status, repeat)
+        return await self._send_renewing("status", request, decode_status, repeat)
 
     async def confirm(
         self, transaction_id: int, client_transaction_id: str, *, repeat: bool = True
@@ -453,7 +282,7 @@ class PaySession:
         knows no such payment. `OutcomeUnknownError`: it may be confirmed; confirm it again.
         """
         request = confirm_request(self.profile, transaction_id, client_transaction_id)
-        return await self._ask("confirm", request, decode_confirm, repeat)
+        return await self._send_renewing("confirm", request, decode_confirm, repeat)
 
     async def cancel(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -464,7 +293,7 @@ class PaySession:
         `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: ask for its status.
         """
         request = undo_request(self.profile, "cancel", transaction_id, client_transaction_id)
-        await self._exchanges.make("cancel", request, partial(decode_undone, operation="cancel"))
+        await self._send_in_time("cancel", request, partial(decode_undone, operation="cancel"))
 
     async def reverse(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -475,13 +304,176 @@ class PaySession:
         `NotSentError` and any other `RefusedError`: nothing was reversed. `OutcomeUnknownError`: it may be reversed.
         """
         request = undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
-        await self._exchanges.make("reverse", request, partial(decode_undone, operation="reverse"))
+        await self._send_in_time("reverse", request, partial(decode_undone, operation="reverse"))
 
-    async def _ask(self, operation: str, request: HttpRequest, decode: Decode[_T], repeat: bool) -> _T:
-        """Make one exchange; with `repeat` once more after a 401 where a fresh token can be asked for."""
+    # --- How each of them is sent
+
+    async def _send_renewing(
+        self, operation: str, request: HttpRequest, decode: Decode[_T], repeat: bool
+    ) -> _T:
+        """Send a request that is safe to repeat, and with `repeat` once more after a 401 with a fresh token."""
         try:
-            return await self._exchanges.make(operation, request, decode, repeat=repeat)
+            return await self._send_in_time(operation, request, decode, repeatable=repeat)
         except UnauthorizedError as error:
             if not (repeat and self.renews_token and error.http_status == 401):
                 raise
-        return await self._exchanges.make(operation, request, decode, repeat=repeat)
+        return await self._send_in_time(operation, request, decode, repeatable=repeat)
+
+    async def _send_in_time(
+        self,
+        operation: str,
+        request: HttpRequest,
+        decode: Decode[_T],
+        before_send: BeforeSend | None = None,
+        timeouts: Timeouts | None = None,
+        *,
+        repeatable: bool = False,
+    ) -> _T:
+        """Send a request within the total time-out, again where `should_retry` says so, and read the answer."""
+        deadline = self._bind().start(None if timeouts is None else timeouts.total)
+        began = time.perf_counter()
+        tries = 0
+        sent = False
+        proof = SendProof(before_send)
+        response: HttpResponse | None = None
+        result: _T | None = None
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    response = None
+                    response = await self._send_once(request, proof)
+                    result = decode(response, self.profile, request.client_transaction_id)
+                    return result  # noqa: TRY300 - the `finally` below sees it
+                except TransportError as failure:
+                    if not should_retry(
+                        failure, tries, repeatable=repeatable, permit_spent=proof.permit_spent
+                    ):
+                        raise
+                sent = sent or proof.passed
+                await self._sleep(sleep_time_seconds(tries, random.random()))  # noqa: S311 - no secret
+                tries += 1
+                proof = SendProof(before_send)
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+            if not deadline.overran():
+                cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
+                raise
+            total = (timeouts or self.timeouts).total
+            error = _classify_failure(proof, request, f"no answer within {total:g} s")
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            deadline.end()
+            if (
+                result is None
+                and response is not None
+                and response.discard is not None
+                and (error is None or operation != "status")
+            ):
+                # The connection may bring a second copy of a refusal or of "not found", as its next answer.
+                response.discard()
+            if self._on_exchange is not None:
+                exchange = Exchange(
+                    operation=operation,
+                    http_status=None if response is None else response.status,
+                    seconds=time.perf_counter() - began,
+                    sent=sent or proof.passed,
+                    error=None if error is None else type(error).__name__,
+                    client_transaction_id=request.client_transaction_id,
+                    transaction_id=getattr(result, "transaction_id", None),
+                )
+                _report(self._on_exchange, exchange)
+        # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
+        raise error
+
+    async def _send_once(self, request: HttpRequest, proof: SendProof) -> HttpResponse:
+        """Sign and send. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
+        authorization = self._token.authorization or await self._token.fetch()
+        SIGNED_WITH.set(authorization.digest)
+        signed = HttpRequest(
+            request.method, request.path, request.body, authorization.headers, request.client_transaction_id
+        )
+        try:
+            response = await self._transport(signed, proof)
+        except NotSentError as error:
+            failure = str(error)
+            proof.passed = False
+        except Exception as error:
+            failure = _describe(error)
+        else:
+            if response.status == 401:
+                self._token.discard(authorization)
+            return response
+        if proof.error is not None:
+            raise proof.error.with_traceback(proof.trace)
+        raise _classify_failure(proof, request, failure)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class SendProof:
+    """The `before_send` handed to the transport: whether it was passed proves what was sent."""
+
+    #: Whether the permit may be spent: `before_send` was begun.
+    permit_spent = False
+    #: Whether the first byte may have left.
+    passed = False
+    #: What `before_send` raised.
+    error: BaseException | None = None
+    trace: TracebackType | None = None
+
+    def __init__(self, before_send: BeforeSend | None) -> None:
+        self._before_send = before_send
+
+    async def __call__(self) -> None:
+        if self._before_send is not None:
+            self.permit_spent = True
+            try:
+                await self._before_send()
+            except BaseException as error:
+                # As it is here: on its way up it would gather the network library's frames, which hold the token.
+                self.error, self.trace = error, error.__traceback__
+                raise
+        self.passed = True
+
+
+def should_retry(error: TransportError, tries: int, *, repeatable: bool, permit_spent: bool) -> bool:
+    """Return whether a request may be sent again after an error, having been sent again `tries` times.
+
+    Any request may after `NotSentError`, unless its permit may be spent. After `OutcomeUnknownError` only a repeatable
+    one may, where no answer came or a 5xx.
+    """
+    if tries >= len(RETRY_DELAYS):
+        return False
+    if isinstance(error, OutcomeUnknownError):
+        return repeatable and (error.http_status is None or error.http_status >= 500)
+    return isinstance(error, NotSentError) and not permit_spent
+
+
+def sleep_time_seconds(tries: int, chance: float) -> float:
+    """Return the seconds before the next try: the delay, from half of it to one and a half by a chance of 0 to 1."""
+    return RETRY_DELAYS[tries] * (0.5 + chance)
+
+
+def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> TransportError:
+    """Make the error of a request without an answer, by the proof alone and never by what was raised."""
+    kind = OutcomeUnknownError if proof.passed else NotSentError
+    return kind(failure, client_transaction_id=request.client_transaction_id)
+
+
+def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:
+    try:
+        on_exchange(exchange)
+    except Exception as raised:
+        logger.error("on_exchange raised %s", type(raised).__name__)
+
+
+def _describe(error: Exception) -> str:
+    """Describe an exception by its class and the system's error name, which hold nothing of the request."""
+    number = getattr(error, "errno", None)
+    name = errno.errorcode.get(number) if isinstance(number, int) else None
+    kind = type(error).__name__
+    return f"{kind} ({name})" if name and not isinstance(error, PayError) else kind

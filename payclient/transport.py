@@ -20,6 +20,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
 
+from payclient.auth import Secret
 from payclient.errors import ConfigurationError, NotSentError
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -104,33 +105,31 @@ class AiohttpTransport:
         *,
         connect_timeout: float,
         connector: aiohttp.BaseConnector | None = None,
-        proxy: str | None = None,
+        proxy: Secret[str] | None = None,
     ) -> None:
         self._base = base_url.rstrip("/")
         self._urls: dict[str, URL] = {}
         self._connect_timeout = connect_timeout
         self._connector = connector
-        self._proxy = _proxy_url(proxy)
+        self._proxy = None if proxy is None else _proxy_url(proxy)
         self._session: aiohttp.ClientSession | None = None
         self._headers: Mapping[str, str] | None = None
 
     async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         """Send one request and read its answer whole."""
         session = self._session or self._start()
-        headers = request.headers
-        if headers is not None and self._proxy is None:
-            # As the session's own they cost half as much. Not through a proxy: it would be sent them too.
-            if headers is not self._headers:
-                self._headers = headers
-                session.headers.update(headers)
-            headers = None
+        direct = self._proxy is None
+        # As the session's own the headers cost half as much. Not through a proxy: it would be sent them too.
+        if direct and request.headers is not None and request.headers is not self._headers:
+            self._headers = request.headers
+            session.headers.update(request.headers)
         token = _before_send.set(before_send)
         try:
             response = await session.request(
                 request.method,
                 self._urls.get(request.path) or self._url(request.path),
                 data=request.body or None,
-                headers=headers,
+                headers=None if direct else request.headers,
                 allow_redirects=False,
             )
             try:
@@ -186,7 +185,7 @@ class AiohttpTransport:
             trust_env=False,
             auto_decompress=False,
             raise_for_status=False,
-            proxy=self._proxy,
+            proxy=None if self._proxy is None else self._proxy.reveal(),
         )
         return self._session
 
@@ -198,13 +197,11 @@ class AiohttpTransport:
                 await self._session.close()
 
 
-def _proxy_url(proxy: str | None) -> URL | None:
-    if proxy is None:
-        return None
+def _proxy_url(proxy: Secret[str]) -> Secret[URL]:
     try:
-        url = URL(proxy)
+        url = Secret(URL(proxy.reveal()))
     except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigurationError("proxy: is an address such as http://proxy.example:3128")
+        url = Secret(URL())
+    if url.reveal().scheme not in ("http", "https") or not url.reveal().host:
+        raise ConfigurationError("proxy: must be a URL such as http://proxy.example:3128")
     return url

@@ -319,9 +319,9 @@ def _check_id(name: str, value: object) -> None:
 #: A letter that is written as an escape.
 _ESCAPED_LETTER = re.compile(rb"\\u00(4[1-9a-f]|5[0-9a]|6[1-9a-f]|7[0-9a])", re.IGNORECASE)
 
-#: The name of a transaction id in any spelling, and a field of that name with its value.
+#: The name of a transaction id in any spelling, and a field of that name with its whole value.
 _ID_NAME = re.compile(rb"transaction[_-]?id")
-_ID_FIELD = re.compile(rb'"transaction[_-]?id"\s*:\s*([^\s,{}\[\]"]*)')
+_ID_FIELD = re.compile(rb'"transaction[_-]?id"\s*:\s*([^\s,{}\[\]"]*)(?=[\s,{}\[\]"])')
 
 
 class Answer:
@@ -362,18 +362,20 @@ class Answer:
         """Whether the object names another client transaction id than the request."""
         return self.fields.client_transaction_id not in (None, self.client_transaction_id)
 
-    def named_ids(self) -> list[Any] | None:
-        """Return each value but null of a field called transactionId, in any letter case, at any depth.
+    def named_ids(self) -> list[Any]:
+        """Return each value but null of a field called transactionId, in any letter case, at any depth."""
+        values = [value for value in _ID_FIELD.findall(self.response.body.lower()) if value != b"null"]
+        return [int(value) if value.isdigit() and len(value) < 20 else value for value in values]
 
-        None stands for a body that may name one and cannot be searched: too long, or not JSON.
-        """
+    @property
+    def may_name_a_transaction(self) -> bool:
+        """Whether a transaction id is in the body, or cannot be ruled out: the body is too long or not JSON."""
         lowered = self.response.body.lower()
         if b"transaction" not in lowered:
-            return []  # nearly every error object
+            return False  # nearly every error object
         if len(lowered) > MAX_SEARCHED or (self.data is None and _ID_NAME.search(lowered)):
-            return None
-        values = [value for value in _ID_FIELD.findall(lowered) if value != b"null"]
-        return [int(value) if value.isdigit() and len(value) < 20 else value for value in values]
+            return True
+        return bool(self.named_ids())
 
 
 def _parse_json(body: bytes) -> Any:
@@ -520,7 +522,7 @@ SALE_ANSWERS: Rows = (
         Verdict.CREATED,
     ),
     # a transaction id anywhere in the body, in any letter case, at any depth
-    (lambda a: a.named_ids() != [], Verdict.UNKNOWN),
+    (lambda a: a.may_name_a_transaction, Verdict.UNKNOWN),
     *ERROR_ANSWERS,
 )
 
@@ -588,7 +590,7 @@ def decode_sale(
         return SaleResult(transaction_id=answer.fields.transaction_id or 0, raw=answer.object)
     error = _find_error(answer, verdict)
     if isinstance(error, OutcomeUnknownError):
-        seen = (answer.fields.transaction_id, *(answer.named_ids() or ()))
+        seen = (answer.fields.transaction_id, *answer.named_ids())
         error.candidate_id = next((each for each in seen if is_id(each)), None)
     raise error
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
-from payclient.session import Exchanges
+from payclient.session import PaySession
 from postgres_server import database, new_database, postgres
 
 __all__ = ["database", "new_database", "postgres"]  # fixtures
@@ -44,11 +44,11 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the session repeat without waiting; the delays that it asked for."""
     asked: list[float] = []
 
-    async def sleep(_: Exchanges, seconds: float) -> None:
+    async def sleep(_: PaySession, seconds: float) -> None:
         asked.append(seconds)
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(Exchanges, "_sleep", sleep)
+    monkeypatch.setattr(PaySession, "_sleep", sleep)
     return asked
 
 

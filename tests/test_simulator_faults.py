@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import payclient
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
-from payclient.session import Exchanges
+from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Fault, FaultPlan, Faults, JumpClock, Simulator
 from payclient.simulator.faults import KINDS
 from simulated import QUERIES
@@ -44,11 +44,11 @@ def request(identifier: str = "order-1", **changes: Any) -> payclient.SaleReques
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is repeated is repeated at once."""
 
-    async def sleep(_: Exchanges, seconds: float) -> None:
+    async def sleep(_: PaySession, seconds: float) -> None:
         assert seconds > 0
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(Exchanges, "_sleep", sleep)
+    monkeypatch.setattr(PaySession, "_sleep", sleep)
 
 
 @pytest.fixture

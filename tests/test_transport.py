@@ -274,7 +274,7 @@ ROWS = [
     ),
     answers("the largest id", {"transactionId": 2**63 - 1}, 2**63 - 1),
     answers("a number of 5,000 digits", b'{"transactionId": ' + b"1" * 5000 + b"}", UNKNOWN),
-    answers("deep nesting", DEEP, UNKNOWN),
+    answers("deep nesting", DEEP, UNKNOWN, candidate=12),
     answers("NaN", b'{"transactionId": 12, "amount": NaN}', UNKNOWN, candidate=12),
     answers("id named twice", b'{"transactionId": 11, "transactionId": 12}', UNKNOWN, candidate=12),
     answers("id and error", {"transactionId": 12, **BUSY}, UNKNOWN, candidate=12),

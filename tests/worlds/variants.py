@@ -27,7 +27,7 @@ from payclient.lifecycle import Record
 from payclient.outcomes import Outcome
 from payclient.permits import Attempt, Permits, TakenError
 from payclient.sending import Sender
-from payclient.session import Exchanges, PaySession
+from payclient.session import PaySession
 from payclient.tracker import Tracker
 
 __all__ = ["VARIANTS", "broken"]
@@ -76,15 +76,15 @@ def _retry_5xx() -> list[Patch]:
 
 def _follow_redirects() -> list[Patch]:
     """307 and 308 repeat the POST."""
-    shipped = Exchanges._send
+    shipped = PaySession._send_once
 
-    async def send(self: Exchanges, request: wire.HttpRequest, gate: Any) -> wire.HttpResponse:
-        response = await shipped(self, request, gate)
+    async def send(self: PaySession, request: wire.HttpRequest, proof: Any) -> wire.HttpResponse:
+        response = await shipped(self, request, proof)
         if response.status in (307, 308):
             return await self._transport(request, None)
         return response
 
-    return [(Exchanges, "_send", send)]
+    return [(PaySession, "_send_once", send)]
 
 
 async def _no_insert(self: Attempt) -> None:
@@ -220,7 +220,7 @@ def _refusals_are_proof() -> list[Patch]:
 
 def _look_alikes_refuse() -> list[Patch]:
     """An error object refuses, whatever transaction id stands beside or within it."""
-    return [(wire.Answer, "named_ids", lambda _: [])]
+    return [(wire.Answer, "may_name_a_transaction", False)]
 
 
 def _one_of_several_decides() -> list[Patch]:

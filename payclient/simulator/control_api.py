@@ -82,13 +82,11 @@ class ControlApi:
     def __init__(self, service: Any, bound_host: str) -> None:
         self._service = service
         self._bound_host = bound_host.lower()
-        self._schemas = {operation: arguments_of(type(service), operation) for operation in OPERATIONS}
 
     def routes(self) -> Iterator[Route]:
+        yield from (Route(verb, "/_simulator/{operation}", self._answer) for verb in ("GET", "POST"))
         yield from (Route("GET", path, self._get_page) for path in _PAGE_FILES)
         yield Route("GET", "/_simulator/openapi.json", self._get_openapi)
-        yield from (Route("POST", f"/_simulator/{operation}", self._answer) for operation in OPERATIONS)
-        yield from (Route("GET", f"/_simulator/{operation}", self._answer) for operation in READ)
 
     async def _get_page(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
         if (refused := self._refused(request)) is not None:
@@ -100,13 +98,16 @@ class ControlApi:
     async def _get_openapi(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
         return self._refused(request) or json_reply(openapi(type(self._service)))
 
-    async def _answer(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
+    async def _answer(self, request: web.BaseRequest, match: Mapping[str, str]) -> web.Response:
         if (refused := self._refused(request)) is not None:
             return refused
-        operation = request.path.rpartition("/")[2]
+        if (operation := match["operation"]) not in OPERATIONS:
+            raise web.HTTPNotFound
+        if request.method == "GET" and operation not in READ:
+            raise web.HTTPMethodNotAllowed("GET", ["POST"])
         try:
             arguments = orjson.loads(await request.read() or b"{}")
-            _check(self._schemas[operation], arguments, operation)
+            _check(arguments_of(type(self._service), operation), arguments, operation)
         except ValueError as error:
             return json_reply({"message": str(error)}, 400)
         try:

@@ -14,7 +14,7 @@ Answer = Callable[[web.BaseRequest, Mapping[str, str]], Awaitable[web.StreamResp
 
 @frozen
 class Route:
-    """One method and path; `{name}` in a path stands for anything between two slashes."""
+    """One method and path, before which later ones come; `{name}` stands for anything between two slashes."""
 
     method: str
     path: str

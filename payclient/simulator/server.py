@@ -114,7 +114,7 @@ class Simulator(Books):
                 raise web.HTTPMethodNotAllowed(request.method, methods)
             raise web.HTTPNotFound
         except web.HTTPException as error:
-            headers = {"Allow": ",".join(methods)} if error.status == 405 else None
+            headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             self.write("request", f"{request.method} {request.path}", status=error.status)
             return json_reply({"message": error.reason}, error.status, headers)
 

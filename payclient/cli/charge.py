@@ -17,7 +17,7 @@ from payclient.cli.plan import Plan, read_ledger
 from payclient.cli.progress import Look, say_reasons
 from payclient.cli.report import Report
 from payclient.cli.run import Limits, Run
-from payclient.cli.settings import ChargeOptions, Service, location_of, profile_of
+from payclient.cli.settings import ChargeOptions, Service, location_of, pair_of, profile_of
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.format import KEY, Format
@@ -71,9 +71,7 @@ class FileOptions:
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for each in given:
-        name, equals, value = each.partition("=")
-        if not equals or not name or not value:
-            raise ConfigurationError(f"{option}: must be FIELD={'COLUMN' if option == '--map' else 'VALUE'}")
+        name, value = pair_of(option, each, "FIELD=COLUMN" if option == "--map" else "FIELD=VALUE")
         if name in pairs:
             raise ConfigurationError(f"{option} {name}: is given twice")
         pairs[name] = value

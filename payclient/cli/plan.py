@@ -136,7 +136,9 @@ class Plan:
         asked = "no status queries: the profile names none"
         if self.profile.status is not None:
             asked = f"{float(f'{queries:.2g}'):,.0f} status queries"
-        return f"{self.to_send:,} charges; expect about {_about(seconds)} ({bound_by}), and {asked}"
+        return (
+            f"{self.to_send:,} charges; expect about {terminal.duration(seconds)} ({bound_by}), and {asked}"
+        )
 
 
 def expected(
@@ -161,12 +163,3 @@ def expected(
     seconds = max(parts[bound_by] - held, 0.0) + late
     most = float("inf") if profile.queries_per_minute is None else seconds * profile.queries_per_minute / 60.0
     return seconds, "people's answers" if seconds < 2 * late else bound_by, min(rows * QUERIES * asks, most)
-
-
-def _about(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"

@@ -46,6 +46,17 @@ Whole = Parameter(converter=_whole)
 Number = Parameter(converter=_number)
 Count = Annotated[int, Parameter(converter=_whole, validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
+BaseUrl = Annotated[
+    str | None,
+    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address; a preset has its own."),
+]
+TokenFile = Annotated[
+    Path | None,
+    Parameter(
+        env_var="PAYCLIENT_TOKEN_FILE",
+        help="A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN.",
+    ),
+]
 Profile = Annotated[
     str | None,
     Parameter(
@@ -69,11 +80,9 @@ NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
 class ServiceOptions:
     """Which service to call, and with which token."""
 
-    base_url: Annotated[str | None, Parameter(env_var="PAYCLIENT_BASE_URL")] = None
-    """The service's address; a preset has its own."""
+    base_url: BaseUrl = None
     profile: Profile = None
-    token_file: Annotated[Path | None, Parameter(env_var="PAYCLIENT_TOKEN_FILE")] = None
-    """A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN."""
+    token_file: TokenFile = None
 
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""
@@ -170,6 +179,14 @@ class Service:
                 f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
                 "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
             ) from None
+
+
+def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
+    """Return what stands before and behind the first `=`. Raises `ConfigurationError` where either is missing."""
+    name, _, value = text.partition("=")
+    if not name.strip() or not value.strip():
+        raise ConfigurationError(f"{option}: must be {form}")
+    return name, value
 
 
 def location_of(ledger: str) -> str:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
-from payclient.cli.settings import Number, Profile, Whole, profile_of
+from payclient.cli.settings import Number, Profile, Whole, pair_of, profile_of
 from payclient.cli.signals import handled
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
@@ -89,7 +89,8 @@ def simulate(
         crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    accounts = dict(_account(each) for each in account)
+    named_accounts = (pair_of("--account", each, "NAME=TOKEN, such as test=token-1") for each in account)
+    accounts = {token: name for name, token in named_accounts}
     if accounts and token is not None:
         raise ConfigurationError("--token: must not be given with --account, which gives the tokens")
     simulator = Simulator(
@@ -108,14 +109,6 @@ def simulate(
         except ValueError:
             raise ConfigurationError("--time-of-day: must be HH:MM, such as 19:59") from None
     return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
-
-
-def _account(text: str) -> tuple[str, str]:
-    """Read `NAME=TOKEN` as a token and its account."""
-    name, _, token = text.partition("=")
-    if not name or not token.strip():
-        raise ConfigurationError("--account: must be NAME=TOKEN, such as test=token-1")
-    return token, name
 
 
 def _setting(text: str) -> tuple[str, object]:

@@ -1,4 +1,4 @@
-"""What is said to the service and what it says, as frozen attrs classes: requests, results, reports, notifications.
+"""The requests to the service, and its results, reports and notifications, as frozen attrs classes.
 
 Field names are the service's in snake case. A request checks itself when it is made, all faults at once. No `repr`
 shows a person's data, a link or a whole answer. What only a profile knows is checked by the session.
@@ -147,7 +147,7 @@ class _Charge(CheckedModel):
 
     def _sum_of_parts(self) -> int | None:
         parts = [getattr(self, name) for name in COMPONENTS]
-        # Where a part is not cents, a fault says so and the sum does not matter.
+        # Where a part is not cents, that is the fault, and the sum does not matter.
         return sum(filter(None, parts)) if all(part is None or type(part) is int for part in parts) else None
 
     def _find_faults(self) -> list[ErrorDetail]:
@@ -171,7 +171,7 @@ class SaleRequest(_Charge):
     every fault at once.
     """
 
-    #: May be left out with `by_nick_name`, where the profile says so.
+    #: May be left out with `by_nick_name`, where the profile allows it.
     phone_number: str | None = private(text())
     #: Country calling code (E.164), digits only.
     country_code: str = attrs.field(metadata=calling_code())
@@ -241,7 +241,7 @@ def derive_id(*keys: str | int) -> str:
     return digest.hexdigest()
 
 
-# --- What the service says
+# --- Answers
 
 
 @attrs.frozen(kw_only=True)
@@ -311,7 +311,7 @@ class PrepareResult:
 
 @attrs.frozen(kw_only=True)
 class StatusReport:
-    """What the service says of a transaction at this moment.
+    """The service's report of a transaction at this moment.
 
     `state` is the document's word (§3): `Pendiente`, `Aceptado` or `Cancelado`; None where the profile does not
     map the service's own word, which is then neither pending nor final. `amount` is cents.

@@ -1,8 +1,8 @@
 """What arrives at `responseUrl` (§6), however it is delivered: notifications, and browsers that come back from a form.
 
 The document shows two parameters and neither the HTTP method nor the encoding, so query, form and JSON are read. All
-of it is unsigned and anybody can send it: it is a hint to ask the service, also where it says "approved".
-`notification_url` makes the address unguessable, which keeps strangers from knocking and proves nothing either.
+of it is unsigned and anybody can send it: a hint to query the service, even where it holds "approved".
+`notification_url` makes the address hard to guess, which keeps strangers away and proves nothing either.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 #: Bytes of query and body together.
 MAX_SIZE = 8192
 
-#: Bytes of an external notification, which says all of a payment.
+#: Bytes of an external notification, which holds every field of a payment.
 MAX_EXTERNAL = 65536
 
 #: Bytes of a secret, at least.
@@ -46,17 +46,17 @@ _ID = re.compile(r"[1-9][0-9]{0,18}")
 class Receipt(enum.StrEnum):
     """What a notification was to the tracker. Never a verdict."""
 
-    #: An open sale of ours: it is asked for at once.
+    #: An open sale of ours: queried at once.
     MATCHED = "matched"
-    #: Heard before; nothing is written. While the sale is undecided it is asked for, once a second at most.
+    #: Received before: nothing is written. While the sale is undecided it is queried, once a second at most.
     DUPLICATE = "duplicate"
     #: Our POST has no answer yet; routine in practice.
     EARLY = "early"
-    #: The sale is decided; it is asked for once more, perhaps for a correction.
+    #: The sale is decided: queried once more, perhaps for a correction.
     LATE = "late"
-    #: No sale of ours; nothing is asked, written or kept.
+    #: Not a sale of ours: nothing is queried, written or kept.
     UNMATCHED = "unmatched"
-    #: Our client transaction id with another transaction id; noted, nothing is overwritten.
+    #: Our client transaction id with another transaction id: recorded as an event, nothing is overwritten.
     CONFLICT = "conflict"
 
 
@@ -71,47 +71,41 @@ def parse_notification(
     size = len(body) + (len(query) if isinstance(query, str) else sum(map(len, (query or {}).values())))
     if size > MAX_SIZE:
         raise InvalidNotificationError("the notification is too large")
-    found: dict[str, set[str]] = {"id": set(), "clienttransactionid": set()}
-    for name, value in [*_query(query), *_body(body, content_type)]:
-        if name.lower() in found:
-            found[name.lower()].add(value)
-    transaction_ids, client_ids = found["id"], found["clienttransactionid"]
-    if len(transaction_ids) != 1 or len(client_ids) != 1:
-        raise InvalidNotificationError("a notification has one id and one clientTransactionID")
-    (transaction_id,), (client_id,) = transaction_ids, client_ids
-    return Notification(
-        transaction_id=_transaction_id(transaction_id), client_transaction_id=_client_id(client_id)
-    )
+    return _read_ids([*_query(query), *_body(body, content_type)], "id", "clientTransactionID")
 
 
 def parse_external_notification(body: bytes) -> Notification:
-    """Read the two ids of an external notification: a JSON object that says all of an approved payment.
+    """Read the two ids of an external notification: a JSON object with every field of an approved payment.
 
-    Its word is not taken, since nobody signed it: give it to `tracker.notify`, which asks the service, and answer with
-    `acknowledgement`. Names may be in any letter case. Raises `InvalidNotificationError`, over 64 KiB too; its text
-    repeats nothing of what came.
+    Nobody signed it, so pass it to `tracker.notify`, which queries the service, and answer with `acknowledgement`.
+    Names may be in any letter case. Raises `InvalidNotificationError`, over 64 KiB too; its text repeats nothing of
+    what came.
     """
     if len(body) > MAX_EXTERNAL:
         raise InvalidNotificationError("the notification is too large")
-    found: dict[str, set[str]] = {"transactionid": set(), "clienttransactionid": set()}
-    for name, value in _object(body):
+    return _read_ids(_object(body), "TransactionId", "ClientTransactionId")
+
+
+def _read_ids(fields: Iterable[tuple[str, str]], id_name: str, client_id_name: str) -> Notification:
+    """Read the two ids, each given once under its name in any letter case."""
+    found: dict[str, set[str]] = {id_name.lower(): set(), client_id_name.lower(): set()}
+    for name, value in fields:
         if name.lower() in found:
             found[name.lower()].add(value)
-    transaction_ids, client_ids = found["transactionid"], found["clienttransactionid"]
+    transaction_ids, client_ids = found.values()
     if len(transaction_ids) != 1 or len(client_ids) != 1:
-        raise InvalidNotificationError(
-            "an external notification has one TransactionId and one ClientTransactionId"
-        )
-    (transaction_id,), (client_id,) = transaction_ids, client_ids
+        raise InvalidNotificationError(f"a notification must have one {id_name} and one {client_id_name}")
     return Notification(
-        transaction_id=_transaction_id(transaction_id), client_transaction_id=_client_id(client_id)
+        transaction_id=_transaction_id(transaction_ids.pop()),
+        client_transaction_id=_client_id(client_ids.pop()),
     )
 
 
 def acknowledgement(receipt: Receipt) -> bytes:
     """The JSON body that an external notification is answered with, always with HTTP 200.
 
-    333, with false, says that it came before. All else is 000, also what is not ours, so that nothing can be probed.
+    The body is 333 with false for one that was received before. All else is 000, even what is not ours, so that nothing
+    can be probed.
     """
     if receipt is Receipt.DUPLICATE:
         return b'{"Response": false, "ErrorCode": "333"}'
@@ -125,7 +119,7 @@ class Return:
     #: None: it came back cancelled, or could not pay.
     transaction_id: int | None
     client_transaction_id: str
-    #: The form says that it could not be used.
+    #: The form could not be used.
     unusable: bool = False
 
 
@@ -154,7 +148,7 @@ def parse_return(
         raise InvalidNotificationError(
             "a form could not be used: is it opened from the registered domain?"
             if unusable
-            else "nothing says which form the browser comes from"
+            else "the redirect does not name the form that the browser comes from"
         )
     if client_transaction_id not in (None, client_id):
         raise InvalidNotificationError("the browser comes from another form")
@@ -168,13 +162,13 @@ def parse_return(
 
 def _transaction_id(text: str) -> int:
     if not _ID.fullmatch(text) or int(text) >= 2**63:
-        raise InvalidNotificationError("id is no transaction id")
+        raise InvalidNotificationError("id must be a transaction id")
     return int(text)
 
 
 def _client_id(text: str) -> str:
     if not text.strip() or text_fault(text) is not None:
-        raise InvalidNotificationError("clientTransactionID is no client transaction id")
+        raise InvalidNotificationError("clientTransactionID must be a client transaction id")
     return text
 
 
@@ -200,17 +194,17 @@ def _body(body: bytes, content_type: str) -> Iterable[tuple[str, str]]:
     try:
         return _pairs(body.decode("utf-8"))
     except UnicodeDecodeError:
-        raise InvalidNotificationError("the body is no text") from None
+        raise InvalidNotificationError("the body must be text") from None
 
 
 def _object(body: bytes) -> list[tuple[str, str]]:
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
-        raise InvalidNotificationError("the body is no JSON") from None
+        raise InvalidNotificationError("the body must be JSON") from None
     if not isinstance(data, dict):
-        raise InvalidNotificationError("the body is no JSON object")
-    # An id may come as a number; `true` is none.
+        raise InvalidNotificationError("the body must be a JSON object")
+    # An id may come as a number; `true` is not one.
     return [(name, str(value)) for name, value in data.items() if type(value) in (int, str)]
 
 

@@ -305,7 +305,7 @@ class ServiceProfile:
             )
         ),
     )
-    #: The boolean field that says "charge the nick name" (§2.2: its name is not shown).
+    #: The boolean field for "charge the nick name" (§2.2: its name is not shown).
     nick_name_flag: str | None = attrs.field(default=None, validator=optional(NAME))
     #: Whether a Sale by nick name may leave the phone out.
     phone_optional_with_nick_name: bool = attrs.field(
@@ -403,7 +403,7 @@ class ServiceProfile:
         try:
             settings = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise ConfigurationError(f"the profile {path} is no TOML: {error}") from None
+            raise ConfigurationError(f"the profile {path} must be TOML: {error}") from None
         return cls.parse(settings)
 
     @classmethod

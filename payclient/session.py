@@ -99,8 +99,8 @@ class PaySession:
     """The service's operations over one pool of connections, for one event loop.
 
     `base_url` is https (http for loopback); None: the profile's. `token` is a string, or an async callable that gives
-    one: asked at first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is
-    never closed here. `transport` replaces the network by a function. `on_exchange` is told of each exchange.
+    one: called at first and after a 401, once however many wait. `connector` borrows an aiohttp connector, which is
+    never closed here. `transport` replaces the network by a function. `on_exchange` is called with each exchange.
 
     Raises `ConfigurationError` for a setting that cannot be.
     """
@@ -235,7 +235,8 @@ class PaySession:
                 check(result)
             return result
 
-        return await self._send_in_time("sale", request, decode, before_send, timeouts)
+        reader = decode_sale if check is None else decode
+        return await self._send_in_time("sale", request, reader, before_send, timeouts)
 
     async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
         """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.
@@ -264,10 +265,10 @@ class PaySession:
         client_transaction_id: str | None = None,
         repeat: bool = True,
     ) -> StatusReport | None:
-        """Ask for a transaction's status by one of its ids, where the profile says how; None: not found.
+        """Query a transaction's status by one of its ids, where the profile has the path; None: not found.
 
-        Raises `InvalidRequestError` for what is no id, `RefusedError` or a `TransportError`; none of them says
-        anything about the transaction. Repeated by itself twice on resets and 5xx, and once with a fresh token after a
+        Raises `InvalidRequestError` for a bad id, `RefusedError` or a `TransportError`; none of them proves anything
+        about the transaction. Repeated by itself twice on resets and 5xx, and once with a fresh token after a
         401; with `repeat` False the service sees one request at most, for a caller that counts requests.
         """
         request = status_request(self.profile, transaction_id, client_transaction_id)
@@ -289,8 +290,8 @@ class PaySession:
     ) -> None:
         """Withdraw a push request that nobody answered, by one of its ids; returning means that it is withdrawn.
 
-        `NotCancellableError`: it is not pending any more; ask for its status. `NotSentError` and any other
-        `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: ask for its status.
+        `NotCancellableError`: it is not pending any more; query its status. `NotSentError` and any other
+        `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: query its status.
         """
         request = undo_request(self.profile, "cancel", transaction_id, client_transaction_id)
         await self._send_in_time("cancel", request, partial(decode_undone, operation="cancel"))

@@ -22,7 +22,7 @@ from payclient.errors import ErrorDetail, InvalidRequestError
 
 __all__: list[str] = []
 
-#: Characters of the longest text that is taken, whatever the profile says: no field of the document needs more.
+#: Characters of the longest text that any profile takes: no field of the document needs more.
 MAX_TEXT = 4096
 
 #: Ids that drop out of an address.

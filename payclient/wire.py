@@ -309,7 +309,7 @@ def _check_id(name: str, value: object) -> None:
         fault = None if is_id(value) else "is an int from 1 to 2**63 - 1"
     else:
         good = isinstance(value, str) and value.strip() and text_fault(value) is None and value not in DOTS
-        fault = None if good else "is no client transaction id"
+        fault = None if good else "must be a client transaction id"
     if fault:
         raise InvalidRequestError(errors=[field_fault(name, fault)])
 
@@ -766,7 +766,7 @@ def _reduce(reports: list[StatusReport]) -> StatusReport | None:
     undecided = [report for report in reports if report.state != "Cancelado"]
     chosen = accepted or undecided or reports
     if accepted:
-        # An unreadable report is no verdict, so it comes first only where there is no other.
+        # An unreadable report is not a verdict, so it comes first only where there is no other.
         first = min(accepted, key=lambda report: bool(report.unreadable))
     else:
         first = min(chosen, key=lambda report: (report.state != "Pendiente", not report.unreadable))

@@ -301,17 +301,17 @@ def check_operations(status: int, body: bytes) -> None:
 
 MESSAGES = {
     "the query is too large",
-    "nothing says which form the browser comes from",
+    "the redirect does not name the form that the browser comes from",
     "a form could not be used: is it opened from the registered domain?",
-    "an external notification has one TransactionId and one ClientTransactionId",
+    "a notification must have one TransactionId and one ClientTransactionId",
     "the notification is too large",
-    "a notification has one id and one clientTransactionID",
-    "id is no transaction id",
-    "clientTransactionID is no client transaction id",
+    "a notification must have one id and one clientTransactionID",
+    "id must be a transaction id",
+    "clientTransactionID must be a client transaction id",
     "the parameters cannot be read",
-    "the body is no JSON",
-    "the body is no JSON object",
-    "the body is no text",
+    "the body must be JSON",
+    "the body must be a JSON object",
+    "the body must be text",
 }
 
 

@@ -1,4 +1,4 @@
-"""A crowd of customers in virtual time: the driver itself follows them, and no real second passes."""
+"""A crowd of customers in virtual time: the poller itself follows them, and no real second passes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from payclient.asking import TransactionRef
+import payclient
 from payclient.events import Created
-from payclient.following import Following
-from payclient.following.entries import Entry
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.models import Notification, StatusReport
 from payclient.schedule import Schedule
+from payclient.session import PaySession
+from payclient.tracking.arrivals import Arrivals
+from payclient.tracking.due_times import Scheduled
+from payclient.tracking.followup import Followed, TransactionRef
+from payclient.tracking.poller import Poller
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 # The tests' loop in virtual time.
 sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "tests"))
@@ -53,11 +57,10 @@ class Crowd:
         self.lives: dict[int, float] = {}
         self.ledger = MemoryLedger()
         self.clock = VirtualClock()
-        self.following = Following(
-            self.ledger, self.clock, status=self._status, schedule=schedule, proves_absence=True,
-            sale_window=WINDOW, form_window=600.0, total_timeout=30.0, absent_after=600.0,
-            queries_per_minute=queries_per_minute,
-        )  # fmt: skip
+        profile = payclient.ServiceProfile(queries_per_minute=queries_per_minute)
+        session = PaySession("https://pay.example", "token", profile=profile, transport=_unused)
+        self.poller = Poller(session, self.ledger, self.clock, status=self._status, schedule=schedule)
+        self.arrivals = Arrivals(self.poller)
 
     async def _status(self, reference: TransactionRef) -> StatusReport:
         number = reference.transaction_id
@@ -79,7 +82,7 @@ class Crowd:
             await asyncio.sleep(max(when - self.clock.monotonic(), 0.0))
             waits.append(asyncio.create_task(self._sale(number)))
         await asyncio.gather(*waits)
-        await self.following.aclose()
+        await self.poller.aclose()
 
     async def _sale(self, number: int) -> None:
         now, wall = self.clock.monotonic(), self.clock.time()
@@ -91,12 +94,12 @@ class Crowd:
         await self.ledger.permit(record)
         event = Created(at=wall, transaction_id=number, expires_at=wall + WINDOW)
         record = await self.ledger.apply(record, event)
-        self.following.follow(record)
+        self.poller.follow(record)
         if after < WINDOW and self.random.random() < self.notified(number):
             hint = Notification(transaction_id=number, client_transaction_id=record.client_transaction_id)
             late = now + after + 0.2
-            asyncio.get_running_loop().call_at(late, lambda: asyncio.create_task(self.following.notify(hint)))
-        outcome = await self.following.wait(record, None)
+            asyncio.get_running_loop().call_at(late, lambda: asyncio.create_task(self.arrivals.notify(hint)))
+        outcome = await self.poller.wait(record, None)
         self.lives[number] = self.clock.monotonic() - now
         if outcome.paid and after < WINDOW:
             self.delays[number] = self.clock.monotonic() - self.answers_at[number]
@@ -113,13 +116,18 @@ class Crowd:
 
 
 class RoundRobin(Crowd):
-    """The same driver, the same rate; whoever was asked least recently comes next, whatever his age."""
+    """The same poller, the same rate; whoever was asked least recently comes next, whatever his age."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.following._driver._turns.need = self._longest  # type: ignore[method-assign]  # that is the comparison
+        self.poller._lines.lag = self._longest  # type: ignore[method-assign]  # that is the comparison
 
     @staticmethod
-    def _longest(entry: Entry, now: float) -> float:
-        record = entry.record
-        return now - max(entry.asked_at, record.created_at + entry.offset)
+    def _longest(ask: Scheduled, now: float) -> float:
+        assert isinstance(ask, Followed)
+        return now - max(ask.queried_at, ask.record.created_at + ask.offset)
+
+
+async def _unused(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+    """No request is made: the status source answers."""
+    raise AssertionError

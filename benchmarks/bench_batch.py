@@ -37,7 +37,7 @@ from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import PaySession
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 AT_ONCE = 200

@@ -23,7 +23,7 @@ from payclient.events import Created
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 
 NOW = 1_700_000_000.0
 ROUNDS = 5

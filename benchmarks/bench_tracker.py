@@ -20,17 +20,19 @@ from collections.abc import Callable
 import attrs
 
 from _measure import pin, ratio, row
-from payclient.asking import TransactionRef
 from payclient.clock import LoopClock, SystemClock
 from payclient.events import Created, Event, Evidence
-from payclient.following import Following
-from payclient.following.driving import Driver
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record, State, advance
 from payclient.models import Notification, StatusReport
-from payclient.schedule import Attentive, Fixed, Schedule
+from payclient.schedule import Fixed, Schedule
+from payclient.session import PaySession
+from payclient.tracking.arrivals import Arrivals
+from payclient.tracking.followup import TransactionRef
+from payclient.tracking.poller import Poller
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 PENDING = "Pendiente"
 
@@ -58,16 +60,17 @@ class Forgetful(MemoryLedger):
         return advance(record, event)
 
 
-def following(
-    clock: Clock, ledger: Ledger, schedule: Schedule | None = None, answer: str = PENDING
-) -> Following:
+async def unused(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+    """No request is made: the status source answers."""
+    raise AssertionError
+
+
+def polling(clock: Clock, ledger: Ledger, schedule: Schedule | None = None, answer: str = PENDING) -> Poller:
     async def status(reference: TransactionRef) -> StatusReport:
         return StatusReport(state=answer, transaction_id=reference.transaction_id)
 
-    return Following(
-        ledger, clock, status=status, schedule=Attentive() if schedule is None else schedule, proves_absence=True,
-        sale_window=300.0, form_window=600.0, total_timeout=30.0, absent_after=600.0, queries_per_minute=None,
-    )  # fmt: skip
+    session = PaySession("https://pay.example", "token", transport=unused)
+    return Poller(session, ledger, clock, status=status, schedule=schedule)
 
 
 def pending_sales(count: int, first: int = 0, age: float = 0.0) -> list[Record]:
@@ -89,26 +92,26 @@ async def timed_out(answered: asyncio.Event, record: Record | None) -> None:
     await asyncio.wait_for(answered.wait(), 300)
 
 
-def plan_all(driver: Driver) -> None:
-    """What the driver does once the first of the new ones may be due."""
-    while (entry := driver._agenda.pop_new(float("inf"))) is not None:
-        if driver._entries.holds(entry):
-            driver._agenda.put(entry, driver._planning.first_of_new(entry))
+def plan_all(sales: Poller) -> None:
+    """What the poller does once the first of the new ones may be due."""
+    while (ask := sales._due.pop_new(float("inf"))) is not None:
+        if sales._holds(ask):
+            sales._due.put(ask, sales.policy.first_of_new(ask))
 
 
 async def cpu(count: int, rounds: int) -> None:
     """Add and decide one sale, while so many others are pending."""
     batch, clock = 10_000, LoopClock()
     clock.settle()
-    sales = following(clock, Forgetful(), Fixed(1e6))
+    sales = polling(clock, Forgetful(), Fixed(1e6))
     for record in pending_sales(count):
         sales.follow(record)
-    plan_all(sales._driver)
+    plan_all(sales)
     tasks = [asyncio.create_task(timed_out(asyncio.Event(), None)) for _ in range(count)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     # As a user's, but that nothing was due for all those meanwhile.
-    sales._driver._planning = following(clock, Forgetful())._driver._planning
+    sales.policy.schedule = polling(clock, Forgetful()).policy.schedule
     ours, theirs = [], []
     for number in range(rounds):
         records = pending_sales(batch, first=count + number * batch)
@@ -121,7 +124,7 @@ async def cpu(count: int, rounds: int) -> None:
         entries = [sales.follow(record) for record in records]
         for entry, after in zip(entries, decided, strict=True):
             assert entry is not None
-            sales._entries.take(entry, after)
+            sales.learn(entry, after)
         ours.append((time.process_time() - began) / batch * 1e6)
         gc.collect()
         began = time.process_time()
@@ -135,13 +138,13 @@ async def cpu(count: int, rounds: int) -> None:
         for _ in range(4):
             await asyncio.sleep(0)
         theirs.append((time.process_time() - began) / batch * 1e6)
-        plan_all(sales._driver)  # nothing is left of those that were decided
+        plan_all(sales)  # nothing is left of those that were decided
     print(f"      {min(ours):8.2f} us  against {min(theirs):.2f} us, CPU at best")
     for record in pending_sales(batch, first=count + rounds * batch):
         sales.follow(record)
     gc.collect()
     began = time.process_time()
-    plan_all(sales._driver)
+    plan_all(sales)
     later = (time.process_time() - began) / batch * 1e6
     print(f"      {later:8.2f} us  later, to plan the first query of one that is still pending by then")
     row(
@@ -159,15 +162,15 @@ async def cpu(count: int, rounds: int) -> None:
 async def memory(count: int) -> None:
     """What a pending sale holds, its record included, once it has been asked for."""
     clock = Clock()
-    sales = following(clock, Forgetful(), Fixed(100.0))  # nobody is asked for twice meanwhile
+    sales = polling(clock, Forgetful(), Fixed(100.0))  # nobody is asked for twice meanwhile
     gc.collect()
     tracemalloc.start()
     for record in pending_sales(count):
         sales.follow(record)
     del record
     clock.ahead = 160.0
-    sales._driver._arm()
-    while any(entry.asked_at < 0 for entry in sales._entries.values()):  # noqa: ASYNC110 - there is no event for it
+    sales._arm()
+    while any(ask.queried_at < 0 for ask in sales.all()):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.2)
     gc.collect()
     ours = tracemalloc.get_traced_memory()[0] / count
@@ -210,21 +213,21 @@ async def stall(count: int, directory: str, *, sqlite: bool) -> float:
     if sqlite:
         ledger = await SqliteLedger.open(os.path.join(directory, "stall.db"))
         await fill(ledger, records)
-    sales = following(clock, ledger, Fixed(1e6))
+    sales = polling(clock, ledger, Fixed(1e6))
     for record in records:
         sales.follow(record)
     await asyncio.sleep(0.01)
     gc.collect()
     gc.freeze()
     gc.disable()  # a full collection among 100,000 objects takes longer than all this, for whoever causes it
-    clock.ahead, driver = 300.5, sales._driver
-    driver._timer_at = float("inf")
-    driver._arm()
+    clock.ahead = 300.5
+    sales._timer_at = float("inf")
+    sales._arm()
     longest = await longest_stall(
-        lambda: not driver._to_expire and not driver._expiries and driver._agenda.first() > clock.monotonic()
+        lambda: not sales._to_expire and not sales._expiries and sales._due.first() > clock.monotonic()
     )
     gc.enable()
-    expired = sum(record.state is State.EXPIRED for record in sales.open_records())
+    expired = sum(ask.record.state is State.EXPIRED for ask in sales.all())
     assert expired == count, expired
     await sales.aclose()
     await ledger.aclose()
@@ -246,7 +249,8 @@ async def call_later_stall(count: int) -> float:
 
 async def waiter(count: int) -> None:
     """From a notification to the end of a wait."""
-    sales = following(Clock(), ledger := MemoryLedger(), Fixed(1e6), answer="Aceptado")
+    sales = polling(Clock(), ledger := MemoryLedger(), Fixed(1e6), answer="Aceptado")
+    arrivals = Arrivals(sales)
     records = pending_sales(count)
     for record in records:
         sales.follow(record)
@@ -275,7 +279,7 @@ async def waiter(count: int) -> None:
         wait = asyncio.create_task(sales.wait(record, None))
         await asyncio.sleep(0)
         began = time.perf_counter()
-        await sales.notify(
+        await arrivals.notify(
             Notification(
                 transaction_id=record.transaction_id, client_transaction_id=record.client_transaction_id
             )
@@ -324,11 +328,11 @@ async def recovery(count: int, directory: str) -> None:
     await ledger.aclose()
     began = time.perf_counter()
     ledger = await SqliteLedger.open(path)
-    sales = following(Clock(), ledger, Fixed(1e6))
+    sales = polling(Clock(), ledger, Fixed(1e6))
     async for record in ledger.unfinished():
         sales.follow(record)
     seconds = time.perf_counter() - began
-    assert len(list(sales.open_records())) == count
+    assert len(list(sales.all())) == count
     row(f"recovery of {count:,} open sales from SQLite", seconds, 1.0, "wall time", unit=" s")
     await sales.aclose()
     await ledger.aclose()

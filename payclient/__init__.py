@@ -5,10 +5,6 @@ from payclient.amounts import (
     split_tax,
     to_cents,
 )
-from payclient.asking import (
-    StatusSource,
-    TransactionRef,
-)
 from payclient.batch import (
     ChargeResult,
     Charges,
@@ -48,10 +44,6 @@ from payclient.errors import (
     ValidationFailedError,
 )
 from payclient.events import Event, Evidence
-from payclient.forms import (
-    FormLink,
-    PaymentForm,
-)
 from payclient.ledger import (
     Change,
     Ledger,
@@ -79,12 +71,6 @@ from payclient.notifications import (
     parse_external_notification,
     parse_notification,
 )
-from payclient.outcomes import (
-    Outcome,
-)
-from payclient.pending import (
-    PendingSale,
-)
 from payclient.profile import (
     DOCUMENT,
     PAYPHONE,
@@ -104,8 +90,14 @@ from payclient.session import Exchange, PaySession
 from payclient.timeouts import (
     Timeouts,
 )
-from payclient.tracker import (
+from payclient.tracking import (
+    FormLink,
+    Outcome,
+    PaymentForm,
+    PendingSale,
+    StatusSource,
     Tracker,
+    TransactionRef,
     as_decided,
     open_tracker,
 )

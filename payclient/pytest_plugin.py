@@ -18,7 +18,7 @@ from payclient import simulator
 from payclient.profile import PAYPHONE, ServiceProfile, StatusProfile
 from payclient.schedule import Fixed
 from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
-from payclient.tracker import Tracker, open_tracker
+from payclient.tracking.tracker import Tracker, open_tracker
 
 __all__ = ["PayService"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 import payclient
 from fake_service import FakeService, answer, outcome_of, refusal, sale, tracking
-from payclient.cases import MOST_IDS, MOST_REFUSALS
 from payclient.events import DecidedRefused, FoundAccepted, Prepared, Returned
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
+from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS, ReturnedForm
 
 State, Evidence = payclient.State, payclient.Evidence
 
@@ -935,7 +936,8 @@ async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeServ
             await tracker.prepare(form(f"form-{number}"))
             await tracker.returned(f"id={number + 1}&clientTransactionId=form-{number}")
         await service.clock.advance(60)
-        assert tracker._confirming._cases == {}
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, ReturnedForm)]
 
 
 async def test_the_newest_of_many_returns_are_recovered(service: FakeService) -> None:

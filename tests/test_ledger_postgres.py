@@ -13,10 +13,8 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
 import asyncpg
-import attrs
 import pytest
 
 from cutting_proxy import cutting_proxy
@@ -31,8 +29,8 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
-from payclient.permits import Permits
-from payclient.tracker import open_tracker
+from payclient.tracking.late_writes import LateWrites
+from payclient.tracking.tracker import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import EVENTS, NOW, brought, fresh
 
@@ -456,16 +454,15 @@ async def test_a_sender_closes_what_it_was_not_granted(postgres: PostgresServer,
         opened(postgres.url(database, port=proxy.port)) as ledger,
     ):
         await ledger.permit(fresh("warm"))
-        permits = Permits(ledger, SystemClock(), 30.0)
-        attempt = permits.attempt(partial(attrs.evolve, fresh()))
+        late = LateWrites(ledger, SystemClock())
         proxy.cut_after = True
         with pytest.raises(LedgerUnavailableError):
-            await attempt.permit()
-        assert (attempt.asked, attempt.granted) == (True, False)
-        record = await permits.write(attempt.record, NotSent(at=NOW))
+            await ledger.permit(fresh())
+        record, again = await late.write(fresh(), NotSent(at=NOW))
         assert record == await ledger.get("order-1")
         assert record.state is State.REFUSED
-        await permits.aclose()
+        assert again is None
+        await late.aclose()
 
 
 async def test_what_a_broken_wire_left_behind_is_waited_for(postgres: PostgresServer, database: str) -> None:

@@ -10,7 +10,7 @@ from payclient.events import Evidence
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
-from payclient.outcomes import Outcome
+from payclient.tracking.outcomes import Outcome
 
 RECORD = Record(
     client_transaction_id="order-17",

@@ -64,7 +64,7 @@ from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.session import Exchange, PaySession
 from payclient.simulator import ManualClock
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from ports import kept_port
 from raw_server import (

@@ -277,7 +277,7 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
     """One open sale for each customer at each store: by phone and country, or by nick name."""
     async with tracking(service) as tracker:
         lanes = {
-            tracker.lane(request)
+            tracker.bulk.lane(request)
             for request in (
                 sale("a"),
                 sale("b", store_id="S2"),
@@ -289,10 +289,10 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
             )
         }
         assert len(lanes) == 7
-        assert tracker.lane(sale("h", tax=1)) == tracker.lane(sale("a"))
+        assert tracker.bulk.lane(sale("h", tax=1)) == tracker.bulk.lane(sale("a"))
         nick = sale("i", by_nick_name=True, nick_name="ana", phone="0984111229")
         assert nick.nick_name == "ana"
-        assert tracker.lane(nick) == tracker.lane(sale("f", by_nick_name=True, nick_name="ana"))
+        assert tracker.bulk.lane(nick) == tracker.bulk.lane(sale("f", by_nick_name=True, nick_name="ana"))
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,16 @@ from fake_service import PROFILE, FakeService, refuses, sale
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
-from payclient.following import sharing
-from payclient.following.budget import Budget
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt
 from payclient.session import PaySession
-from payclient.tracker import Tracker
+from payclient.tracking import sharing
+from payclient.tracking.late_writes import LateWrites
+from payclient.tracking.sharing import SharedRateLimit
+from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import PostgresServer
 
@@ -49,7 +50,7 @@ class Worker:
 
     async def die(self) -> None:
         """As by SIGKILL, its lease over: nothing is said to anybody."""
-        await self.tracker._following.aclose()  # which renews the lease no more
+        await self.tracker._poller.aclose()  # which renews the lease no more
         await self.ledger.renew(-1.0)
 
 
@@ -92,6 +93,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "RENEW", 0.05)
 
 
+async def settled(limit: SharedRateLimit, now: float, *, wanted: bool = False) -> None:
+    """Let a limit do in its ledger what is to be done."""
+    if (work := limit.ledger_work(now, wanted=wanted)) is not None:
+        await work
+
+
 async def until(true: Callable[[], object]) -> None:
     """Poll what another task makes true."""
     async with asyncio.timeout(20):
@@ -112,7 +119,7 @@ async def begun(worker: Worker) -> None:
 
 def record_of(worker: Worker, identifier: str = "order-17") -> Record | None:
     """What a tracker follows by itself."""
-    return worker.tracker._following.get(identifier)
+    return worker.tracker._poller.get(identifier)
 
 
 async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:
@@ -306,7 +313,7 @@ async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: st
     """A follower that lives and finds nothing, as by a fault of its own, makes nobody hang."""
     async with working(service, url) as first, working(service, url) as second:
         await first.tracker.sale(sale())
-        await first.tracker._following.aclose()  # its ledger lives on, and with it its lease
+        await first.tracker._poller.aclose()  # its ledger lives on, and with it its lease
         waiting = asyncio.ensure_future((await second.find()).wait())
         for _ in range(1000):
             if waiting.done():
@@ -328,15 +335,11 @@ async def test_one_rate_for_all(url: str) -> None:
     try:
 
         async def taking(ledger: PostgresLedger) -> None:
-            ready = asyncio.Event()
-            budget = Budget(6.0, ledger, clock, name="shop", ready=ready.set, trouble=print)
+            limit = SharedRateLimit(6.0, ledger, clock, "shop", LateWrites(ledger, clock))
             for _ in range(4):
-                ready.clear()
-                budget.want(clock.monotonic())
-                await asyncio.wait_for(ready.wait(), 20)
-                slots.append(budget.ready_at())
-                budget.spend(slots[-1])
-            budget.close()
+                await settled(limit, clock.monotonic(), wanted=True)
+                slots.append(limit.ready_at())
+                limit.spend(slots[-1])
 
         await asyncio.gather(*map(taking, ledgers))
         slots.sort()
@@ -351,14 +354,16 @@ async def test_a_429_is_for_all(url: str) -> None:
     """What one process was told silences the others; asked by hand, a query counts too."""
     ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
     try:
-        budget = Budget(60.0, ledgers[0], SystemClock(), name="shop", ready=lambda: None, trouble=print)
-        budget.rate_limited(0.0, -1.0, 40.0)
-        await until(lambda: not budget._tasks)
+        limit = SharedRateLimit(
+            60.0, ledgers[0], clock := SystemClock(), "shop", LateWrites(ledgers[0], clock)
+        )
+        limit.rate_limited(0.0, -1.0, 40.0)
+        await settled(limit, 0.0)
         assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(40, abs=5)
-        budget.spend(0.0)
-        await until(lambda: not budget._tasks)
+        limit.spend(0.0)
+        await settled(limit, 0.0)
         assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(42, abs=5)
-        assert budget.paused(39.0)
+        assert limit.is_paused(39.0)
     finally:
         for ledger in ledgers:
             await ledger.aclose()
@@ -373,31 +378,27 @@ async def test_a_ledger_that_cannot_say() -> None:
 
         pause = reserve
 
-    ready = asyncio.Event()
-    budget = Budget(60.0, Broken(), SystemClock(), name="shop", ready=ready.set, trouble=print)  # type: ignore[arg-type]  # enough of one
-    now = SystemClock().monotonic()
-    budget.want(now)
-    await asyncio.wait_for(ready.wait(), 20)
-    assert budget.ready_at() == pytest.approx(now + 10, abs=1)
-    budget.spend(now)
-    budget.spend(now)
-    budget.rate_limited(now, now - 1.0, 1.0)
-    await until(lambda: not budget._tasks)
+    clock = SystemClock()
+    limit = SharedRateLimit(60.0, Broken(), clock, "shop", LateWrites(Broken(), clock))  # type: ignore[arg-type]  # enough of one
+    now = clock.monotonic()
+    await settled(limit, now, wanted=True)
+    assert limit.ready_at() == pytest.approx(now + 10, abs=1)
+    limit.spend(now)
+    limit.spend(now)
+    limit.rate_limited(now, now - 1.0, 1.0)
+    await settled(limit, now)
+    assert limit.ledger_work(now, wanted=False) is None
 
 
 async def test_a_reserve_is_not_saved_up(url: str) -> None:
     """One that lay there unused is given up, and another taken."""
     ledger = await PostgresLedger.open(Address(url))
     try:
-        ready = asyncio.Event()
-        budget = Budget(60.0, ledger, SystemClock(), name="shop", ready=ready.set, trouble=print)
-        budget.want(0.0)
-        await asyncio.wait_for(ready.wait(), 20)
-        first = budget.ready_at()
-        ready.clear()
-        budget.want(first + 5)
-        await asyncio.wait_for(ready.wait(), 20)
-        assert budget.ready_at() > first
+        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), "shop", LateWrites(ledger, clock))
+        await settled(limit, 0.0, wanted=True)
+        first = limit.ready_at()
+        await settled(limit, first + 5, wanted=True)
+        assert limit.ready_at() > first
     finally:
         await ledger.aclose()
 
@@ -458,8 +459,8 @@ async def test_a_customer_of_another_host_is_waited_for(service: FakeService, ur
     """Whoever comes second sends nothing for a customer that another charges, and nothing again that was refused."""
     service.scripts.append(refuses(100, 200))
     async with working(service, url) as first, working(service, url) as second:
-        (key,) = {first.tracker.lane(request) for request in rows(2, each=2)}
-        assert await first.tracker.take_lane(key)
+        (key,) = {first.tracker.bulk.lane(request) for request in rows(2, each=2)}
+        assert await first.tracker.bulk.take_lane(key)
         run = asyncio.create_task(charge(second, rows(2, each=2)))
         for _ in range(5):
             await service.clock.advance(2.0)
@@ -467,7 +468,7 @@ async def test_a_customer_of_another_host_is_waited_for(service: FakeService, ur
         assert not service.posted
         with pytest.raises(payclient.RefusedError):
             await first.tracker.sale(rows(2, each=2)[0])
-        await first.tracker.drop_lanes([key])
+        await first.tracker.bulk.drop_lanes([key])
         await passing_time(service, [run])
         assert run.result() == {"row-0": State.REFUSED, "row-1": State.ACCEPTED}
         assert service.posted == {"row-1": 1}
@@ -476,8 +477,8 @@ async def test_a_customer_of_another_host_is_waited_for(service: FakeService, ur
 async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:
     """Only what nobody sent was never sent."""
     async with working(service, url) as first, working(service, url) as second:
-        keys = [first.tracker.lane(request) for request in rows(2)]
-        assert [await first.tracker.take_lane(key) for key in keys] == [True, True]
+        keys = [first.tracker.bulk.lane(request) for request in rows(2)]
+        assert [await first.tracker.bulk.take_lane(key) for key in keys] == [True, True]
         async with charge_all(second.tracker, rows(2)) as results:
             for _ in range(5):
                 await service.clock.advance(2.0)

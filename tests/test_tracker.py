@@ -351,7 +351,7 @@ async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open
                 )
                 assert (await outcome_of(service, sale_again)).paid is True
         send.cancel()
-        for task in [task for _, task in tracker._sending.values()]:
+        for task in [task for _, task in tracker._attempts._in_flight.values()]:
             task.cancel()
     assert service.posted == {"pending": 1, "sending": 1}
 

@@ -32,7 +32,7 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest
 from payclient.session import PaySession
 from payclient.simulator import ManualClock
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_cli import (
     Service,

@@ -18,8 +18,8 @@ from aiohttp import web
 import payclient
 from browser import open_browser
 from fake_service import sale
-from payclient.forms import FormLink
 from payclient.simulator import ManualClock, Settings, Simulator
+from payclient.tracking.forms import FormLink
 from payclient.web import is_waiting, redirect_page, waiting_page
 from payclient.web.aiohttp import order_routes, page_response, tracker_context, tracker_of
 from shops.serving import Shop, serving

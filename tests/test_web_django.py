@@ -19,7 +19,7 @@ from django.urls import path
 import payclient
 from asgi import ask, lifespan
 from fake_service import PROFILE, FakeService, sale, tracking
-from payclient.forms import FormLink
+from payclient.tracking.forms import FormLink
 from payclient.web.django import TrackerApplication, notification_route, redirect_response, tracker_of
 
 

@@ -26,7 +26,7 @@ import payclient.web.aiohttp as of_aiohttp
 import payclient.web.starlette as of_starlette
 from asgi import ask
 from fake_service import PROFILE, FakeService, tracking
-from payclient.forms import FormLink
+from payclient.tracking.forms import FormLink
 from payclient.web import Page, redirect_page
 
 URL = "https://pay.example/form/card?paymentId=a&b=%22"

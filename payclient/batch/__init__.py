@@ -12,7 +12,7 @@ from payclient.batch.charges import Charges
 from payclient.batch.lanes import Lanes
 from payclient.batch.results import ChargeResult
 from payclient.models import SaleRequest
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 
 __all__ = ["ChargeResult", "Charges", "charge_all"]
 

@@ -19,9 +19,9 @@ from payclient.clock import Timer, start
 from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
-from payclient.pending import PendingSale
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracker import Tracker
+from payclient.tracking.pending import PendingSale
+from payclient.tracking.tracker import Tracker
 
 __all__ = ["Charges"]
 
@@ -59,20 +59,20 @@ class Charges(AsyncIterator[ChargeResult]):
             raise ValueError("wait is a number of seconds, 0 or more")
         if not set(retry) <= {"refused"}:
             raise ValueError("retry takes 'refused'")
-        self._tracker = tracker
+        self._bulk = tracker.bulk
         self._clock = tracker.clock
         self._requests = requests
         #: Other processes may work on the same batch.
-        self._shares = tracker.shares
+        self._shares = tracker.bulk.are_shared
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
         self._tries = Tries(
-            self._clock, self._pace, scale=self._scale, renews_token=tracker.renews_token, stop=self.stop
+            self._clock, self._pace, scale=self._scale, renews_token=tracker.bulk.renews_token, stop=self.stop
         )
         # In the total time-out of the request an unknown sale's end has been put off already.
-        late = max(UNKNOWN_GRACE * self._scale - tracker.total_timeout, 0.0)
+        late = max(UNKNOWN_GRACE * self._scale - tracker.bulk.total_timeout, 0.0)
         self._hold = Hold(self._clock, wait=wait, late=late)
         self._wait = wait
         self._retry_refused = "refused" in retry
@@ -182,7 +182,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _feed_lanes(self, source: Lanes) -> None:
         """All lanes are known: each gives its rows one by one, the longest begin."""
-        async with aclosing(begin_lanes(self._tracker, source)) as begun:
+        async with aclosing(begin_lanes(self._bulk, source)) as begun:
             async for lane, row in begun:
                 await self._room.acquire()
                 self._lanes[lane.key] = lane
@@ -191,10 +191,10 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._queue(lane, row)
 
     async def _feed_rows(self, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]) -> None:
-        async with aclosing(rows_of(self._tracker, requests)) as rows:
+        async with aclosing(rows_of(self._bulk, requests)) as rows:
             async for row in rows:
                 await self._room.acquire()
-                key = self._tracker.lane(row.request)
+                key = self._bulk.lane(row.request)
                 lane = self._lanes.setdefault(key, Lane(key))
                 self._open_rows += 1
                 self._queue(lane, row)
@@ -226,13 +226,13 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _drop(self) -> None:
         lanes, self._dropped = self._dropped, []
         if lanes:
-            await self._tracker.drop_lanes(lanes)
+            await self._bulk.drop_lanes(lanes)
 
     async def _fetch(self, lane: Lane) -> None:
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
         await self._room.acquire()
         try:
-            row = await next_row(self._tracker, self._requests, lane.key)
+            row = await next_row(self._bulk, self._requests, lane.key)
         except Exception as error:
             self._open_rows -= lane.ahead
             lane.ahead = 0
@@ -289,9 +289,9 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _take(self, lane: Lane) -> None:
         """Take a customer whom no other process charges, with what the others did; else ask again later."""
         row = lane.rows[0]
-        before, key = row.known, self._tracker.lane(row.request)
+        before, key = row.known, self._bulk.lane(row.request)
         try:
-            if await self._tracker.take_lane(key) and await self._look(row):
+            if await self._bulk.take_lane(key) and await self._look(row):
                 lane.held, lane.refusals = key, 0
                 newer = row.known is not None and (before is None or before.attempt < row.known.attempt)
                 # Another waited for a busy customer as long as we would.
@@ -313,7 +313,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """See what another process did with a row since it was read; False: the ledger cannot say."""
         identifier = row.request.client_transaction_id
         try:
-            row.known = (await self._tracker.find_many([identifier])).get(identifier)
+            row.known = (await self._bulk.find([identifier])).get(identifier)
         except LedgerError as error:
             logger.warning("what other processes did cannot be read now: %s", type(error).__name__)
             return False
@@ -373,7 +373,7 @@ class Charges(AsyncIterator[ChargeResult]):
         token = self._tries.token
         try:
             # Tried again, the row has an attempt in the ledger that `known` does not tell of.
-            pending = await self._tracker._sale_of_row(row.request, new=known is None and row.tries == 0)
+            pending = await self._bulk.send(row.request, is_new=known is None and row.tries == 0)
         except Exception as error:
             again = self._tries.again(row, error, token)
             if again is None or self.stopped is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from payclient.batch.lanes import Lane, Lanes, Row
 from payclient.models import SaleRequest
-from payclient.tracker import Tracker
+from payclient.tracking.bulk import Bulk
 
 __all__ = ["begin_lanes", "next_row", "rows_of"]
 
@@ -17,33 +17,33 @@ __all__ = ["begin_lanes", "next_row", "rows_of"]
 CHUNK = 200
 
 
-async def begin_lanes(tracker: Tracker, source: Lanes) -> AsyncGenerator[tuple[Lane, Row], None]:
+async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, Row], None]:
     """Every lane with its first row, the longest first."""
     lanes = source.lanes()
     while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
-        rows = await _look_up(tracker, [_next_of(source, lane.key) for lane in chunk])
+        rows = await _look_up(bulk, [_next_of(source, lane.key) for lane in chunk])
         for lane, row in zip(chunk, rows, strict=True):
             yield lane, row
 
 
-async def next_row(tracker: Tracker, source: Lanes, lane: Any) -> Row:
+async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> Row:
     """The next row of a lane that has one."""
-    (row,) = await _look_up(tracker, [_next_of(source, lane)])
+    (row,) = await _look_up(bulk, [_next_of(source, lane)])
     return row
 
 
 async def rows_of(
-    tracker: Tracker, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]
+    bulk: Bulk, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]
 ) -> AsyncGenerator[Row, None]:
     """Every row, in the order of the requests; what comes by waiting is looked up at once."""
     if isinstance(requests, AsyncIterable):
         async for request in requests:
-            for row in await _look_up(tracker, [request]):
+            for row in await _look_up(bulk, [request]):
                 yield row
         return
     iterator = iter(requests)
     while chunk := list(itertools.islice(iterator, CHUNK)):
-        for row in await _look_up(tracker, chunk):
+        for row in await _look_up(bulk, chunk):
             yield row
         await asyncio.sleep(0)
 
@@ -54,6 +54,6 @@ def _next_of(source: Lanes, lane: Any) -> SaleRequest:
     return request
 
 
-async def _look_up(tracker: Tracker, requests: list[SaleRequest]) -> list[Row]:
-    known = await tracker.find_many([request.client_transaction_id for request in requests])
+async def _look_up(bulk: Bulk, requests: list[SaleRequest]) -> list[Row]:
+    known = await bulk.find([request.client_transaction_id for request in requests])
     return [Row(request, known.get(request.client_transaction_id)) for request in requests]

@@ -12,8 +12,8 @@ from rich.markup import escape
 from payclient.cli import terminal
 from payclient.cli.settings import Amounts, ChargeOptions, Service
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
-from payclient.forms import PaymentForm
 from payclient.models import PrepareRequest
+from payclient.tracking.forms import PaymentForm
 from payclient.wire import encode_prepare
 
 __all__: list[str] = []

@@ -24,7 +24,7 @@ from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError, DifferentRequestError, PayError, RefusedError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
-from payclient.outcomes import Outcome
+from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
 

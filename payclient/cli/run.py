@@ -29,9 +29,9 @@ from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError, DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
-from payclient.pending import PendingSale
-from payclient.sending import lane_text
-from payclient.tracker import Tracker
+from payclient.tracking.attempts import lane_text
+from payclient.tracking.pending import PendingSale
+from payclient.tracking.tracker import Tracker
 
 __all__: list[str] = []
 
@@ -160,7 +160,7 @@ class Run:
 
     async def _read(self, tracker: Tracker) -> None:
         limits = self._limits
-        self._queues.scattered = tracker.shares
+        self._queues.scattered = tracker.bulk.are_shared
         try:
             async with charge_all(
                 tracker,
@@ -196,7 +196,7 @@ class Run:
 
     @staticmethod
     async def _find(tracker: Tracker, chunk: Sequence[SaleRequest]) -> Mapping[str, PendingSale]:
-        return await tracker.find_many([request.client_transaction_id for request in chunk])
+        return await tracker.bulk.find([request.client_transaction_id for request in chunk])
 
     def _add_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
         before = self.lines.get(request.client_transaction_id)
@@ -207,7 +207,7 @@ class Run:
         now = line_of(request, pending.outcome)
         if before is not None and now.state == before.state and now.paid == before.paid:
             return
-        if not tracker.is_same(request, pending):
+        if not tracker.bulk.is_same(request, pending):
             if now.state != State.REFUSED:
                 words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
                 now = line_of(request, None, DifferentRequestError(words))

@@ -21,7 +21,7 @@ from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
-from payclient.tracker import Tracker, open_tracker
+from payclient.tracking.tracker import Tracker, open_tracker
 from payclient.validation import is_loopback
 
 __all__: list[str] = []

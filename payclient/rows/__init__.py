@@ -24,7 +24,7 @@ from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.rows.cells import FORMULA, MARKS, CellError, Cells, RowError, build, faults_of, find_mark
 from payclient.rows.format import AMOUNTS, FAULT, KEY, Columns, Format
 from payclient.rows.records import Record, read_records
-from payclient.sending import lane_text
+from payclient.tracking.attempts import lane_text
 from payclient.wire import encode_sale
 
 __all__: list[str] = []

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from aiohttp import web
 
 from payclient.errors import UsageError
-from payclient.forms import FormLink
-from payclient.tracker import Tracker
+from payclient.tracking.forms import FormLink
+from payclient.tracking.tracker import Tracker
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of

@@ -16,8 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 
 from payclient.errors import PayError, UsageError
-from payclient.forms import FormLink
-from payclient.tracker import Tracker
+from payclient.tracking.forms import FormLink
+from payclient.tracking.tracker import Tracker
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 from payclient.web import redirect, waiting
 from payclient.web.pages import STYLE
 

@@ -20,7 +20,7 @@ from payclient.notifications import (
     is_notification_key,
     parse_notification,
 )
-from payclient.tracker import Tracker
+from payclient.tracking.tracker import Tracker
 
 __all__ = ["OnReceipt", "Receiving"]
 

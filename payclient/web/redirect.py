@@ -11,7 +11,7 @@ from collections.abc import Set
 from html import escape
 
 from payclient.errors import ConfigurationError
-from payclient.forms import FormLink
+from payclient.tracking.forms import FormLink
 from payclient.validation import is_safe_link
 from payclient.web.pages import Language, Page, check_address, check_language, make_page
 

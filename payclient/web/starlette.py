@@ -12,8 +12,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from payclient.errors import UsageError
-from payclient.forms import FormLink
-from payclient.tracker import Tracker
+from payclient.tracking.forms import FormLink
+from payclient.tracking.tracker import Tracker
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of

@@ -26,10 +26,10 @@ from aiohttp import web
 
 import payclient
 from payclient import cli, session
-from payclient.following import sharing
 from payclient.ledger import postgres
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
+from payclient.tracking import sharing
 from payclient.web.aiohttp import notification_route, tracker_context
 
 from .service import TOTAL

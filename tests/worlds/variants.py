@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,22 +13,20 @@ from unittest.mock import patch
 import attrs
 
 import payclient
-from payclient import State, lifecycle, permits, tracker, wire
-from payclient.credentials import Credentials
+from payclient import State, lifecycle, wire
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
-from payclient.following import Following, driving
-from payclient.following.driving import Driver
-from payclient.following.entries import Case, Entry
-from payclient.following.planning import Planning
-from payclient.following.querying import Querying
-from payclient.following.turns import Pace
 from payclient.lifecycle import Record
-from payclient.outcomes import Outcome
-from payclient.permits import Attempt, Permits, TakenError
-from payclient.sending import Sender
 from payclient.session import PaySession
-from payclient.tracker import Tracker
+from payclient.tracking import late_writes, poller, tracker
+from payclient.tracking.arrivals import Arrivals
+from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
+from payclient.tracking.evidence import AnswerReader, Credentials, Reading
+from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
+from payclient.tracking.late_writes import LateWrite, LateWrites
+from payclient.tracking.outcomes import Outcome
+from payclient.tracking.poller import Poller
+from payclient.tracking.rate_limit import RateLimit
 
 __all__ = ["VARIANTS", "broken"]
 
@@ -39,13 +37,13 @@ Patch = tuple[Any, str, Any]
 def _resend_after_crash() -> list[Patch]:
     """Whatever a crash left SENDING was not sent."""
 
-    async def recover(self: Tracker) -> None:
-        async for record in self._ledger.unfinished():
+    async def take_over(poller: Poller, records: Sequence[Record]) -> None:
+        for record in records:
             if record.state is State.SENDING:
-                record = await self._ledger.apply(record, NotSent(at=self._clock.time()))
-            self._follow(record)
+                record = await poller.ledger.apply(record, NotSent(at=poller.clock.time()))
+            poller.follow(record)
 
-    return [(Tracker, "_recover", recover)]
+    return [(tracker, "take_over", take_over)]
 
 
 def _retrying(good: Callable[[OutcomeUnknownError], bool]) -> list[Patch]:
@@ -87,54 +85,59 @@ def _follow_redirects() -> list[Patch]:
     return [(PaySession, "_send_once", send)]
 
 
-async def _no_insert(self: Attempt) -> None:
-    self.record = attrs.evolve(self.record, created_at=self._permits.clock.time())
-    self.asked = self.granted = True
+def _permitted(attempt: Attempt, number: int, at: float) -> Record:
+    attempt.record = Record(
+        client_transaction_id=attempt.client_transaction_id, attempt=number, kind=attempt.kind, digest=attempt.digest,
+        lane=attempt.lane, amount=attempt.amount, currency=attempt.currency, created_at=at,
+    )  # fmt: skip
+    attempt.granted = True
+    return attempt.record
+
+
+async def _no_insert(self: Attempts, attempt: Attempt, number: int) -> None:
+    _permitted(attempt, number, self._clock.time())
 
 
 def _no_permit() -> list[Patch]:
     """Nothing is written before the send."""
-    return [(Attempt, "permit", _no_insert)]
+    return [(Attempts, "_permit", _no_insert)]
 
 
 def _record_after_send() -> list[Patch]:
     """The row is written with the answer."""
-    shipped = Permits.write
+    shipped = LateWrites.write
 
-    async def write(self: Permits, record: Record, event: Event) -> Record:
-        await self.ledger.permit(record)
+    async def write(self: LateWrites, record: Record, event: Event) -> tuple[Record, LateWrite | None]:
+        await self._ledger.permit(record)
         return await shipped(self, record, event)
 
-    return [(Attempt, "permit", _no_insert), (Permits, "write", write)]
+    return [(Attempts, "_permit", _no_insert), (LateWrites, "write", write)]
 
 
 def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
-    async def permit(self: Attempt) -> None:
-        self.record = attrs.evolve(self.record, created_at=self._permits.clock.time())
-        self.asked = True
-        if not await self._permits.ledger.permit(self.record):
-            self.asked = False
-            raise TakenError
-        self.granted = True
+    async def permit(self: Attempts, attempt: Attempt, number: int) -> None:
+        if not await self._ledger.permit(_permitted(attempt, number, self._clock.time())):
+            attempt.record, attempt.granted = None, False
+            raise PermitDeniedError
 
-    return [(Attempt, "permit", permit)]
+    return [(Attempts, "_permit", permit)]
 
 
 def _trust_the_notification() -> list[Patch]:
     """Who is notified was paid."""
-    shipped = Following.notify
+    shipped = Arrivals.notify
 
-    async def notify(self: Following, notification: payclient.Notification) -> payclient.Receipt:
+    async def notify(self: Arrivals, notification: payclient.Notification) -> payclient.Receipt:
         receipt = await shipped(self, notification)
-        entry = self._entries.get(notification.client_transaction_id)
-        if receipt is payclient.Receipt.MATCHED and entry is not None:
+        ask = self._poller.find(notification.client_transaction_id)
+        if receipt is payclient.Receipt.MATCHED and ask is not None:
             event = FoundAccepted(at=self._clock.time(), transaction_id=notification.transaction_id)
-            await self._entries.apply(entry, event)
+            await self._poller.apply(ask, event)
         return receipt
 
-    return [(Following, "notify", notify)]
+    return [(Arrivals, "notify", notify)]
 
 
 def _unmapped_word() -> list[Patch]:
@@ -151,12 +154,12 @@ def _unmapped_word() -> list[Patch]:
 def _busy_clears() -> list[Patch]:
     """Code 2061 in its lane says that the unknown sale is not there."""
 
-    async def suspect(self: Following, lane: bytes) -> None:
-        for entry in self._entries.values():
-            if entry.record.state is State.UNKNOWN and entry.record.lane == lane:
-                await self._entries.apply(entry, NotSent(at=self._clock.time()))
+    async def suspect(self: Poller, lane: bytes) -> None:
+        for ask in self.all():
+            if ask.record.state is State.UNKNOWN and ask.record.lane == lane:
+                await self.apply(ask, NotSent(at=self.clock.time()))
 
-    return [(Following, "suspect", suspect)]
+    return [(Poller, "suspect", suspect)]
 
 
 def _expiry_says_unpaid() -> list[Patch]:
@@ -170,14 +173,14 @@ def _expiry_says_unpaid() -> list[Patch]:
 
 def _resend_at_five_minutes() -> list[Patch]:
     """An unknown sale is over with its window."""
-    shipped = Driver._query
+    shipped = Poller._query
 
-    async def query(self: Driver, entry: Entry) -> None:
-        if entry.record.state is State.UNKNOWN and self._clock.monotonic() >= entry.expires:
-            await self._entries.apply(entry, NotSent(at=self._clock.time()))
-        await shipped(self, entry)
+    async def query(self: Poller, ask: Followed) -> payclient.StatusReport | None:
+        if ask.record.state is State.UNKNOWN and self.clock.monotonic() >= ask.expires:
+            await self.apply(ask, NotSent(at=self.clock.time()))
+        return await shipped(self, ask)
 
-    return [(Driver, "_query", query)]
+    return [(Poller, "_query", query)]
 
 
 @attrs.frozen
@@ -190,32 +193,35 @@ class Variant:
 
 def _believe_another_account() -> list[Patch]:
     """Whoever says "not found" is believed."""
-    return [(Credentials, "may_deny", lambda self, record: True)]
+    return [(Credentials, "may_deny", lambda self, record, token_digest: True)]
 
 
 def _believe_a_namesake() -> list[Patch]:
     """What is found is ours, whoever's token found it."""
-    shipped = Querying._take
+    shipped = AnswerReader.report
 
-    async def take(self: Querying, entry: Entry, *answer: Any) -> bool:
-        with patch.object(Credentials, "may_deny", lambda self, record: True):
-            return await shipped(self, entry, *answer)
+    def report(self: AnswerReader, *answer: Any) -> Reading:
+        with patch.object(Credentials, "may_deny", lambda self, record, token_digest: True):
+            return shipped(self, *answer)
 
-    return [(Querying, "_take", take)]
+    return [(AnswerReader, "report", report)]
 
 
 def _no_candidates() -> list[Patch]:
     """What an answer or a notification named is never asked for."""
-    return [(Case, "candidate", lambda self, record: None), (Case, "all_missing", lambda self, record: True)]
+    return [
+        (Findings, "candidate", lambda self, record: None),
+        (Findings, "all_missing", lambda self, record: True),
+    ]
 
 
 def _refusals_are_proof() -> list[Patch]:
     """What is refused as existing does not exist: 2061 and duplicates are taken at their word."""
 
-    async def find_existing(self: Sender, *_: object) -> None:
+    async def find_existing(self: Attempts, *_: object) -> None:
         return None
 
-    return [(Sender, "_find_existing", find_existing)]
+    return [(Attempts, "_find_existing", find_existing)]
 
 
 def _look_alikes_refuse() -> list[Patch]:
@@ -225,11 +231,18 @@ def _look_alikes_refuse() -> list[Patch]:
 
 def _one_of_several_decides() -> list[Patch]:
     """A cancelled transaction is the whole story, whatever else its client transaction id has."""
+    shipped = AnswerReader.report
 
-    async def look_at_all(self: Querying, entry: Entry) -> payclient.StatusReport:
-        return payclient.StatusReport(state="Cancelado")
+    def read(
+        self: AnswerReader, ask: Followed, query: TransactionRef, report: payclient.StatusReport,
+        now: float, at: float, token: bytes,
+    ) -> Reading:  # fmt: skip
+        reading = shipped(self, ask, query, report, now, at, token)
+        if not reading.looks_at_all:
+            return reading
+        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, now, at)
 
-    return [(Querying, "_look_at_all", look_at_all)]
+    return [(AnswerReader, "report", read)]
 
 
 def _one_name_mutes_another() -> list[Patch]:
@@ -240,44 +253,45 @@ def _one_name_mutes_another() -> list[Patch]:
 def _slower_without_end() -> list[Patch]:
     """Each 429 doubles the gap, however long it is already, and its pause has no bound."""
 
-    def rate_limited(self: Pace, now: float, made_at: float, retry_after: float | None) -> None:
-        if not self.paused(now):
-            self._slowness = max(2 * self._slowness, 0.1)
+    def rate_limited(self: RateLimit, now: float, made_at: float, retry_after: float | None) -> None:
+        if not self.is_paused(now):
+            self._slowdown = max(2 * self._slowdown, 0.1)
         self._paused_until = max(self._paused_until, now + (5.0 if retry_after is None else retry_after))
 
-    def answered(self: Pace, made_at: float) -> None:
-        self._slowness = self._slowness * 0.95 if self._slowness > 0.01 else 0.0
+    def answered(self: RateLimit, made_at: float) -> None:
+        self._slowdown = self._slowdown * 0.95 if self._slowdown > 0.01 else 0.0
 
     return [
-        (Pace, "rate_limited", rate_limited),
-        (Pace, "answered", answered),
-        (Planning, "end", lambda self, case, expires: math.inf),
+        (RateLimit, "rate_limited", rate_limited),
+        (RateLimit, "answered", answered),
+        (Policy, "end", lambda self, ask: math.inf),
     ]
 
 
 def _late_news_at_once() -> list[Patch]:
-    """A notification of what is decided is asked for past the rate."""
+    """A notification of what is decided is queried past the rate."""
 
-    def look_again(self: Driver, record: Record) -> None:
-        if self._querying is not None and record.state is not State.ACCEPTED:
-            asyncio.get_running_loop().create_task(self._query_late(Entry(record, 0.0)))
+    def recheck(self: Poller, record: Record, *, after: float = 0.0) -> None:
+        if self.policy.can_query and record.state is not State.ACCEPTED:
+            ask = Followed(record, 0.0)
+            asyncio.get_running_loop().create_task(self._query_once(ask, self.clock.monotonic()))
 
-    return [(Driver, "look_again", look_again)]
+    return [(Poller, "recheck", recheck)]
 
 
 def _endless_source() -> list[Patch]:
     """A status source of the user's has all the time that it takes."""
-    return [(tracker, "bounded_status", lambda source, clock, seconds: source)]
+    return [(poller, "within", lambda clock, seconds, work: work)]
 
 
 def _memory_says_more() -> list[Patch]:
     """What the ledger could not take is true all the same."""
-    return [(permits, "_unwritten", lifecycle.advance)]
+    return [(late_writes, "unwritten", lifecycle.advance)]
 
 
 def _tasks_begin_at_once() -> list[Patch]:
     """A query's task is stored by its creator, who may be the later one of the two."""
-    return [(driving, "start", lambda work: asyncio.get_running_loop().create_task(work))]
+    return [(poller, "start", lambda work: asyncio.get_running_loop().create_task(work))]
 
 
 #: Name -> how it is broken.

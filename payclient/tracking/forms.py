@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 
 import attrs
 
-from payclient.errors import (
-    ConfigurationError,
-    DifferentRequestError,
-    NotSentError,
-    RefusedError,
-)
-from payclient.events import Event, Lost, NotSent, Prepared
+from payclient.errors import ConfigurationError, DifferentRequestError
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
-from payclient.permits import Permits, TakenError
-from payclient.session import PaySession
+from payclient.tracking.attempts import Attempts
+from payclient.tracking.poller import Poller
 
 __all__ = ["FormLink", "PaymentForm"]
 
@@ -99,66 +92,25 @@ class PaymentForm:
 class Forms:
     """Prepares forms through the ledger."""
 
-    def __init__(self, session: PaySession, permits: Permits) -> None:
-        self._session = session
-        self._permits = permits
-        self._clock = permits.clock
-        self._lifetime = session.profile.form_window
+    def __init__(self, attempts: Attempts, poller: Poller) -> None:
+        self._attempts = attempts
+        self._ledger = poller.ledger
+        self._clock = poller.clock
+        self._lifetime = poller.policy.form_window
         self._live: dict[str, PaymentForm] = {}
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
 
-    async def prepare(self, request: PrepareRequest) -> tuple[PaymentForm, Record]:
+    async def prepare(self, request: PrepareRequest) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
-        identifier = request.client_transaction_id
-        http = self._session.encode_prepare(request)
-        known = await self._permits.ledger.get(identifier)
-        if known is not None and known.state is not State.REFUSED:
-            raise _used(identifier)
-        attempt = self._permits.attempt(
-            partial(
-                Record,
-                client_transaction_id=identifier,
-                attempt=1 if known is None else known.attempt + 1,
-                kind="form",
-                digest=self._permits.digest(http.body),
-                amount=request.amount,
-                currency=request.currency,
-            )
-        )
-        event: Event
-        error: BaseException
-        try:
-            result = await self._session.send_prepare(http, attempt.permit)
-        except TakenError:
-            raise _used(identifier) from None
-        except RefusedError as refused:
-            event, error = self._permits.refused(refused), refused
-        except NotSentError as not_sent:
-            event, error = NotSent(at=self._clock.time()), not_sent
-        except (Exception, asyncio.CancelledError) as unknown:
-            # A form whose links nobody has charges nobody: the caller may prepare another.
-            event = self._lost(attempt.record) if attempt.granted else NotSent(at=self._clock.time())
-            error = unknown
-        else:
-            now = self._clock.time()
-            # A link may be loaded as late as it is handed out, and then lives once more.
-            prepared = Prepared(at=now, expires_at=now + 2 * self._lifetime)
-            record = await self._permits.write(attempt.record, prepared)
-            form = PaymentForm(
-                client_transaction_id=identifier,
-                payment_id=result.payment_id,
-                prepared_at=now,
-                result=result,
-                lifetime=self._lifetime,
-            )
-            return form, record
-        if attempt.asked:
-            await asyncio.shield(self._permits.write(attempt.record, event))
-        raise error
-
-    def _lost(self, record: Record) -> Lost:
-        return Lost(
-            at=self._clock.time(), expires_at=record.created_at + self._permits.total + self._lifetime
+        attempt = self._attempts.for_form(request)
+        await self._attempts.send(attempt)
+        assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
+        return PaymentForm(
+            client_transaction_id=request.client_transaction_id,
+            payment_id=attempt.result.payment_id,
+            prepared_at=attempt.prepared_at,
+            result=attempt.result,
+            lifetime=self._lifetime,
         )
 
     async def live(
@@ -200,7 +152,7 @@ class Forms:
         records: dict[str, Record] = {}
         for first in count(1, GENERATIONS):
             ids = [derive_id("form", key, number) for number in range(first, first + GENERATIONS)]
-            found = await self._permits.ledger.get_many(ids)
+            found = await self._ledger.get_many(ids)
             for identifier in ids:
                 if identifier not in found:
                     return records, identifier
@@ -222,10 +174,3 @@ class Forms:
             # What is dead is dropped, so that this holds the living only.
             self._live = {known: form for known, form in self._live.items() if form.is_live(now)}
             self._live[key] = task.result()
-
-
-def _used(identifier: str) -> DifferentRequestError:
-    return DifferentRequestError(
-        "this client transaction id was used already; a form has one of its own",
-        client_transaction_id=identifier,
-    )

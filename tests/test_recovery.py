@@ -20,7 +20,7 @@ from payclient.events import (
 from payclient.ledger import Ledger, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.recalling import given_up, heard_ids
+from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids
 
 
 async def prepared(ledger: Ledger, identifier: str, at: float = 0.0, attempt: int = 1) -> Record:
@@ -40,7 +40,7 @@ async def test_ids_are_the_newest_first_and_each_once() -> None:
         Returned(at=4.0, transaction_id=7),
     ):
         record = await ledger.apply(record, event)
-    assert await heard_ids(ledger, record) == [7, None, 8]
+    assert await unconfirmed_ids(ledger, record) == [7, None, 8]
 
 
 async def test_what_a_decision_answered_is_asked_no_more() -> None:
@@ -51,7 +51,7 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
     await ledger.apply(first, Returned(at=1.0, transaction_id=6))
     await ledger.apply(first, Refused(at=1.0, error_type="RefusedError"))
     record = await prepared(ledger, "form-1", attempt=2)
-    assert await heard_ids(ledger, record) == []
+    assert await unconfirmed_ids(ledger, record) == []
     for event in (
         Returned(at=1.0, transaction_id=7),
         Expired(at=2.0),
@@ -61,7 +61,7 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
         FoundCancelled(at=6.0),
     ):
         record = await ledger.apply(record, event)
-    assert await heard_ids(ledger, record) == [8]
+    assert await unconfirmed_ids(ledger, record) == [8]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("aced")), max_size=40), st.integers(-1, 60))
@@ -82,7 +82,7 @@ async def test_given_up_since(steps: list[tuple[int, str]], since: int) -> None:
                 await ledger.apply(record, FoundAccepted(at=float(now), transaction_id=number + 1))
             elif now >= since:
                 expected.add(identifier)
-    found = await given_up(ledger, float(since))
+    found = await abandoned_forms(ledger, float(since))
     assert {record.client_transaction_id for record in found} == expected
 
 
@@ -101,7 +101,7 @@ async def test_a_long_feed_is_halved(tmp_path: Path) -> None:
             record = await prepared(ledger, f"form-{number}", float(number))
             await ledger.apply(record, Abandoned(at=float(number)))
         ledger.changes = counting  # type: ignore[method-assign,assignment]  # counts what is read
-        found = await given_up(ledger, 297.0)
+        found = await abandoned_forms(ledger, 297.0)
         assert {record.client_transaction_id for record in found} == {"form-297", "form-298", "form-299"}
         assert sum(calls) < 40
     finally:

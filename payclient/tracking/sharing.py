@@ -1,25 +1,31 @@
-"""Sharing the following out among the processes of one ledger, and hearing what the others wrote.
+"""Shares the open asks out among the processes of one ledger, and reads what the others wrote.
 
-Each open sale is followed by one process at a time: the one that was permitted it, or that claimed it once the other's
-lease was over. The others keep an entry only where somebody waits: woken by the ledger they read again, they never ask.
-A lease is for efficiency only. Two that follow one sale ask twice, and write nothing wrong.
+Each open ask is followed by one process at a time: the one that was permitted it, or that claimed it once the other's
+lease was over. The others keep an ask only where somebody waits: woken by the ledger they read again, they never
+query. A lease is for efficiency only. Two that follow one ask query twice, and write nothing wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING
 
 from payclient.clock import Clock, start
 from payclient.errors import LedgerError
-from payclient.following.entries import Entries, Entry
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
+from payclient.tracking.late_writes import LateWrites
+from payclient.tracking.rate_limit import RateLimit
+from payclient.tracking.recovery import take_over
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.following")
+logger = logging.getLogger("payclient.tracker")
 
 #: Seconds for which this process says that it follows, and seconds after which it says so again.
 LEASE = 30.0
@@ -34,41 +40,92 @@ ROUNDS = 6
 #: Records claimed, or read again, at once.
 PAGE = 500
 
+#: Seconds after which a request that was reserved and not made is given up.
+UNUSED = 1.0
 
-class Sharing:
-    """One tracker's part of the following over one shared ledger.
+#: Where the ledger cannot say whose turn it is: so many other processes are presumed.
+PRESUMED = 10
 
-    `take_over` is given what this process follows from now on, `let_go` what it does no more; `notified` is told of an
-    entry of which a notification was noted elsewhere.
+
+class SharedRateLimit(RateLimit):
+    """One rate for all processes of a ledger, which takes down how far it is spent.
+
+    Each request is reserved in the ledger right before it is made. One is reserved at a time, and whose turn it is is
+    decided when it has come: a queue of reservations would make notified asks wait behind the routine.
     """
 
-    def __init__(
-        self,
-        ledger: Shared,
-        clock: Clock,
-        entries: Entries,
-        *,
-        total_timeout: float,
-        let_go: Callable[[Entry], object],
-        notified: Callable[[Record], object],
-        trouble: Callable[[Exception], object],
-    ) -> None:
+    def __init__(self, per_minute: float, ledger: Shared, clock: Clock, name: str, late: LateWrites) -> None:
+        super().__init__(per_minute)
         self._ledger = ledger
         self._clock = clock
-        self._entries = entries
-        self._sending_after = total_timeout + SENDING_GRACE
-        self._let_go = let_go
-        self._notified = notified
-        self._trouble = trouble
-        self._take_over: Callable[[list[Record]], Awaitable[None]] | None = None
-        #: The client transaction ids that this process follows; those that came while `held` was asked for.
+        self._name = name
+        self._late = late
+        #: From when on the reserved request may be made; infinity: none is reserved.
+        self._slot = float("inf")
+        self._reserving = False
+        #: Seconds for which no process may make a request: not written yet.
+        self._pause = 0.0
+
+    def ready_at(self) -> float:
+        return max(self._slot, self._paused_until)
+
+    def spend(self, now: float) -> None:
+        if self._slot == float("inf"):
+            self._pause = max(
+                self._pause, self.gap
+            )  # one that could not wait: the next one of all is later for it
+        self._slot = float("inf")
+
+    def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
+        before = self._paused_until
+        super().rate_limited(now, made_at, retry_after)
+        if self._paused_until > before:
+            self._pause = max(self._pause, self._paused_until - now)
+
+    def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
+        # One that was reserved and not used is no reserve for a burst.
+        if self._slot < now - max(self.gap, UNUSED):
+            self._slot = float("inf")
+        reserves = wanted and self._slot == float("inf") and not self._reserving
+        if not reserves and not self._pause:
+            return None
+        self._reserving = self._reserving or reserves
+        pause, self._pause = self._pause, 0.0
+        return self._tell(pause, reserves=reserves)
+
+    async def _tell(self, pause: float, *, reserves: bool) -> None:
+        try:
+            if pause:
+                await self._ledger.pause(self._name, pause)
+        except LedgerError as error:
+            self._late.failed(error)
+        if not reserves:
+            return
+        seconds = max(PRESUMED * self._gap, self.gap)
+        try:
+            seconds = await self._ledger.reserve(self._name, 1, self.gap)
+        except LedgerError as error:
+            self._late.failed(error)
+        finally:
+            self._reserving = False
+        self._slot = self._clock.monotonic() + seconds
+
+
+class Sharing:
+    """One tracker's part of the following over one shared ledger."""
+
+    def __init__(self, poller: Poller, ledger: Shared) -> None:
+        self._poller = poller
+        self._ledger = ledger
+        self._sending_after = poller.policy.total_timeout + SENDING_GRACE
+        #: The client transaction ids that this process follows; those that came while `held` was read.
         self._ours: set[str] = set()
         self._since: set[str] = set()
         #: Those that others should have followed to their end, and somebody here still waits for.
-        self._besides: set[str] = set()
+        self._beside: set[str] = set()
         self._changed: set[str] = set()
         self._lanes: list[tuple[bytes, asyncio.Future[bool]]] = []
-        #: Customers that could not be let go of yet: a process that waits for one of them must not wait for ever.
+        #: Lanes that could not be dropped yet: a process that waits for one of them must not wait for ever.
         self._undropped: set[bytes] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
@@ -77,27 +134,26 @@ class Sharing:
 
     def ours(self, client_transaction_id: str) -> bool:
         """Whether this process asks for it."""
-        return client_transaction_id in self._ours or client_transaction_id in self._besides
+        return client_transaction_id in self._ours or client_transaction_id in self._beside
 
     def permitted(self, client_transaction_id: str) -> None:
         """What this process was permitted it follows itself."""
         self._ours.add(client_transaction_id)
         self._since.add(client_transaction_id)
 
-    def besides(self, client_transaction_id: str) -> None:
-        """Ask for it too: whoever follows it should have come to an end by now."""
-        self._besides.add(client_transaction_id)
+    def follow_beside(self, client_transaction_id: str) -> None:
+        """Query it too: the process that follows it should have come to an end by now."""
+        self._beside.add(client_transaction_id)
 
     def decided(self, client_transaction_id: str) -> None:
         """There is nothing more to follow."""
         self._ours.discard(client_transaction_id)
-        self._besides.discard(client_transaction_id)
+        self._beside.discard(client_transaction_id)
 
     # --- Whose they are
 
-    async def begin(self, take_over: Callable[[list[Record]], Awaitable[None]]) -> None:
-        """Hear of what others write, and follow what nobody follows, now and from time to time."""
-        self._take_over = take_over
+    async def begin(self) -> None:
+        """Watch what others write, and follow what nobody follows, now and from time to time."""
         self._unwatch = self._ledger.watch(self._woken)  # first, so that nothing is missed
         if await self._ledger.renew(LEASE):
             await self._compare()  # another tracker over this ledger left something
@@ -124,7 +180,7 @@ class Sharing:
                     self._undropped.clear()
                 await self._claim()
             except LedgerError as error:
-                self._trouble(error)
+                self._poller.late.failed(error)
             except Exception as error:  # a fault of ours must not end it
                 logger.error("sharing failed: %s", type(error).__name__)
 
@@ -134,7 +190,8 @@ class Sharing:
             records = await self._ledger.claim(PAGE, self._sending_after)
             for record in records:
                 self.permitted(record.client_transaction_id)
-            await self._hand_over(records)
+            if records:
+                await take_over(self._poller, records)
             if len(records) < PAGE:
                 return
 
@@ -143,23 +200,20 @@ class Sharing:
         self._since = set()
         held = await self._ledger.held()
         self._ours = held | self._since
-        for entry in self._entries.values():
-            if not entry.elsewhere and not self.ours(entry.record.client_transaction_id):
-                self._let_go(entry)
-        lost = [each for each in held if (known := self._entries.get(each)) is None or known.elsewhere]
+        for ask in self._poller.all():
+            if not ask.elsewhere and not self.ours(ask.record.client_transaction_id):
+                self._poller.release(ask)
+        lost = [each for each in held if (known := self._poller.find(each)) is None or known.elsewhere]
         for begin in range(0, len(lost), PAGE):
             records = await self._ledger.get_many(lost[begin : begin + PAGE])
-            await self._hand_over([record for record in records.values() if self._is_lost(record)])
+            if found := [each for each in records.values() if self._is_lost(each)]:
+                await take_over(self._poller, found)
 
     def _is_lost(self, record: Record) -> bool:
         if record.state is State.SENDING:
             # A permit of ours whose answer could not be written; or it is being sent right now.
-            return self._clock.time() - record.created_at > self._sending_after
+            return self._poller.clock.time() - record.created_at > self._sending_after
         return record.kind == "sale" and not record.state.decided
-
-    async def _hand_over(self, records: list[Record]) -> None:
-        if records and self._take_over is not None:
-            await self._take_over(records)
 
     # --- Whom a batch charges
 
@@ -178,7 +232,7 @@ class Sharing:
         try:
             taken = await self._ledger.take_lanes([lane for lane, _ in wanted])
         except LedgerError as error:
-            self._trouble(error)
+            self._poller.late.failed(error)
         finally:
             self._undropped -= taken
             for lane, future in wanted:
@@ -191,17 +245,17 @@ class Sharing:
             await self._ledger.drop_lanes(lanes)
         except LedgerError as error:
             self._undropped.update(lanes)
-            self._trouble(error)
+            self._poller.late.failed(error)
 
     # --- What others wrote
 
     def _woken(self, client_transaction_id: str | None) -> None:
-        self._entries.touch()
+        self._poller.touch()
         if client_transaction_id is None:
             self._changed.update(
-                entry.record.client_transaction_id for entry in self._entries.values() if entry.waiters
+                ask.record.client_transaction_id for ask in self._poller.all() if ask.waiters
             )
-        elif self._entries.get(client_transaction_id) is not None:
+        elif self._poller.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
         if self._changed and self._reading is None and not self._closed:
             self._reading = self._start(self._read())
@@ -217,18 +271,18 @@ class Sharing:
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
-            self._trouble(error)
+            self._poller.late.failed(error)
         finally:
             self._reading = None
 
     def _learn(self, record: Record) -> None:
-        entry = self._entries.get(record.client_transaction_id)
-        if entry is None:
+        ask = self._poller.find(record.client_transaction_id)
+        if ask is None:
             return
-        before = entry.record
+        before = ask.record
         news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
-        if self._entries.learn(entry, record) and not record.state.decided and news:
-            self._notified(record)
+        if self._poller.learn(ask, record) and not record.state.decided and news:
+            self._poller.notified(record)
 
     async def aclose(self) -> None:
         """Stop; what is followed here stays ours until the ledger is closed, or the lease is over."""

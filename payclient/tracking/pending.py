@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from payclient.events import Evidence
-from payclient.following import Following
 from payclient.lifecycle import Record, State
-from payclient.outcomes import Outcome
+from payclient.tracking.outcomes import Outcome
+from payclient.tracking.poller import Poller
 
 __all__ = ["PendingSale"]
 
@@ -13,17 +13,17 @@ __all__ = ["PendingSale"]
 class PendingSale:
     """A sale that may exist: follow it to its outcome. Made by the tracker."""
 
-    __slots__ = ("_entry", "_following", "_record")
+    __slots__ = ("_ask", "_poller", "_record")
 
-    def __init__(self, following: Following, record: Record) -> None:
-        self._following = following
+    def __init__(self, poller: Poller, record: Record) -> None:
+        self._poller = poller
         self._record = record
         # A sale that is being sent here is followed by its sender.
-        sending = record.state is State.SENDING and not following.elsewhere(record)
-        self._entry = None if sending else following.follow(record)
+        sending = record.state is State.SENDING and not poller.is_elsewhere(record)
+        self._ask = None if sending else poller.follow(record)
 
     def _now(self) -> Record:
-        return self._record if self._entry is None else self._entry.record
+        return self._record if self._ask is None else self._ask.record
 
     def __repr__(self) -> str:
         record = self._now()
@@ -67,7 +67,7 @@ class PendingSale:
     @property
     def remaining(self) -> float:
         """Seconds until `expires_at`, at least 0."""
-        return self._following.remaining(self._now())
+        return self._poller.remaining(self._now())
 
     @property
     def notified_at(self) -> float | None:
@@ -77,7 +77,7 @@ class PendingSale:
     @property
     def outcome(self) -> Outcome:
         """What is known now, without waiting."""
-        return Outcome.of(self._now(), report=None if self._entry is None else self._entry.report)
+        return Outcome.of(self._now(), report=None if self._ask is None else self._ask.report)
 
     @property
     def refusal(self) -> tuple[Evidence, str | None]:
@@ -91,8 +91,8 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
-        return await self._following.wait(self._now(), timeout)
+        return await self._poller.wait(self._now(), timeout)
 
     async def check(self) -> Outcome:
         """Ask the service once, now (at most once a second for a sale), and say what is known."""
-        return await self._following.check(self._now())
+        return await self._poller.check(self._now())

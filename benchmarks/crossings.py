@@ -1,0 +1,122 @@
+"""Which modules of payclient one call runs through: a sale, a notification up to its decision, a wait with one query.
+
+Run: python benchmarks/crossings.py [--ledger sqlite:PATH]. The simulator and test code are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import attrs
+
+import payclient
+from payclient.simulator import PAYPHONE, Simulator
+
+ROOT = Path(payclient.__file__).parent
+
+#: At most so many modules.
+TARGETS = {"tracker.sale": 16, "a notification up to the decision": 18, "wait() with one query": 16}
+
+
+@contextmanager
+def traced(found: dict[str, set[str]]) -> Iterator[None]:
+    """Collect the modules of payclient in which a function runs meanwhile, each with its functions, in their order."""
+    known: dict[CodeType, str | None] = {}
+
+    def profile(frame: FrameType, what: str, _: object) -> None:
+        if what != "call":
+            return
+        code = frame.f_code
+        if code not in known:
+            path = Path(code.co_filename)
+            inside = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] != "simulator"
+            known[code] = os.fspath(path.relative_to(ROOT)) if inside else None
+        name = known[code]
+        if name is not None:
+            found.setdefault(name, set()).add(code.co_name)
+
+    threading.setprofile_all_threads(profile) if sys.version_info >= (3, 12) else threading.setprofile(
+        profile
+    )
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]  # None ends it
+
+
+def request(number: int) -> payclient.SaleRequest:
+    return payclient.SaleRequest(
+        phone_number=f"09841112{number:02}", country_code="593", amount_with_tax=1000, tax=150,
+        currency="USD", client_transaction_id=f"order-{number}", store_id="S1",
+    )  # fmt: skip
+
+
+def show(name: str, found: dict[str, set[str]], *, functions: bool) -> bool:
+    print(f"{name}: {len(found)} modules (at most {TARGETS[name]})")
+    for module, names in found.items():
+        print(f"    {module}" + (f": {', '.join(sorted(names))}" if functions else ""))
+    return len(found) <= TARGETS[name]
+
+
+async def main(ledger: str, *, functions: bool) -> bool:
+    good = True
+    slow = payclient.Fixed(1000.0)  # no query but those that are meant
+    async with (
+        Simulator(settings=PAYPHONE) as service,
+        payclient.open_tracker(
+            service.url, "token", profile=profile(), ledger=ledger, schedule=slow
+        ) as tracker,
+    ):
+        await tracker.sale(request(0))  # what is done once is no part of a sale
+        found: dict[str, set[str]] = {}
+        charge = request(1)
+        with traced(found):
+            sale = await tracker.sale(charge)
+        good &= show("tracker.sale", found, functions=functions)
+
+        await service.approve(sale.client_transaction_id)
+        assert sale.transaction_id is not None
+        hint = payclient.Notification(
+            transaction_id=sale.transaction_id, client_transaction_id=sale.client_transaction_id
+        )
+        found = {}
+        with traced(found):
+            await tracker.notify(hint)
+            await asyncio.sleep(0.5)
+        assert sale.outcome.paid is True
+        good &= show("a notification up to the decision", found, functions=functions)
+
+    quick = payclient.Fixed(0.5)
+    async with (
+        Simulator(settings=PAYPHONE) as service,
+        payclient.open_tracker(service.url, "token", profile=profile(), schedule=quick) as tracker,
+    ):
+        sale = await tracker.sale(request(2))
+        await service.approve(sale.client_transaction_id)
+        found = {}
+        with traced(found):
+            assert (await sale.wait()).paid is True
+        good &= show("wait() with one query", found, functions=functions)
+    return good
+
+
+def profile() -> payclient.ServiceProfile:
+    return attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ledger", default="memory:")
+    parser.add_argument("--functions", action="store_true", help="list the functions of each module too")
+    options = parser.parse_args()
+    sys.exit(0 if asyncio.run(main(options.ledger, functions=options.functions)) else 1)

@@ -1,0 +1,24 @@
+"""From a request to its outcome: sends through the ledger, and follows what is open to its end.
+
+`tracker` is the front door, `attempts` the only way to send, `poller` the only loop. What they decide by is pure:
+`followup` says when to query and by which id, `evidence` what an answer means, `confirmations` what is asked about a
+form that came back, `rate_limit` when the next request may be made.
+"""
+
+from payclient.tracking.followup import StatusSource, TransactionRef
+from payclient.tracking.forms import FormLink, PaymentForm
+from payclient.tracking.outcomes import Outcome
+from payclient.tracking.pending import PendingSale
+from payclient.tracking.tracker import Tracker, as_decided, open_tracker
+
+__all__ = [
+    "FormLink",
+    "Outcome",
+    "PaymentForm",
+    "PendingSale",
+    "StatusSource",
+    "Tracker",
+    "TransactionRef",
+    "as_decided",
+    "open_tracker",
+]

@@ -1,0 +1,451 @@
+"""The only way to send: permit, POST, answer, the second write; for sales, forms and the rows of a batch alike.
+
+The permit is the INSERT of the attempt, awaited between the connection and the first byte. Before it there is no row;
+after it there is exactly one writer of bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from functools import partial
+
+import attrs
+import orjson
+
+from payclient.auth import SIGNED_WITH
+from payclient.clock import start
+from payclient.errors import (
+    CustomerBusyError,
+    DifferentRequestError,
+    LedgerUnavailableError,
+    NotSentError,
+    OutcomeUnknownError,
+    PayError,
+    RefusedError,
+)
+from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent, Prepared, Refused
+from payclient.lifecycle import Record, State
+from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
+from payclient.tracking.evidence import find_mismatch, verdict
+from payclient.tracking.poller import Poller
+from payclient.tracking.recovery import is_noted
+from payclient.wire import HttpRequest
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.tracker")
+
+_DIGEST_VERSION = b"1"
+
+
+#: Transactions of which it is remembered whose they are: a copy of an answer comes soon after it.
+REMEMBERED = 1000
+
+
+class ReplayedError(OutcomeUnknownError):
+    """The answer names a transaction that another Sale of this process was answered with."""
+
+
+class PermitDeniedError(Exception):
+    """The permit was not granted: another call sends, or sent, this client transaction id."""
+
+
+def lane_text(request: SaleRequest) -> str:
+    """The customer at the store, as a text to be digested: personal data, never to be kept."""
+    if request.by_nick_name:
+        who = f"nick\0{request.nick_name}"
+    else:
+        who = f"{request.country_code}\0{request.phone_number}"
+    return f"lane\0{request.store_id or ''}\0{who}"
+
+
+def same_request(known: Record, digest: bytes) -> Record:
+    """The known record, if its content is this one's; else `DifferentRequestError`."""
+    if known.digest != digest:
+        raise DifferentRequestError(
+            "this client transaction id is in the ledger with other content; nothing was sent",
+            client_transaction_id=known.client_transaction_id,
+        )
+    return known
+
+
+@attrs.define(eq=False)
+class Attempt:
+    """One send, with its permit."""
+
+    kind: str
+    client_transaction_id: str
+    #: Holds personal data.
+    http: HttpRequest = attrs.field(repr=False)
+    digest: bytes = attrs.field(repr=False)
+    amount: int
+    currency: str
+    lane: bytes = attrs.field(default=b"", repr=False)
+    #: The ledger was read a moment ago, and had no such id; the permit is refused where it has one now.
+    is_new: bool = False
+    #: What Prepare returned.
+    result: PrepareResult | None = attrs.field(default=None, repr=False)
+    #: UTC seconds.
+    prepared_at: float = 0.0
+    #: As its permit was asked for; None: it was not.
+    record: Record | None = None
+    #: The INSERT was committed, and the send may go on.
+    granted: bool = False
+
+
+class Attempts:
+    """Sends through one ledger, one attempt at a time for each client transaction id."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._session = poller.session
+        self._ledger = poller.ledger
+        self._clock = poller.clock
+        self._total = poller.session.timeouts.total
+        self._in_flight: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
+        #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
+        self._answered: dict[int, str] = {}
+
+    # --- What is sent. No I/O
+
+    def for_sale(self, request: SaleRequest, *, is_new: bool = False) -> Attempt:
+        """Encode a sale, checked by the profile."""
+        http = self._session.encode_sale(request)
+        return Attempt(
+            "sale",
+            request.client_transaction_id,
+            http,
+            self._digest(http.body),
+            request.amount,
+            request.currency,
+            self.lane(request),
+            is_new,
+        )
+
+    def for_form(self, request: PrepareRequest) -> Attempt:
+        """Encode a form, checked by the profile."""
+        http = self._session.encode_prepare(request)
+        digest = self._digest(http.body)
+        return Attempt("form", request.client_transaction_id, http, digest, request.amount, request.currency)
+
+    def lane(self, request: SaleRequest) -> bytes:
+        """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
+        return self._keyed(lane_text(request).encode())
+
+    def _digest(self, body: bytes) -> bytes:
+        """Keyed digest of a request's content as it is sent, its fields sorted."""
+        content = orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
+        return self._keyed(_DIGEST_VERSION + content)
+
+    def _keyed(self, content: bytes) -> bytes:
+        """A digest that says nothing outside this ledger."""
+        return hashlib.blake2b(content, digest_size=16, key=self._ledger.digest_key).digest()
+
+    # --- Sending
+
+    async def send(self, attempt: Attempt, *, detached: bool = False) -> Record:
+        """Send it unless an attempt exists, and return its record. **Raises only if nothing was created.**
+
+        What may exist is followed from now on. `detached`: in a task of its own, so that a cancelled caller detaches
+        and the send goes on.
+        """
+        identifier = attempt.client_transaction_id
+        if (running := self._in_flight.get(identifier)) is not None:
+            self._existing(attempt, Record(client_transaction_id=identifier, digest=running[0]))
+            return await asyncio.shield(running[1])
+        known = self._poller.get(identifier)
+        # Without its digest, which is forgotten in the long run, the ledger is read.
+        if known is not None and known.state is not State.SENDING and known.digest:
+            return self._existing(attempt, known)
+        if detached:
+            task = start(self._send(attempt))
+            self._in_flight[identifier] = (attempt.digest, task)
+            task.add_done_callback(lambda task: self._sent(attempt, task))
+            return await asyncio.shield(task)
+        sent: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        self._in_flight[identifier] = (attempt.digest, sent)
+        try:
+            record = await self._send(attempt)
+        except asyncio.CancelledError:
+            sent.cancel()
+            raise
+        except Exception as error:
+            if not sent.done():
+                sent.set_exception(error)
+            raise
+        else:
+            if not sent.done():  # the tracker was closed, and did not wait any longer
+                sent.set_result(record)
+            return record
+        finally:
+            self._sent(attempt, sent)
+
+    def _sent(self, attempt: Attempt, sent: asyncio.Future[Record]) -> None:
+        # Also where the caller has gone: what may exist is followed.
+        del self._in_flight[attempt.client_transaction_id]
+        self._poller.touch()
+        if not sent.cancelled() and sent.exception() is None:
+            self._poller.took(sent.result())
+
+    async def _send(self, attempt: Attempt) -> Record:
+        """Send once; code 2061 is also evidence about unknown sales of the same lane."""
+        try:
+            return await self._send_once(attempt)
+        except CustomerBusyError:
+            await self._poller.suspect(attempt.lane)
+            raise
+
+    async def _send_once(self, attempt: Attempt) -> Record:
+        """Look the id up, ask for the permit, POST, and write how it ended."""
+        known = None if attempt.is_new else await self._ledger.get(attempt.client_transaction_id)
+        if known is not None and known.state is not State.REFUSED:
+            return self._existing(attempt, known)
+        if known is not None and (paid := await self._find_refused(known, attempt)) is not None:
+            return same_request(paid, attempt.digest)
+        number = 1 if known is None else known.attempt + 1
+
+        async def permit() -> None:
+            await self._permit(attempt, number)
+
+        try:
+            if attempt.kind == "sale":
+                check = partial(self._check_new, attempt.client_transaction_id)
+                sale = await self._session.send_sale(attempt.http, permit, check=check)
+                end = self._clock.time() + self._poller.policy.sale_window
+                event: Event = Created(
+                    at=self._clock.time(), transaction_id=sale.transaction_id, expires_at=end
+                )
+            else:
+                attempt.result = await self._session.send_prepare(attempt.http, permit)
+                now = attempt.prepared_at = self._clock.time()
+                # A link may be loaded as late as it is handed out, and then lives once more.
+                event = Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
+        except PermitDeniedError:
+            known = await self._ledger.get(attempt.client_transaction_id)
+            if known is None:
+                raise LedgerUnavailableError(
+                    "the ledger refused the permit and holds no attempt",
+                    client_transaction_id=attempt.client_transaction_id,
+                ) from None
+            return self._existing(attempt, known)
+        except asyncio.CancelledError:
+            # Only a tracker that closes without waiting cancels the send of a sale.
+            if attempt.record is not None:
+                unsent = NotSent(at=self._clock.time())
+                event = self._lost(attempt.record) if attempt.granted else unsent
+                await asyncio.shield(self._poller.write(attempt.record, event))
+            raise
+        except Exception as error:
+            if attempt.record is None:
+                raise  # no byte has left
+            return await self._failed(attempt, attempt.record, error, known)
+        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        return await self._poller.write(attempt.record, event)
+
+    async def _permit(self, attempt: Attempt, number: int) -> None:
+        """Insert the attempt; raising anything means that no byte leaves."""
+        wall, steady = self._clock.time(), self._clock.monotonic()
+        record = Record(
+            client_transaction_id=attempt.client_transaction_id,
+            attempt=number,
+            kind=attempt.kind,
+            digest=attempt.digest,
+            lane=attempt.lane,
+            credentials=self._poller.credentials.keyed(SIGNED_WITH.get()),
+            amount=attempt.amount,
+            currency=attempt.currency,
+            created_at=wall,
+        )
+        attempt.record = record
+        if not await self._ledger.permit(record):
+            attempt.record = None
+            raise PermitDeniedError
+        if self._poller.sharing is not None:
+            self._poller.sharing.permitted(attempt.client_transaction_id)
+        # A process stopped here and woken too late must not send: others count on the total time-out.
+        waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
+        if waited > self._total:
+            raise NotSentError(
+                f"stopped for {waited:.0f} s between the permit and the send",
+                client_transaction_id=attempt.client_transaction_id,
+            )
+        attempt.granted = True
+
+    def _existing(self, attempt: Attempt, known: Record) -> Record:
+        if attempt.kind == "form":
+            raise _used(attempt)
+        return same_request(known, attempt.digest)
+
+    async def _failed(
+        self, attempt: Attempt, record: Record, error: Exception, before: Record | None
+    ) -> Record:
+        """Write how a send without a good answer ended. Raises the error where nothing was created."""
+        event: Event
+        match error:
+            case RefusedError():
+                if attempt.kind == "sale":
+                    existing = await self._find_existing(record, error, before)
+                    if existing is not None:
+                        return existing
+                event = Refused(
+                    at=self._clock.time(),
+                    error_type=type(error).__name__,
+                    error_code=error.error_code,
+                    messages=error.user_messages,
+                )
+            case NotSentError():
+                event = NotSent(at=self._clock.time())
+            case OutcomeUnknownError():
+                event = self._lost(record, error.candidate_id)
+            case _ if attempt.granted:
+                # A fault of ours after the permit proves nothing.
+                logger.error("%s: the send failed: %s", record.client_transaction_id, type(error).__name__)
+                event = self._lost(record)
+            case _:
+                event = NotSent(at=self._clock.time())  # the ledger failed in the permit: no byte has left
+        # A form whose links nobody has charges nobody: its caller may prepare another.
+        if isinstance(event, Lost) and attempt.kind == "sale":
+            record = await self._poller.write(record, event)
+            if isinstance(error, ReplayedError):
+                logger.error("%s: %s", record.client_transaction_id, error)
+                record = await self._poller.write(record, Conflicted(at=self._clock.time(), what=str(error)))
+            return record
+        record = await self._poller.write(record, event)
+        if isinstance(error, RefusedError) and attempt.kind == "sale" and self._says_exists(error):
+            # An index that lags has caught up by then.
+            self._poller.recheck(record, after=self._poller.policy.absent_after)
+        raise error
+
+    def _check_new(self, identifier: str, result: SaleResult) -> None:
+        """Raise for an answer that is a copy of another Sale's: something in front of the service repeats answers."""
+        answered, number = self._answered, result.transaction_id
+        if answered.setdefault(number, identifier) != identifier:
+            raise ReplayedError(
+                f"the answer names transaction {number}, which is another sale's",
+                client_transaction_id=identifier,
+            )
+        if len(answered) > REMEMBERED:
+            del answered[next(iter(answered))]
+
+    def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
+        # Never early: whatever reached the service did so within the total time-out.
+        policy = self._poller.policy
+        window = policy.sale_window if record.kind == "sale" else policy.form_window
+        end = record.created_at + self._total + window
+        return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
+
+    # --- Refusals that say that something exists
+
+    async def _query(self, client_transaction_id: str) -> StatusReport | None:
+        """Query by client transaction id as soon as the rate allows. Raises `NotSentError` where that is too late."""
+        if not await self._poller.wait_for_turn(self._total):
+            raise NotSentError("a query could not be made in time by the rate")
+        return await self._session.status(client_transaction_id=client_transaction_id, repeat=False)
+
+    async def _find_refused(self, before: Record, attempt: Attempt) -> Record | None:
+        """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
+
+        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
+        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
+        and `NotSentError` if nobody can tell.
+        """
+        identifier, duplicates = before.client_transaction_id, self._session.profile.duplicate_codes
+        existed = before.evidence is Evidence.ANSWER and (
+            before.error_type == CustomerBusyError.__name__ or before.error_code in duplicates
+        )
+        if attempt.kind != "sale" or not self._poller.queries_by_client_id:
+            return None
+        if not existed and before.notified_at is None:
+            return None
+        try:
+            report = await self._query(identifier)
+        except PayError as failed:
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        if report is None:
+            return None
+        if not self._poller.may_deny(before):
+            raise NotSentError(
+                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
+                client_transaction_id=identifier,
+            )
+        if find_mismatch(before, report) is not None:
+            return None
+        before = await self._write_found(before, report)
+        if report.state in ("Pendiente", None):
+            raise CustomerBusyError(
+                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
+            )
+        return before if before.state is State.ACCEPTED else None
+
+    def _is_duplicate(self, refused: RefusedError) -> bool:
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        return bool(codes & self._session.profile.duplicate_codes)
+
+    def _says_exists(self, refused: RefusedError) -> bool:
+        return isinstance(refused, CustomerBusyError) or self._is_duplicate(refused)
+
+    async def _find_existing(
+        self, record: Record, refused: RefusedError, before: Record | None
+    ) -> Record | None:
+        """Return the record of a sale that may exist though it was refused; None: the refusal proves that nothing does.
+
+        What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
+        2061 or "duplicate". One query by client transaction id tells the two apart.
+        """
+        if not self._says_exists(refused):
+            return None
+        duplicate = self._is_duplicate(refused)
+        lost, identifier = self._lost(record), record.client_transaction_id
+        if not self._poller.queries_by_client_id:
+            return await self._poller.write(record, lost) if duplicate else None
+        try:
+            report = await self._query(identifier)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._poller.write(record, lost))
+            raise
+        except Exception as failed:  # whatever it is, it tells nothing
+            logger.warning(
+                "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
+            )
+            return await self._poller.write(record, lost)
+        if not self._poller.may_deny(record):
+            return await self._poller.write(record, lost)  # the token was renewed meanwhile
+        if report is None:
+            # An earlier attempt that was thought absent may be there after all.
+            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
+            return await self._poller.write(record, lost) if duplicate and doubted else None
+        logger.warning("%s: refused as existing, and found: %s", identifier, report.state)
+        record = await self._poller.write(record, lost)
+        if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
+            record = await self._write_found(record, report)
+        return record
+
+    async def _write_found(self, record: Record, report: StatusReport) -> Record:
+        """Write what a query found of an attempt."""
+        reading = verdict(record, report, report.transaction_id, self._clock.time())
+        if await is_noted(self._ledger, record, reading.events):
+            return record
+        for alarm in reading.alarms:
+            logger.critical("%s: %s", record.client_transaction_id, alarm)
+        for event in reading.events:
+            record = await self._poller.write(record, event)
+        return record
+
+    async def aclose(self) -> None:
+        """Let the sends in flight end, which they do within the total time-out."""
+        if sends := [sent for _, sent in self._in_flight.values()]:
+            # The rest is for a slow ledger.
+            _, late = await asyncio.wait(sends, timeout=self._total + 5)
+            for sent in late:
+                sent.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+def _used(attempt: Attempt) -> DifferentRequestError:
+    return DifferentRequestError(
+        "this client transaction id was used already; a form has one of its own",
+        client_transaction_id=attempt.client_transaction_id,
+    )

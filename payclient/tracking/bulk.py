@@ -1,0 +1,63 @@
+"""What a batch needs beside a tracker's public face: many look-ups at once, lanes, and sends in its own tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payclient.models import SaleRequest
+from payclient.tracking.attempts import Attempts
+from payclient.tracking.pending import PendingSale
+from payclient.tracking.poller import Poller
+
+__all__: list[str] = []
+
+
+class Bulk:
+    """One tracker, as a batch uses it."""
+
+    def __init__(self, attempts: Attempts, poller: Poller) -> None:
+        self._attempts = attempts
+        self._poller = poller
+
+    @property
+    def total_timeout(self) -> float:
+        """Seconds within which a request ends, as the session was told."""
+        return self._poller.policy.total_timeout
+
+    @property
+    def renews_token(self) -> bool:
+        """Whether the session fetches a fresh token after a 401."""
+        return self._poller.session.renews_token
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether other processes may have this ledger open."""
+        return self._poller.sharing is not None
+
+    async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
+        """The sales of those ids that the ledger has."""
+        records = await self._poller.ledger.get_many(client_transaction_ids)
+        return {identifier: PendingSale(self._poller, record) for identifier, record in records.items()}
+
+    def is_same(self, request: SaleRequest, pending: PendingSale) -> bool:
+        """Return whether a sale was made with this request's content, by the digest that the ledger keeps."""
+        return pending.digest == self._attempts.for_sale(request).digest
+
+    async def send(self, request: SaleRequest, *, is_new: bool) -> PendingSale:
+        """`Tracker.sale` for a task that is not cancelled meanwhile. `is_new`: the ledger had no such id just now."""
+        self._poller.check_open(request.client_transaction_id)
+        record = await self._attempts.send(self._attempts.for_sale(request, is_new=is_new))
+        return PendingSale(self._poller, record)
+
+    def lane(self, request: SaleRequest) -> bytes:
+        """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
+        return self._attempts.lane(request)
+
+    async def take_lane(self, lane: bytes) -> bool:
+        """Charge this customer alone from now on; False: another process does."""
+        return self._poller.sharing is None or await self._poller.sharing.take_lane(lane)
+
+    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
+        """Let other processes charge these customers."""
+        if self._poller.sharing is not None:
+            await self._poller.sharing.drop_lanes(lanes)

@@ -1,0 +1,379 @@
+"""What is known of an open ask, when it is queried next, and by which id. Pure: no clock, no I/O, no logging.
+
+Times are seconds of the monotonic clock, except those of records.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+
+from payclient.events import Evidence
+from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
+from payclient.models import StatusReport
+from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
+from payclient.tracking.due_times import Scheduled
+
+__all__ = ["StatusSource", "TransactionRef"]
+
+NEVER = float("-inf")
+
+#: What is compared for every sale: CPython 3.11 takes ten times as long to find a member of an enum.
+PENDING, QUERY = State.PENDING, Evidence.QUERY
+
+#: Candidates of one ask of which it is remembered what was queried.
+MOST_REMEMBERED = 4 * MOST_CANDIDATES
+
+#: Seconds from one query to the next after a notification, while the service still reports pending.
+NOTIFIED_DELAYS = (0.25, 0.75, 2.0, 5.0)
+
+#: A form lives longer than a push and its customer comes back by a redirect: it is queried that much less often.
+FORM_SLOWNESS = 5
+
+#: Seconds after the expiry at which a wait ends though last queries are due, where the service fails.
+MOST_PATIENCE = 500.0
+
+#: Gaps double with each failure in a row, up to this power of two.
+MOST_DOUBLINGS = 5
+
+#: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
+NOTIFIED_WEIGHT = 1 / 16
+
+#: Seconds after which what waits for its query is looked at again.
+LOOK_AGAIN = 10.0
+
+
+@attrs.frozen(kw_only=True)
+class TransactionRef:
+    """What a status query may go by."""
+
+    client_transaction_id: str
+    #: None while only the client transaction id is known.
+    transaction_id: int | None
+    #: A transaction id that a notification or a broken answer named, not yet proven ours; of several each has its turn.
+    candidate_id: int | None = None
+    #: `sale` or `form`.
+    kind: str = "sale"
+
+
+#: Another way to ask for a status: None is "not found". Whatever it raises, the sale is asked for again later.
+StatusSource = Callable[[TransactionRef], Awaitable[StatusReport | None]]
+
+
+@attrs.define(eq=False)
+class Candidate:
+    """What was queried of a transaction id that may be ours."""
+
+    queries: int = 0
+    queried_at: float = NEVER
+    #: When the service last answered that there is no such transaction.
+    missing_at: float = NEVER
+    #: The service named another's client transaction id for it.
+    is_another: bool = False
+
+
+@attrs.define(eq=False)
+class Findings:
+    """What only few asks have: an unknown outcome, a notification, failures."""
+
+    #: When it was first followed here. Proof of absence counts from it: the permit was earlier, whatever the
+    #: wall clock did since, and whichever process was granted it.
+    begun: float
+    #: Seconds after its permit at which it is presumed to end, while its record does not know.
+    life: float
+    #: Queries made since the last notification; None: that series is over.
+    notified_queries: int | None = None
+    #: Queries in a row without an answer.
+    failures: int = 0
+    #: What of the last report was not ours.
+    conflict: str | None = None
+    #: The first of two proofs of absence.
+    absent_at: float | None = None
+    missing_since: float | None = None
+    #: When it was last queried by its client transaction id.
+    client_queried_at: float = NEVER
+    #: Whether the last query was by a candidate id.
+    by_candidate: bool = False
+    #: What was queried of each transaction id that may be ours.
+    candidates: dict[int, Candidate] = attrs.field(factory=dict)
+    #: When a decided ask is queried once more; infinity: no more.
+    recheck_at: float = float("inf")
+    #: The same because it was notified since its last query.
+    notified_again: bool = False
+
+    def candidate(self, record: Record) -> int | None:
+        """Return the candidate id of the next query; None: it goes by the client transaction id.
+
+        The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
+        of them is queried once more.
+        """
+        left = self.unqueried(record)
+        if self.absent_at is None and self.by_candidate:
+            return None
+        return min(reversed(left), key=lambda each: self.about(each).queries, default=None)
+
+    def unqueried(self, record: Record) -> list[int]:
+        """Return the candidate ids, without those that were queried since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        known = self.candidates
+        return [
+            each
+            for each in record.candidate_ids
+            if each != DROPPED and (each not in known or known[each].queried_at < since)
+        ]
+
+    def is_anothers(self, transaction_id: int) -> bool:
+        """Return whether the service named another's client transaction id for this one."""
+        return transaction_id in self.candidates and self.candidates[transaction_id].is_another
+
+    def all_missing(self, record: Record) -> bool:
+        """Return whether every candidate was "not found" since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        return all(self.about(each).missing_at >= since for each in record.candidate_ids)
+
+    def about(self, candidate_id: int) -> Candidate:
+        """Return what was queried of this candidate."""
+        found = self.candidates.get(candidate_id)
+        if found is None:
+            if len(self.candidates) >= MOST_REMEMBERED:
+                del self.candidates[next(iter(self.candidates))]
+            found = self.candidates[candidate_id] = Candidate()
+        return found
+
+
+class Followed(Scheduled):
+    """One open ask, or a decided one that was notified. There may be 100,000: what few have is in `findings`."""
+
+    __slots__ = (
+        "elsewhere", "exhausted", "final_queries", "findings", "offset", "queried_at", "record", "report", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, record: Record, offset: float) -> None:
+        # All in one place: this is done for every sale, and another call would cost a tenth of it.
+        self.slot = None
+        self.line = 0
+        self.task = None
+        self.record = record
+        #: From the wall clock's time, which records have, to the monotonic clock's. One number for most.
+        self.offset = offset
+        self.findings: Findings | None = None
+        self.queried_at = NEVER
+        #: Queries made after the expiry.
+        self.final_queries = 0
+        #: Every query that a wait hopes for has been made.
+        self.exhausted = False
+        #: The service's last word other than `Pendiente`.
+        self.report: StatusReport | None = None
+        #: The futures of those who wait.
+        self.waiters: set[Any] | None = None
+        #: Another process follows it; here it is only waited for.
+        self.elsewhere = False
+
+    @property
+    def expires(self) -> float:
+        """When the customer can no longer approve; never early."""
+        expires_at = self.record.expires_at
+        if expires_at is None:
+            life = 0.0 if self.findings is None else self.findings.life
+            return self.offset + self.record.created_at + life
+        return self.offset + expires_at
+
+    def age(self, now: float) -> float:
+        """Seconds since its permit, at least 0."""
+        age = now - self.offset - self.record.created_at
+        return age if age > 0.0 else 0.0
+
+    def slim(self) -> None:
+        """Forget what the ledger has and following a pending sale does not need."""
+        record = self.record
+        if record.digest and record.state is PENDING:
+            self.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
+
+
+@attrs.define(eq=False)
+class Policy:
+    """When one tracker's asks are queried, and by which id."""
+
+    schedule: Schedule
+    #: Whether a status can be queried at all.
+    can_query: bool
+    #: "Not found" counts as proof only from the profile's own query by client transaction id.
+    proves_absence: bool
+    #: Whether a query can go by a transaction id.
+    by_transaction_id: bool
+    sale_window: float
+    form_window: float
+    total_timeout: float
+    absent_after: float
+    #: Of late, the share of all answers of which a notification came.
+    notified_share: float = 0.0
+    scale: float = attrs.field(init=False)
+    #: Seconds between two queries of one ask, at least.
+    least_gap: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.scale = self.sale_window / NORMAL_WINDOW
+        self.least_gap = min(1.0, self.scale)
+
+    def longest_life(self, kind: str) -> float:
+        """Seconds from its permit to the end of an ask; a form's link may be loaded as late as it is handed out."""
+        return self.total_timeout + (self.sale_window if kind == "sale" else 2 * self.form_window)
+
+    # --- When next
+
+    def soonest(self) -> float:
+        """Seconds after which something but an expiry may be due for a new ask: a bound that costs no thought.
+
+        Notifications only thin the queries, and forms are queried more seldom.
+        """
+        return max(self._gap("sale", 0.0, first_part(0.0), share=0.0) - self.least_gap, 0.0)
+
+    def is_new(self, ask: Followed, now: float) -> bool:
+        """Return whether it was permitted a moment ago."""
+        created = ask.offset + ask.record.created_at
+        return ask.record.expires_at is not None and abs(now - created) < self.least_gap
+
+    def first_of_new(self, ask: Followed) -> float:
+        """When a new ask is first queried. The spread depends on its id alone, as it does after a restart."""
+        record = ask.record
+        gap = self._gap(record.kind, 0.0, first_part(phase(record.client_transaction_id)))
+        return min(ask.offset + record.created_at + gap, ask.expires)
+
+    def first(self, ask: Followed, now: float) -> float:
+        """When an ask is first looked at here that a process which is gone followed before: at any moment."""
+        spread, expires = phase(ask.record.client_transaction_id), ask.expires
+        if now >= expires:
+            return now + spread * self.scale
+        return min(now + self._gap(ask.record.kind, ask.age(now), spread), expires)
+
+    def is_final(self, ask: Followed, now: float) -> bool:
+        """Return whether a query now is one of the last, which settle an expired ask."""
+        return now >= ask.expires + LAST_QUERIES[0] * self.scale
+
+    def after(self, ask: Followed, now: float) -> float | None:
+        """When it is looked at next, or None: no wait has anything more to hope for."""
+        scale = self.scale
+        if not self.can_query:
+            if now < ask.expires:
+                return ask.expires
+            end = ask.expires + 10 * scale
+            return end if not ask.exhausted and now < end else None
+        found = ask.findings
+        if found is not None and found.notified_queries is not None:
+            if found.notified_queries < len(NOTIFIED_DELAYS):
+                found.notified_queries += 1
+                return now + NOTIFIED_DELAYS[found.notified_queries - 1] * scale
+            found.notified_queries = None
+        if now < ask.expires:
+            gap = self._gap(ask.record.kind, ask.age(now), 1.0)
+            if found is not None:
+                gap *= 2 ** min(found.failures, MOST_DOUBLINGS)
+            # Not beyond the expiry: it is noted as it comes.
+            return min(now + max(gap, self.least_gap), ask.expires)
+        if ask.final_queries < len(LAST_QUERIES) and not ask.exhausted:
+            begin = ask.expires if ask.final_queries == 0 else max(ask.queried_at, ask.expires)
+            # What the ledger or the service fails at is not tried again at once.
+            soonest = now + self.least_gap if found is not None and found.failures else now
+            return max(soonest, begin + LAST_QUERIES[ask.final_queries] * scale)
+        if ask.record.state is State.UNKNOWN and found is not None:
+            return self._proof(ask, found, now)
+        return None
+
+    def _proof(self, ask: Followed, found: Findings, now: float) -> float | None:
+        """When to query for a proof that an unknown sale is absent: two queries that are late enough."""
+        due = found.begun + self.absent_after
+        if found.absent_at is not None:
+            if found.unqueried(ask.record):
+                return max(now, ask.queried_at + self.least_gap)
+            due = found.absent_at + self.absent_after / 10
+        # The queries that go by candidate ids prove nothing, and this one comes behind them.
+        gap = self.least_gap * 2 ** min(found.failures, MOST_DOUBLINGS)
+        return max(now, due, ask.queried_at + gap) if found.client_queried_at < due else None
+
+    def recheck(self, ask: Followed, now: float) -> float | None:
+        """When it is queried once more in the background, with nobody waiting."""
+        if not self.can_query:
+            # Expired, and the ledger could not take it yet.
+            return now + 10 * self.scale if ask.record.state is State.PENDING else None
+        later = (ask.expires + age * self.scale for age in AFTERTHOUGHTS)
+        return next((when for when in later if when > now), None)
+
+    def look_again(self, ask: Followed, now: float) -> float | None:
+        """When an ask that waits for its query is looked at all the same; None: no wait is kept by it."""
+        again = now + LOOK_AGAIN * self.scale
+        if now < ask.expires:
+            # Not all at once at the expiry: most are queried much earlier, and would be kept until then though decided.
+            return ask.expires if ask.line else min(again, ask.expires)
+        return None if ask.exhausted else max(self.end(ask), again)
+
+    def end(self, ask: Followed) -> float:
+        """When a failing service has been given time enough for the last queries, and for a proof of absence."""
+        found = ask.findings
+        assert found is not None  # noqa: S101 - made for every ask that is past its expiry
+        if ask.record.state is State.UNKNOWN:
+            return max(ask.expires + NORMAL_WINDOW * self.scale, found.begun + 1.2 * self.absent_after)
+        return max(ask.expires, found.begun) + MOST_PATIENCE * self.scale
+
+    def patience(self, ask: Followed, now: float, lease: float) -> float:
+        """When another process must have come to an end with it, though its follower died and the next began late."""
+        end = ask.expires + 2 * sum(LAST_QUERIES) * self.scale
+        if ask.record.state is State.UNKNOWN:
+            end = max(end, now - ask.age(now) + 1.2 * self.absent_after)
+        return max(end, now) + lease
+
+    def _gap(self, kind: str, age: float, part: float, *, share: float | None = None) -> float:
+        heard = self.notified_share if share is None else share
+        if kind == "sale":
+            gap = float(self.schedule.gap(age, part=part, heard=heard))
+        else:
+            gap = FORM_SLOWNESS * float(self.schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard))
+        return gap if gap >= 0.0 else self.least_gap  # NaN too
+
+    # --- Which request next
+
+    def next_query(self, ask: Followed, now: float) -> TransactionRef:
+        """Return what the query that is made now goes by, and note it."""
+        record = ask.record
+        return TransactionRef(
+            client_transaction_id=record.client_transaction_id,
+            transaction_id=record.transaction_id,
+            candidate_id=self._next_candidate(ask, now),
+            kind=record.kind,
+        )
+
+    def _next_candidate(self, ask: Followed, now: float) -> int | None:
+        record = ask.record
+        if record.transaction_id is not None or record.kind != "sale":
+            return None
+        found = self.findings(ask, now)
+        candidate_id = found.candidate(record) if self.by_transaction_id else None
+        if candidate_id is None:
+            found.by_candidate, found.client_queried_at = False, now
+            return None
+        # Without a query by client transaction id there is nothing to take turns with.
+        found.by_candidate = self.proves_absence
+        if not self.proves_absence:
+            found.client_queried_at = now
+        about = found.about(candidate_id)
+        about.queries, about.queried_at = about.queries + 1, now
+        return candidate_id
+
+    def findings(self, ask: Followed, now: float) -> Findings:
+        """Return the findings of an ask, made where there are none yet."""
+        if ask.findings is None:
+            ask.findings = Findings(now, self.sale_window)
+        return ask.findings
+
+    # --- How surely notifications arrive
+
+    def decided(self, before: Record, after: Record) -> None:
+        """Count a decision that a person made: was it notified?"""
+        if before.state is PENDING and after.evidence is QUERY and after.kind == "sale":
+            self.notified_share += NOTIFIED_WEIGHT * ((after.notified_at is not None) - self.notified_share)
+
+    def notified_late(self) -> None:
+        """A notification came after the query that found the answer; the sale was counted as not notified."""
+        self.notified_share = min(self.notified_share + NOTIFIED_WEIGHT, 1.0)

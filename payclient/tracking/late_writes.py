@@ -1,0 +1,150 @@
+"""How an attempt ended, written down however long the ledger fails. Memory never says more than the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import attrs
+
+from payclient.clock import Clock, start
+from payclient.errors import LedgerUnavailableError, TransitionError
+from payclient.events import Event, Evidence, NotSent
+from payclient.ledger import Ledger
+from payclient.lifecycle import Record, State, advance
+from payclient.tracking.due_times import Scheduled
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.tracker")
+
+#: Seconds from one log line about a ledger that fails to the next.
+LINE_EVERY = 60.0
+
+#: Seconds that closing gives a ledger for what it could not take until then.
+LAST_TRY = 5.0
+
+#: Seconds before what the ledger could not take is written again; the last one goes on.
+WRITE_AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class LateWrite(Scheduled):
+    """What the ledger could not take of one client transaction id, in order."""
+
+    __slots__ = ("client_transaction_id", "events", "tries")
+
+    def __init__(self, client_transaction_id: str) -> None:
+        super().__init__()
+        self.client_transaction_id = client_transaction_id
+        self.events: list[tuple[Record, Event]] = []
+        self.tries = 0
+
+    def delay(self) -> float:
+        """Count one more try; the seconds until then."""
+        self.tries += 1
+        return WRITE_AGAIN[min(self.tries, len(WRITE_AGAIN)) - 1]
+
+
+class LateWrites:
+    """Writes events through one ledger, and keeps those that it cannot take."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._late: dict[str, LateWrite] = {}
+        self._silent_until = float("-inf")
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Log that the ledger fails: one line a minute, however many operations do."""
+        self._failures += 1
+        now = self._clock.monotonic()
+        if now >= self._silent_until:
+            self._silent_until = now + LINE_EVERY
+            logger.error(
+                "the ledger failed: %s, %d times since the last line; trying again",
+                type(error).__name__,
+                self._failures,
+            )
+            self._failures = 0
+
+    async def write(self, record: Record, event: Event) -> tuple[Record, LateWrite | None]:
+        """Record what happened; the record as it is then, and what is to be written later where the ledger fails."""
+        try:
+            return await self._apply(record, event), None
+        except TransitionError:
+            # It was decided otherwise meanwhile (an operator, another process): the ledger's word stands.
+            logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
+        except LedgerUnavailableError as error:
+            self.failed(error)
+            late = self._late.setdefault(
+                record.client_transaction_id, LateWrite(record.client_transaction_id)
+            )
+            late.events.append((record, event))
+            return unwritten(record, event), late if len(late.events) == 1 else None
+        try:
+            return await self._ledger.get(record.client_transaction_id) or record, None
+        except LedgerUnavailableError as error:
+            self.failed(error)
+            return unwritten(record, event), None
+
+    async def _apply(self, record: Record, event: Event) -> Record:
+        if isinstance(event, NotSent):
+            # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
+            # was granted the same attempt and sends it.
+            known = await self._ledger.get(record.client_transaction_id)
+            if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):
+                raise TransitionError(
+                    "the permit was not committed", client_transaction_id=record.client_transaction_id
+                )
+        return await self._ledger.apply(record, event)
+
+    async def write_now(self, client_transaction_id: str) -> tuple[list[Record], bool]:
+        """Write what the ledger could not take; the records after it, and whether something is left."""
+        written: list[Record] = []
+        while (late := self._late.get(client_transaction_id)) and late.events:
+            record, event = late.events[0]
+            try:
+                try:
+                    after: Record | None = await self._apply(record, event)
+                except TransitionError:
+                    # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
+                    after = await self._ledger.get(client_transaction_id)
+            except LedgerUnavailableError as error:
+                self.failed(error)
+                return written, True
+            if late.events and late.events[0][1] is event:
+                del late.events[0]
+            if not late.events:
+                self._late.pop(client_transaction_id, None)
+            if after is not None:
+                written.append(after)
+        return written, False
+
+    async def aclose(self) -> None:
+        """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
+        if self._late:
+            tries = [start(self.write_now(each)) for each in tuple(self._late)]
+            _, hanging = await asyncio.wait(tries, timeout=LAST_TRY)
+            for late in hanging:
+                late.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+            if self._late:
+                logger.error("the ledger could not take the end of %d attempts", len(self._late))
+
+
+def unwritten(record: Record, event: Event) -> Record:
+    """Return what may be said of an attempt before the ledger took the event: of one that was sent, that it may exist.
+
+    The version stays the ledger's.
+    """
+    if record.state is not State.SENDING:
+        return record
+    after = advance(record, event)
+    return attrs.evolve(
+        record,
+        state=State.UNKNOWN,
+        evidence=Evidence.NO_ANSWER,
+        expires_at=after.expires_at,
+        candidate_ids=after.candidate_ids if after.transaction_id is None else (after.transaction_id,),
+    )

@@ -1,0 +1,161 @@
+"""When the next request may be made, by the profile's rate and the service's 429s; and whose it is. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Coroutine
+from itertools import islice
+
+from payclient.schedule import expected_lag
+from payclient.tracking.due_times import Scheduled
+from payclient.tracking.followup import Followed
+
+__all__: list[str] = []
+
+#: The longest pause in seconds that a `Retry-After` may ask for.
+LONGEST_PAUSE = 60.0
+
+#: Seconds between requests after the first 429 where no rate is known, and at most. One success divides them.
+FIRST_SLOWDOWN, MOST_SLOWDOWN, RELIEF = 0.1, 10.0, 4.0
+
+#: The pause after a 429 without a `Retry-After`, in units of the seconds between requests.
+PAUSE = 10.0
+
+
+class RateLimit:
+    """Says when the next request may be made. Times are monotonic seconds; `per_minute` None: no limit is known."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._gap = 60.0 / per_minute if per_minute else 0.0
+        #: Seconds between requests, learnt from 429; successes undo it.
+        self._slowdown = 0.0
+        #: When that was last doubled. A 429 to a request that was made before says nothing new.
+        self._slowed_at = float("-inf")
+        self._next = float("-inf")
+        self._paused_until = float("-inf")
+
+    @property
+    def gap(self) -> float:
+        """Seconds from one request to the next, as far as is known."""
+        return max(self._gap, self._slowdown)
+
+    @property
+    def binds(self) -> bool:
+        """Whether requests are rationed at all, so that their order matters."""
+        return self._gap > 0.0 or self._slowdown > 0.0
+
+    def ready_at(self) -> float:
+        """When the next request may be made."""
+        return max(self._next, self._paused_until)
+
+    def is_paused(self, now: float) -> bool:
+        """Whether the service asked for a pause that lasts still."""
+        return now < self._paused_until
+
+    def spend(self, now: float) -> None:
+        """Count a request that is made now."""
+        # From the due moment, so that a late timer does not slow the rate down; no burst comes of it. Requests that
+        # could not wait do not add up.
+        gap = self.gap
+        self._next = max(min(self._next, now) + gap, now + gap * 0.9)
+
+    def pause(self, now: float, seconds: float) -> None:
+        """Make no request for so many seconds."""
+        self._paused_until = max(self._paused_until, now + min(seconds, LONGEST_PAUSE))
+
+    def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
+        """Slow down after a 429: one doubling for each round of requests, however many were in flight."""
+        pause = retry_after
+        if made_at > self._slowed_at:
+            self._slowed_at = now
+            self._slowdown = min(max(2 * self._slowdown, FIRST_SLOWDOWN), MOST_SLOWDOWN)
+            self._next = max(self._next, now + self._slowdown)
+            if pause is None:
+                pause = min(PAUSE * self._slowdown, MOST_SLOWDOWN)
+        if pause is not None:
+            self.pause(now, pause)
+
+    def answered(self, made_at: float) -> None:
+        """Forget the service's 429 after a few successes of requests that were made since."""
+        if made_at > self._slowed_at:
+            self._slowdown = self._slowdown / RELIEF if self._slowdown > FIRST_SLOWDOWN / 2 else 0.0
+
+    def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
+        """Return what a limit that several processes share must do in the ledger now; `wanted`: a request waits."""
+        return None
+
+
+#: The lines in which asks wait for a request: notified ones and confirmations, those past their expiry or checked by
+#: hand, the routine, and decided ones that were notified.
+NOTIFIED, FINAL, ROUTINE, LATE = 1, 2, 3, 4
+
+#: Which line goes first in each turn: notifications are seldom passed over, never twice in a row, and no line starves.
+_TURNS = (
+    (NOTIFIED, ROUTINE, FINAL, LATE),
+    (NOTIFIED, FINAL, ROUTINE, LATE),
+    (NOTIFIED, ROUTINE, FINAL, LATE),
+    (FINAL, ROUTINE, LATE, NOTIFIED),
+    (NOTIFIED, ROUTINE, FINAL, LATE),
+    (NOTIFIED, FINAL, ROUTINE, LATE),
+    (NOTIFIED, LATE, ROUTINE, FINAL),
+)
+TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS, (LATE, ROUTINE, FINAL, NOTIFIED))
+
+#: Of the routine, so many that have waited longest are compared.
+COMPARED = 250
+
+
+class RequestLines:
+    """The asks that are due and wait for a request. `window` is the sale window in seconds."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._lines: dict[int, OrderedDict[Scheduled, None]] = {
+            line: OrderedDict() for line in (NOTIFIED, FINAL, ROUTINE, LATE)
+        }
+        self._turn = 0
+
+    def __bool__(self) -> bool:
+        return any(self._lines.values())
+
+    def put(self, item: Scheduled, line: int) -> None:
+        """Let it wait; in the better line where it waits already."""
+        if item.line and item.line <= line:
+            return
+        self.drop(item)
+        item.line = line
+        self._lines[line][item] = None
+
+    def drop(self, item: Scheduled) -> None:
+        """Let it wait no more."""
+        if item.line:
+            line = self._lines[item.line]
+            del line[item]
+            item.line = 0
+            if not line:
+                line.clear()  # frees a crowd's table
+
+    def pop(self, now: float, *, ranked: bool) -> Scheduled | None:
+        """Remove and return the next; None if nothing waits. With `ranked` the routine goes by lag, else by waiting."""
+        self._turn = (self._turn + 1) % len(TURNS)
+        for number in TURNS[self._turn]:
+            line = self._lines[number]
+            if line:
+                item = next(iter(line))
+                if ranked and number == ROUTINE:
+                    item = max(islice(line, COMPARED), key=lambda item: self.lag(item, now))
+                self.drop(item)
+                return item
+        return None
+
+    def lag(self, item: Scheduled, now: float) -> float:
+        """Seconds for which an answer has been there unseen, on average, since the last query."""
+        if not isinstance(item, Followed):
+            return 0.0
+        age = item.age(now)
+        return expected_lag(max(age - (now - item.queried_at), 0.0), age, self._window)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for line in self._lines.values():
+            line.clear()

@@ -1,0 +1,119 @@
+"""What a crash left: taken over on entry, and from processes that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from payclient.errors import TransitionError
+from payclient.events import Abandoned, Conflicted, Event, Notified, Recovered, Returned
+from payclient.ledger import Ledger
+from payclient.lifecycle import Record, State
+from payclient.tracking.confirmations import MOST_IDS
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.tracker")
+
+_NAMED = (Returned.__name__, Notified.__name__)
+
+
+async def take_over(poller: Poller, records: Sequence[Record]) -> None:
+    """Follow what is open; the senders of these are gone, so that what is SENDING is unknown from now on."""
+    stale = [record for record in records if record.state is State.SENDING]
+    recovered = await asyncio.gather(*(_recover(poller, record) for record in stale))
+    for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
+        if poller.follows(record):
+            poller.follow(record)
+    await _confirm_returned(poller, [record for record in records if record.kind == "form"])
+    if records:
+        logger.info("recovered %d open sales, %d of them unknown", len(records), len(stale))
+
+
+async def _recover(poller: Poller, record: Record) -> Record:
+    """Mark a SENDING attempt of a dead process as UNKNOWN, unless its outcome has been recorded since."""
+    policy = poller.policy
+    ends = record.created_at + policy.total_timeout + policy.sale_window
+    try:
+        return await poller.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
+    except TransitionError:
+        return await poller.ledger.get(record.client_transaction_id) or record
+
+
+async def _confirm_returned(poller: Poller, records: Sequence[Record]) -> None:
+    """Go on with every form that came back and is not decided, or was paid after its customer gave it up."""
+    confirmer, confirm = poller.confirmer, poller.session.profile.confirm
+    if confirm is None:
+        return
+    # Who gave a form up may still load and pay it until its links are dead.
+    since = poller.clock.time() - 2 * poller.policy.form_window - confirm.window
+    for record in [*records, *await abandoned_forms(poller.ledger, since)]:
+        if record.kind == "form" and record.notified_at is not None:
+            for transaction_id in (await unconfirmed_ids(poller.ledger, record))[:MOST_IDS]:
+                confirmer.confirm(confirmer.form(record), transaction_id)
+
+
+async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
+    """Return the transaction ids that were named to this attempt and no decision answered, the newest first.
+
+    None: the browser came back cancelled.
+    """
+    named: dict[int | None, None] = {}
+    for change in reversed(await ledger.history(record.client_transaction_id)):
+        if change.attempt != record.attempt or (change.after.decided and change.before is not change.after):
+            break
+        if change.event in _NAMED:
+            named[json.loads(change.detail or "{}").get("transaction_id")] = None
+    return list(named)
+
+
+async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
+    """Return the forms that came back cancelled since a UTC time and are so still: they may be paid all the same."""
+    cursor, found = await _cursor_at(ledger, since), set()
+    while changes := await ledger.changes(cursor):
+        cursor = changes[-1].cursor
+        found |= {
+            change.client_transaction_id
+            for change in changes
+            if change.event == Abandoned.__name__ and change.at >= since
+        }
+    records = await ledger.get_many(list(found))
+    return [record for record in records.values() if record.state is State.CANCELLED]
+
+
+async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:
+    """Return whether these are one conflict that the attempt's history has already: its alarm was raised then."""
+    if len(events) != 1 or not isinstance(events[0], Conflicted):
+        return False
+    what = events[0].what
+    return any(
+        change.attempt == record.attempt
+        and change.event == Conflicted.__name__
+        and json.loads(change.detail or "{}").get("what") == what
+        for change in await ledger.history(record.client_transaction_id)
+    )
+
+
+async def _cursor_at(ledger: Ledger, since: float) -> int:
+    """Return a cursor of the feed just before that time, by halving: the feed may be years long."""
+
+    async def is_older(cursor: int) -> bool:
+        changes = await ledger.changes(cursor, 1)
+        return bool(changes) and changes[0].at < since
+
+    low, high = 0, 1
+    while await is_older(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await is_older(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,98 @@
+"""Which confirmation of one form is next, and how much of it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+from payclient.lifecycle import Record
+from payclient.tracking.confirmations import MOST_IDS, Confirm, Confirmation, ReturnedForm
+
+
+def returned() -> ReturnedForm:
+    return ReturnedForm(Record(client_transaction_id="form-1", kind="form"), 300.0)
+
+
+def begun(form: ReturnedForm, transaction_id: int | None, *, due: float, tries: int) -> Confirmation:
+    confirmation = form.begin(transaction_id, 0.0)
+    confirmation.due, confirmation.tries = due, tries
+    return confirmation
+
+
+def test_of_what_is_due_the_least_tried_comes_first() -> None:
+    """Forged ids that are due again stand behind a fresh one; what is not due yet stands behind both."""
+    form = returned()
+    assert form.next_request(10.0) is None
+    assert form.due(10.0) is None
+    begun(form, 1, due=12.0, tries=0)
+    begun(form, 2, due=3.0, tries=4)
+    begun(form, 3, due=10.0, tries=0)
+    for transaction_id in (3, 2, 1):
+        assert form.next_request(10.0) == Confirm(transaction_id)
+        form.answered(10.0, settled=True, wait=0.0)
+    assert form.next_request(10.0) is None
+
+
+def test_one_a_second() -> None:
+    """However many ids are due at once, and however quickly they are answered."""
+    form, now, times = returned(), 0.0, []
+    for number in range(1, 5):
+        form.begin(number, 0.0)
+    while (due := form.due(now)) is not None:
+        now = max(now, due)
+        times.append(now)
+        form.next_request(now)
+        form.answered(now, settled=True, wait=0.0)
+    assert times == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_tries_back_off_and_end_with_the_window() -> None:
+    """1, 2, 4, 8, 15, 15 ... s, never sooner than the service asks; after the window the status query tells."""
+    form, now, times, given_up = returned(), 0.0, [], False
+    form.begin(7, 0.0)
+    while (due := form.due(now)) is not None:
+        now = max(now, due)
+        times.append(now)
+        form.next_request(now)
+        given_up = form.answered(now, settled=False, wait=5.0 if len(times) == 1 else 0.0)
+    assert times[:6] == [0.0, 5.0, 7.0, 11.0, 19.0, 34.0]
+    assert given_up
+    assert 300.0 < now <= 315.0
+    assert form.is_idle
+
+
+def test_an_id_more_is_taken_while_there_is_room() -> None:
+    """What is being written counts, and what is known is always taken."""
+    form = returned()
+    for number in range(MOST_IDS - 1):
+        form.begin(number + 1, 0.0)
+    assert form.takes(99)
+    form.writing.add(98)
+    assert not form.takes(99)
+    assert form.takes(98)
+    assert form.takes(1)
+
+
+def test_closed_ids_are_forgotten_in_the_end() -> None:
+    """A flood over hours leaves no more than twice as many as are confirmed at once."""
+    form = returned()
+    for number in range(1000):
+        form.begin(number + 1, 0.0).open = False
+    assert len(form.confirmations) <= 2 * MOST_IDS
+    assert form.begin(1000, 0.0) is form.begin(1000, 0.0)
+
+
+async def test_who_waits_for_one_try_is_woken_once() -> None:
+    """By the try of this id, by its end, or by the end of all."""
+    form = returned()
+    one, other = form.begin(1, 0.0), form.begin(2, 0.0)
+    loop = asyncio.get_running_loop()
+    first, second, third = (loop.create_future() for _ in range(3))
+    one.waiters.append(first)
+    other.waiters.append(second)
+    form.wake(one)
+    assert (first.done(), second.done()) == (True, False)
+    one.waiters.append(third)
+    form.close()
+    assert second.done()
+    assert third.done()
+    assert one.waiters == []

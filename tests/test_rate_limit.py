@@ -1,0 +1,103 @@
+"""Who may ask, and when."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from payclient.lifecycle import Record
+from payclient.tracking.due_times import Scheduled
+from payclient.tracking.followup import NEVER, Followed
+from payclient.tracking.rate_limit import FINAL, LONGEST_PAUSE, NOTIFIED, ROUTINE, RateLimit, RequestLines
+
+
+def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
+    made = Followed(
+        Record(client_transaction_id=name, created_at=created_at, expires_at=created_at + 300), 0.0
+    )
+    made.queried_at = asked_at
+    return made
+
+
+def name_of(item: Scheduled | None) -> str:
+    assert isinstance(item, Followed)
+    return item.record.client_transaction_id
+
+
+def test_no_line_starves() -> None:
+    """However many wait in the others; the notified go first in most lines."""
+    lines = RequestLines(300.0)
+    for number in range(400):
+        for line in (NOTIFIED, FINAL, ROUTINE):
+            lines.put(ask(f"{line}-{number}"), line)
+    served = Counter(name_of(lines.pop(200.0, ranked=False))[0] for _ in range(80))
+    assert served["1"] >= 40
+    assert min(served["2"], served["3"]) >= 10
+
+
+def test_an_empty_line_passes_its_turn_on() -> None:
+    """A lonely routine is served in every turn; nobody waiting is nobody."""
+    lines = RequestLines(300.0)
+    for number in range(8):
+        lines.put(ask(str(number)), ROUTINE)
+    assert [name_of(lines.pop(9.0, ranked=False)) for _ in range(8)] == list("01234567")
+    assert lines.pop(9.0, ranked=False) is None
+    assert not lines
+
+
+def test_it_waits_once_and_in_the_better_line() -> None:
+    """A notification overtakes the routine; a routine look changes nothing."""
+    lines = RequestLines(300.0)
+    other, one = ask("other"), ask("one")
+    lines.put(other, ROUTINE)
+    lines.put(one, ROUTINE)
+    lines.put(one, NOTIFIED)
+    lines.put(one, ROUTINE)
+    assert lines.pop(1.0, ranked=False) is one
+    assert lines.pop(1.0, ranked=False) is other
+    assert not lines
+
+
+def test_ranked_the_neediest_comes_first() -> None:
+    """Not who waits longest: who has just been asked for, or is too young, needs it less."""
+    lines = RequestLines(300.0)
+    young, asked, needy = ask("young", 95.0), ask("asked", 60.0, asked_at=98.0), ask("needy", 60.0)
+    for each in (young, asked, needy):
+        lines.put(each, ROUTINE)
+    assert lines.lag(needy, 100.0) > lines.lag(asked, 100.0) > 0
+    assert lines.pop(100.0, ranked=True) is needy
+    assert {name_of(lines.pop(100.0, ranked=True)), name_of(lines.pop(100.0, ranked=True))} == {
+        "young",
+        "asked",
+    }
+
+
+def test_the_rate_is_kept() -> None:
+    """30 a minute over an hour, however late the timer is; never two at once."""
+    limit, now, times = RateLimit(30.0), 0.0, []
+    while now < 3600.0:
+        times.append(now)
+        limit.spend(now)
+        now = max(now, limit.ready_at()) + 0.05
+    assert 1750 <= len(times) <= 1801
+    assert min(b - a for a, b in pairwise(times)) >= 1.8
+
+
+def test_a_429_pauses_and_slows_what_follows() -> None:
+    """Once for a round of them; a few good answers end it, and no pause is for ever."""
+    limit = RateLimit(None)
+    assert not limit.binds
+    for _ in range(32):
+        limit.rate_limited(10.0, 9.0, 3.0)
+    assert limit.is_paused(12.9)
+    assert not limit.is_paused(13.0)
+    assert limit.binds
+    limit.spend(13.0)
+    assert 13.0 < limit.ready_at() <= 13.2
+    limit.answered(9.5)
+    assert limit.binds
+    for _ in range(5):
+        limit.answered(13.0)
+    assert not limit.binds
+    limit.rate_limited(20.0, 19.0, 1e9)
+    assert limit.ready_at() == pytest.approx(20.0 + LONGEST_PAUSE)

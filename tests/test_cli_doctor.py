@@ -40,14 +40,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.seen.append((self.command, self.path, dict(self.headers)))
-        self.send_response(200)
+        self.send_response(self.server.status)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(self.server.page.encode())
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
 
 
 class Server(ThreadingHTTPServer):
+    headers: dict[str, str] = {}  # noqa: RUF012 - set by each test
+    page = ""
+    status = 200
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str, dict[str, str]]] = []
@@ -245,3 +252,48 @@ def test_the_gaps_of_a_profile() -> None:
     gaps = [line.text for line in check_profile(half) if line.level == "gap"]
     assert "stays unknown until an operator" in gaps[0]
     assert "no word to Cancelado, Pendiente" in gaps[1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "page", "wrong"),
+    [
+        ({"Referrer-Policy": "origin"}, "", False),
+        ({}, "", False),
+        ({"Referrer-Policy": "same-origin"}, "", True),
+        ({}, '<meta name="referrer" content="no-referrer">', True),
+        ({}, '<a rel="noreferrer" href="https://pay.example/form">Pay</a>', True),
+    ],
+)
+def test_a_page_of_the_merchants(
+    server: Server, capfd: pytest.CaptureFixture[str], headers: dict[str, str], page: str, wrong: bool
+) -> None:
+    """Its exit code tells, and words what to change."""
+    server.headers, server.page = headers, page
+    options = ["--base-url", server.url, "--profile", "shop.toml", "--ledger", "memory:"]
+    assert (main(["doctor", *options, "--site", f"{server.url}/checkout"]) == 4) is wrong
+    assert server.seen[-1][1] == "/checkout"
+    if wrong:
+        assert "access denied" in said(capfd)["wrong"][0]
+
+
+def test_a_site_wide_policy_is_noted(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """Style and scripts of our pages can be files then."""
+    server.headers = {"Content-Security-Policy": "default-src 'self'"}
+    main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", server.url])
+    assert any("assets=" in text for text in said(capfd)["note"])
+
+
+def test_a_page_that_moves_on_or_fails(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
+    """The page at the end is looked at; none at all is said, and so is what no page can be."""
+    server.status, server.headers = 302, {"Location": "/new"}
+    main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", server.url])
+    assert len([path for _, path, _ in server.seen if path == "/new"]) == 4
+    assert any("HTTP 302" in text for text in said(capfd)["note"])
+    for site in ("shop.example", "file:///etc/passwd", "https://u:p@shop.example/"):
+        assert main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", site]) == 4
+        assert any("--site: must be an address" in text for text in said(capfd)["wrong"])
+    assert (
+        main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", "http://127.0.0.1:1/"])
+        == 4
+    )
+    assert any("cannot be read" in text for text in said(capfd)["wrong"])

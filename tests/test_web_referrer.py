@@ -1,10 +1,19 @@
-"""Whether a referrer policy sends the origin."""
+"""Whether a page would send its referrer, by its headers and its HTML."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from payclient.web.referrer import effective_policy, sends_origin
+from payclient.web.referrer import check_page, effective_policy, sends_origin
+
+PAGE = "https://shop.example/checkout"
+
+
+def faults(html: str = "", *policies: str, url: str = PAGE) -> list[str]:
+    headers = [("Content-Type", "text/html"), *(("referrer-POLICY", policy) for policy in policies)]
+    return [finding.text for finding in check_page(url, headers, html) if not finding.good]
 
 
 @pytest.mark.parametrize(
@@ -17,8 +26,6 @@ from payclient.web.referrer import effective_policy, sends_origin
         ("no-referrer-when-downgrade", True),
         ("unsafe-url", True),
         ("Origin", True),
-        ("nonsense", True),
-        ("", True),
         ("same-origin", False),
         ("no-referrer", False),
         ("origin, no-referrer", False),
@@ -27,5 +34,62 @@ from payclient.web.referrer import effective_policy, sends_origin
     ],
 )
 def test_the_header_decides(policy: str, sends: bool) -> None:
-    """The last word that browsers know; nothing said is their default, which sends the origin."""
+    """The last word that browsers know; the advice names the header and what to write."""
     assert sends_origin(effective_policy([policy])) is sends
+    found = faults("", policy)
+    assert (found == []) is sends
+    if not sends:
+        assert "Set the header Referrer-Policy to 'origin'" in found[0]
+        assert "Django" in found[1]
+
+
+def test_nothing_said_is_the_browsers_default() -> None:
+    """Which sends the origin."""
+    assert faults() == []
+    assert faults("", "nonsense") == []
+    (finding,) = check_page(PAGE, [], "")
+    assert "strict-origin-when-cross-origin" in finding.text
+
+
+def test_a_meta_comes_after_the_header() -> None:
+    """It spoils a good header and mends a bad one; words from before the standard count."""
+    assert "<meta name=referrer>" in faults('<META NAME="Referrer" content="no-referrer">', "origin")[0]
+    assert "<meta name=referrer>" in faults('<meta name="referrer" content="never">')[0]
+    assert faults('<meta name="referrer" content="origin">', "same-origin") == []
+    assert faults('<meta name="referrer" content="nonsense">', "origin") == []
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<a href="https://pay.example/secret" rel="nofollow NoReferrer">',
+        '<a href="https://pay.example/secret" referrerpolicy="no-referrer">',
+        '<form action="https://pay.example/secret" rel="noreferrer">',
+        '<area href="//pay.example/secret" referrerpolicy="same-origin">',
+    ],
+)
+def test_a_link_may_hide_what_its_page_shows(tag: str) -> None:
+    """Named by its host; the rest of its address may be a secret."""
+    (found,) = faults(tag, "origin")
+    assert "to pay.example" in found
+    assert "secret" not in found
+
+
+def test_links_of_the_site_itself_do_not_matter() -> None:
+    """Nor do those that hide nothing, or lead nowhere."""
+    html = """<a href="/terms" rel="noreferrer"><a href="https://shop.example/x" referrerpolicy="no-referrer">
+    <a rel="noreferrer"><a href="https://pay.example/" rel="noopener"><a href="mailto:a@b" rel="noreferrer">
+    <a href="https://[x" rel="noreferrer"><a href="https://pay.example/" referrerpolicy="origin">"""
+    assert faults(html, "origin") == []
+
+
+def test_plain_http_is_named() -> None:
+    """The registered domain is an https one; this machine's is for development."""
+    assert "https" in faults(url="http://shop.example/")[0]
+    assert faults(url="http://127.0.0.1:8000/") == []
+
+
+@given(st.text(), st.lists(st.text(max_size=30), max_size=3))
+def test_no_page_breaks_it(html: str, policies: list[str]) -> None:
+    """Whatever a page holds, it is judged."""
+    assert check_page(PAGE, [("Referrer-Policy", policy) for policy in policies], html)

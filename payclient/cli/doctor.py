@@ -11,10 +11,11 @@ import os
 import ssl
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Annotated, Literal, NamedTuple
+from urllib.parse import urljoin, urlsplit
 
 import attrs
+from cyclopts import Parameter
 from rich.markup import escape
 
 from payclient.cli import terminal
@@ -26,12 +27,16 @@ from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.transport import AiohttpTransport
 from payclient.validation import is_loopback
+from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 
 __all__: list[str] = []
 
 #: Seconds, for a connection and for an answer.
 TIMEOUT = 10.0
+
+#: Redirects of the merchant's page that are followed.
+MAX_REDIRECTS = 5
 
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
 
@@ -43,8 +48,15 @@ class Check(NamedTuple):
     text: str
 
 
-def doctor(*, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = None) -> int:
-    """Look at settings, network, ledger and profile, and print what to change. Nobody is charged.
+def doctor(
+    *,
+    site: Annotated[
+        str | None, Parameter(help="A page of yours: would it send its referrer to a payment form?")
+    ] = None,
+    options: ServiceOptions = ServiceOptions(),
+    ledger: LedgerUrl = None,
+) -> int:
+    """Look at settings, network, ledger, profile and a page of yours, and print what to change. Nobody is charged.
 
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
     """
@@ -58,6 +70,8 @@ def doctor(*, options: ServiceOptions = ServiceOptions(), ledger: LedgerUrl = No
         levels += _show("network", check_reach(address))
     levels += _show("ledger", asyncio.run(check_ledger(ledger, address)))
     levels += _show("profile", about)
+    if site is not None:
+        levels += _show("site", check_site(site))
     return 4 if "wrong" in levels else 3 if "gap" in levels else 0
 
 
@@ -101,19 +115,23 @@ def check_named(profile: str | None) -> Iterator[Check]:
         yield from check_profile(found)
 
 
+async def get(url: str) -> HttpResponse:
+    """GET one address without a token, over the transport of a session; redirects are not followed."""
+    parts = urlsplit(url)
+    transport = AiohttpTransport(f"{parts.scheme}://{parts.netloc}", connect_timeout=TIMEOUT)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            return await transport(HttpRequest("GET", path, headers={"Accept": "text/html"}), None)
+    finally:
+        await transport.aclose()
+
+
 def check_reach(base_url: str) -> Iterator[Check]:
     """Check TCP, TLS and one GET without a token, over the transport of a session."""
 
-    async def get() -> HttpResponse:
-        transport = AiohttpTransport(base_url, connect_timeout=TIMEOUT)
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                return await transport(HttpRequest("GET", "/", headers={"Accept": "text/html"}), None)
-        finally:
-            await transport.aclose()
-
     try:
-        answer = asyncio.run(get())
+        answer = asyncio.run(get(base_url))
     except Exception as error:
         fault = getattr(error, "certificate_error", None)
         if isinstance(fault, ssl.SSLCertVerificationError):
@@ -169,6 +187,36 @@ async def _try_place(directory: str) -> Check:
     except OSError as error:
         return Check("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
     return Check("ok", "the ledger's file does not exist yet; its place is safe")
+
+
+def check_site(url: str) -> Iterator[Check]:
+    """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
+    first = urlsplit(url).netloc
+    for _ in range(MAX_REDIRECTS):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+            yield Check("wrong", "--site: must be an address such as https://shop.example/checkout")
+            return
+        try:
+            answer = asyncio.run(get(url))
+        except Exception as error:
+            yield Check("wrong", f"the page cannot be read: {type(error).__name__}")
+            return
+        if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
+            break
+        url = urljoin(url, target)
+    if answer.status != 200:
+        yield Check("note", f"the page answers HTTP {answer.status}; give the page that customers leave from")
+    if urlsplit(url).netloc != first:
+        yield Check("note", f"the page redirects to {urlsplit(url).hostname}, whose page was looked at")
+    for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
+        yield Check("ok" if finding.good else "wrong", finding.text)
+    policy = answer.headers.get("Content-Security-Policy", "")
+    if "-src" in policy and "'unsafe-inline'" not in policy:
+        yield Check("note", "the site has a Content-Security-Policy that forbids what is inline: if a proxy adds it to "
+                           "every page, give payclient.web's pages assets=, the address of order_routes")  # fmt: skip
+    yield Check("note", "payclient.web's redirect page has a referrer policy of its own; a typed address that is "
+                       "answered by a redirect sends no referrer")  # fmt: skip
 
 
 #: Settings without which a call that needs one raises `ConfigurationError`.

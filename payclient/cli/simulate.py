@@ -59,6 +59,12 @@ def simulate(
     delay: Annotated[
         float | None, Number, Parameter(help="Seconds that half of the customers need, or less.")
     ] = None,
+    sale_window: Annotated[
+        float | None, Number, Parameter(help="Seconds until a push expires; the profile's, or 300.")
+    ] = None,
+    form_window: Annotated[
+        float | None, Number, Parameter(help="Seconds that a form link lives; the profile's, or 600.")
+    ] = None,
     set_: Annotated[
         tuple[str, ...],
         Parameter(
@@ -82,7 +88,9 @@ def simulate(
         crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
         # The name means a whole service of the simulator's, which is more than a profile holds of one.
         settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
-        settings = settings.changed(dict(_setting(each) for each in set_))
+        windows = {"sale_window": sale_window, "form_window": form_window}
+        given: dict[str, object] = {name: seconds for name, seconds in windows.items() if seconds is not None}
+        settings = settings.changed(given | dict(_setting(each) for each in set_))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     if crowd is not None:

@@ -1,13 +1,17 @@
-"""Whether a referrer policy sends the origin to a payment form (§4, §7.7).
+"""Whether a page would send its referrer to a payment form (§4, §7.7), by its headers and its HTML. Pure.
 
-The forms check which site the customer comes from; a page whose policy hides the site leads to "access denied".
+The forms ask which site the customer comes from; a page whose policy hides it leads to "access denied".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from html.parser import HTMLParser
+from urllib.parse import urljoin, urlsplit
 
-__all__ = ["advice", "effective_policy", "sends_origin"]
+import attrs
+
+__all__ = ["Finding", "advice", "check_page", "effective_policy", "sends_origin"]
 
 #: Each policy of the standard, and whether it sends at least the origin to another https site.
 _POLICIES = {
@@ -21,21 +25,117 @@ _POLICIES = {
     "unsafe-url": True,
 }
 
-#: What browsers do without a policy.
+#: Words of `<meta name=referrer>` from before the standard, which browsers still read.
+_OLD_WORDS = {
+    "never": "no-referrer",
+    "default": "strict-origin-when-cross-origin",
+    "always": "unsafe-url",
+    "origin-when-crossorigin": "origin-when-cross-origin",
+}
+
+#: What browsers do where nothing is said.
 BROWSER_DEFAULT = "strict-origin-when-cross-origin"
+
+_DENIED = "no referrer is sent, and a form opened from it answers 'access denied'."
+
+#: Who is known to set a policy that hides the site, where one looks it up.
+_CULPRITS = (
+    "Django sets same-origin by itself (SECURE_REFERRER_POLICY, from 3.1); Helmet sets no-referrer; "
+    "a reverse proxy or a content network may add a header of its own"
+)
+
+
+@attrs.frozen
+class Finding:
+    """One thing that was looked at. `good`: it sends the referrer; `text` says in words what to change if not."""
+
+    good: bool
+    text: str
 
 
 def effective_policy(values: Iterable[str]) -> str:
-    """Return the policy that browsers take from the Referrer-Policy headers: the last word they know, else theirs."""
-    words = (word.strip().lower() for value in values for word in value.split(","))
-    return ([word for word in words if word in _POLICIES] or [BROWSER_DEFAULT])[-1]
+    """The policy that browsers take from the Referrer-Policy headers: the last word they know, else their default."""
+    return (_known(values) or [BROWSER_DEFAULT])[-1]
 
 
 def sends_origin(policy: str) -> bool:
-    """Return whether the policy tells another site where the customer comes from."""
+    """Whether another site is told where the customer comes from."""
     return _POLICIES.get(policy, True)
 
 
 def advice(what: str) -> str:
-    """Return what to change, in words."""
+    """What to change, in words."""
     return f"Set {what} to 'origin' or 'origin-when-cross-origin' (§4)."
+
+
+def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[Finding]:
+    """What of a page at `url` lets its referrer pass, and what does not: header, `<meta>`, `rel`, `referrerpolicy`.
+
+    A link, a form or a script of the page takes the page's policy, unless it has one of its own.
+    """
+    seen = _Seen(url)
+    seen.feed(html)
+    sent = _known(value for name, value in headers if name.lower() == "referrer-policy")
+    # The header is read first, then each <meta>: the last of them holds.
+    said = [("the header Referrer-Policy", word) for word in sent[-1:]]
+    said += [("<meta name=referrer>", word) for word in seen.metas]
+    found = [] if urlsplit(url).scheme == "https" else [_plain_http(url)]
+    if not said:
+        found.append(Finding(True, f"no referrer policy is set: browsers then take {BROWSER_DEFAULT}"))
+    for where, word in said:
+        if sends_origin(word):
+            found.append(Finding(True, f"{where} is {word}: it sends the referrer"))
+        elif sends_origin(said[-1][1]):
+            found.append(Finding(True, f"{where} is {word}, which a later word mends"))
+        else:
+            found.append(Finding(False, f"{where} is {word}: {_DENIED} {advice(where)}"))
+    if said and not sends_origin(said[-1][1]) and not seen.metas:
+        found.append(Finding(False, f"who may have set it: {_CULPRITS}"))
+    found += [Finding(False, f"{where} has {what}: {_DENIED} Take it out.") for where, what in seen.hiding]
+    return found
+
+
+def _known(values: Iterable[str]) -> list[str]:
+    words = (word.strip().lower() for value in values for word in value.split(","))
+    return [word for word in words if word in _POLICIES]
+
+
+def _plain_http(url: str) -> Finding:
+    local = (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+    text = "the page is plain http: the registered domain is an https one"
+    return Finding(
+        local, text + (" (this machine's: for development only)" if local else ". Serve it by https.")
+    )
+
+
+class _Seen(HTMLParser):
+    """What of a page's HTML says something about referrers."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self.metas: list[str] = []
+        #: Links and forms to another site that hide where they come from: where, and by what.
+        self.hiding: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: (value or "").strip() for name, value in attributes}
+        if tag == "meta" and given.get("name", "").lower() == "referrer":
+            word = given.get("content", "").lower()
+            word = _OLD_WORDS.get(word, word)
+            if word in _POLICIES:
+                self.metas.append(word)
+        elif tag in ("a", "area", "form"):
+            target = given.get("action" if tag == "form" else "href", "")
+            try:
+                host = urlsplit(urljoin(self._url, target)).hostname
+            except ValueError:
+                return
+            if host is None or host == urlsplit(self._url).hostname:
+                return
+            # Only the host: the rest of the address may be a secret.
+            where = f"<{tag}> to {host}"
+            if "noreferrer" in given.get("rel", "").lower().split():
+                self.hiding.append((where, "rel=noreferrer"))
+            elif not sends_origin(word := given.get("referrerpolicy", "").lower()):
+                self.hiding.append((where, f"referrerpolicy={word}"))

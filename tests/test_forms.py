@@ -129,6 +129,30 @@ async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: 
         assert (await tracker.live_form("cart", request)).payment_id == "P1"
 
 
+async def test_an_id_that_was_prepared_before_leads_to_a_form(service: FakeService) -> None:
+    """Code 23 of a POST that was repeated on its way, or of a ledger that is gone: the next generation."""
+    service.scripts = [refuses(23), refuses(23)]
+    profile = attrs.evolve(PROFILE, duplicate_codes=frozenset({23}))
+    async with tracking(service, profile=profile) as tracker:
+        forms = await asyncio.gather(*(tracker.live_form("cart", request) for _ in range(3)))
+        assert {form.payment_id for form in forms} == {"P1"}
+        service.scripts = [refuses(23)] * 20
+        with pytest.raises(payclient.RefusedError):  # a service that knows every id leads nowhere
+            await tracker.live_form("other", request)
+
+
+async def test_an_id_that_was_paid_before_is_prepared_no_more(service: FakeService) -> None:
+    """The ledger is gone, and the customer had paid: nobody is given another form."""
+    profile = attrs.evolve(PROFILE, duplicate_codes=frozenset({23}))
+    async with tracking(service, profile=profile) as tracker:
+        form = await tracker.live_form("cart", request)
+        service.pay(form.client_transaction_id, state="Aceptado")
+    async with tracking(service, profile=profile) as tracker:
+        service.scripts = [refuses(23)]
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.live_form("cart", request)
+
+
 async def test_a_form_must_be_built_with_the_id_that_is_given(service: FakeService) -> None:
     """`make_request` that ignores its argument is a `ConfigurationError`; so is a margin beyond a form's life."""
     async with tracking(service) as tracker:

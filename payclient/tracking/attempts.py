@@ -285,10 +285,11 @@ class Attempts:
         event: Event
         match error:
             case RefusedError():
-                if attempt.kind == "sale":
-                    existing = await self._find_existing(record, error, before)
-                    if existing is not None:
-                        return existing
+                existing = await self._find_existing(record, error, before)
+                if existing is not None:
+                    if attempt.kind == "form":
+                        raise error  # it exists, but its links are not known
+                    return existing
                 event = Refused(
                     at=self._clock.time(),
                     error_type=type(error).__name__,
@@ -380,24 +381,25 @@ class Attempts:
             )
         return before if before.state is State.ACCEPTED else None
 
-    def _is_duplicate(self, refused: RefusedError) -> bool:
+    def is_duplicate(self, refused: RefusedError) -> bool:
+        """Return whether the service refused an id because it has it already."""
         codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
         return bool(codes & self._session.profile.duplicate_codes)
 
     def _says_exists(self, refused: RefusedError) -> bool:
-        return isinstance(refused, CustomerBusyError) or self._is_duplicate(refused)
+        return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
 
     async def _find_existing(
         self, record: Record, refused: RefusedError, before: Record | None
     ) -> Record | None:
-        """Return the record of a sale that may exist though it was refused; None: the refusal proves that nothing does.
+        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
 
         What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
         2061 or "duplicate". One query by client transaction id tells the two apart.
         """
         if not self._says_exists(refused):
             return None
-        duplicate = self._is_duplicate(refused)
+        duplicate = self.is_duplicate(refused)
         lost, identifier = self._lost(record), record.client_transaction_id
         if not self._poller.queries_by_client_id:
             return await self._poller.write(record, lost) if duplicate else None

@@ -11,7 +11,7 @@ from itertools import count
 
 import attrs
 
-from payclient.errors import ConfigurationError, DifferentRequestError
+from payclient.errors import ConfigurationError, DifferentRequestError, RefusedError
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
 from payclient.tracking.attempts import Attempts
@@ -94,6 +94,7 @@ class Forms:
 
     def __init__(self, attempts: Attempts, poller: Poller) -> None:
         self._attempts = attempts
+        self._poller = poller
         self._ledger = poller.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
@@ -126,6 +127,7 @@ class Forms:
         """
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
+        tries, checked = GENERATIONS, list[Record]()
         while True:
             records, free = await self._generations(key)
             check(list(records.values()))
@@ -136,12 +138,26 @@ class Forms:
                     return form
                 self.forget(form.client_transaction_id)  # declined, or closed: its links are of no more use
             task = self._preparing.get(key)
+            unknown = [one for one in records.values() if one.state is State.UNKNOWN and one not in checked]
+            if task is None and unknown:
+                for (
+                    record
+                ) in unknown:  # nobody saw its links, unless this ledger is not the one that prepared it
+                    await self._poller.check(record)
+                checked += unknown
+                continue
             if task is None:
                 task = prepare(free)
                 self._preparing[key] = task
                 task.add_done_callback(lambda task: self._prepared(key, task))
             try:
                 return await asyncio.shield(task)
+            except RefusedError as refused:
+                # The id was prepared before: twice on its way, or under a ledger that is gone. Its links are not known.
+                prepared = self._attempts.is_duplicate(refused) and await self._ledger.get(free)
+                tries -= 1
+                if not prepared or prepared.state is State.UNKNOWN or not tries:
+                    raise
             except DifferentRequestError as used:
                 # Another process prepares, or prepared, this generation: look again at what there is.
                 if used.client_transaction_id != free or free not in (await self._generations(key))[0]:

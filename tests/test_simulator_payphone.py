@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import control
+import payclient
 import simulated
 from payclient.simulator import PAYPHONE, TEST_MODE, Fault, Form, ManualClock, Settings, Simulator
 from payclient.simulator.messages import (
@@ -440,6 +441,38 @@ async def test_an_unpaid_forms_id_may_be_free(client: Client) -> None:
     await client.form()
     await client.paid()
     assert (await client.post("/api/button/Prepare", prepare_of()))[1]["errorCode"] == 23
+
+
+async def test_a_prepare_that_is_lost_or_comes_twice_leads_a_customer_to_a_form() -> None:
+    """Its answer is lost; a second process has a ledger of its own: a new generation, until one is paid."""
+
+    def cart(identifier: str) -> payclient.PrepareRequest:
+        return payclient.PrepareRequest(
+            amount_without_tax=500,
+            currency="USD",
+            client_transaction_id=identifier,
+            store_id="S1",
+            response_url=BACK,
+        )
+
+    async with client_of() as client:
+        service = client.service
+        profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+        open_tracker = partial(
+            payclient.open_tracker, service.url, "any", profile=profile, clock=service.clock
+        )
+        service.fail_next(Fault("reset", operation="prepare", when="after"))
+        async with open_tracker() as tracker:
+            with pytest.raises(payclient.OutcomeUnknownError):
+                await tracker.live_form("cart-1", cart)
+            await tracker.live_form("cart-1", cart)
+        async with open_tracker() as tracker:
+            form = await tracker.live_form("cart-1", cart)
+        assert (service.counts.prepared, service.counts.refused) == (3, 2)
+        await service.pay(form.payment_id)
+        async with open_tracker() as tracker:
+            with pytest.raises(payclient.AlreadyPaidError):
+                await tracker.live_form("cart-1", cart)
 
 
 @pytest.mark.parametrize(("operation", "body"), [("Sale", sale_of), ("button/Prepare", prepare_of)])

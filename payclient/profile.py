@@ -43,45 +43,25 @@ STATE_WORDS = ("Pendiente", "Aceptado", "Cancelado")
 #: Seconds; more than any time of a payment, and few enough to count with.
 LONGEST = 1e9
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_CODE = re.compile(r"-?[0-9]{1,9}")
-_PATH = re.compile(r"/[A-Za-z0-9_./{}-]*")
-_LANGUAGE = re.compile(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}")
-
-_REQUEST_FIELDS = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
-
-
 # --- What a setting must be
 
 #: Raises `ConfigurationError` naming the setting.
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def _must(what: str, good: Callable[[Any], object]) -> Validator:
-    """Make a validator of a value alone."""
-    return _must_beside(what, lambda value, _: good(value))
-
-
-def _must_beside(what: str, good: Callable[[Any, Any], object]) -> Validator:
-    """Make a validator of a value and its table."""
+def _must(what: str, good: Callable[..., object], *beside: str) -> Validator:
+    """Make a validator of a value, and of the settings of its table that `beside` names."""
 
     def validate(table: Any, setting: attrs.Attribute[Any], value: Any) -> None:
-        if not good(value, table):
-            raise ConfigurationError(f"profile setting {setting.name}: {what}")
+        if not good(value, *(getattr(table, name) for name in beside)):
+            raise ConfigurationError(f"profile setting {setting.name}: must {what}")
 
     return validate
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and _NAME.fullmatch(value) is not None
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and _PATH.fullmatch(value) is not None and "{" not in value
+def _matches(expression: str) -> Callable[[object], bool]:
+    match = re.compile(expression).fullmatch
+    return lambda value: isinstance(value, str) and match(value) is not None
 
 
 def _is_path_with(place: str) -> Callable[[object], bool]:
@@ -92,47 +72,133 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= LONGEST
 
 
-def _is_limit(value: object) -> bool:
-    return type(value) is int and value > 0
+def _is_int(value: object) -> bool:
+    return type(value) is int
 
 
 def _is_range(value: object) -> bool:
-    if not isinstance(value, tuple) or [type(bound) for bound in value] != [int, int]:
-        return False
-    smallest, largest = value
-    return bool(smallest <= largest)
-
-
-def _maps(key: Callable[[Any], object], value: Callable[[Any], object]) -> Callable[[object], bool]:
-    return lambda mapping: (
-        isinstance(mapping, Mapping) and all(key(name) and value(each) for name, each in mapping.items())
-    )
-
-
-def _is_set_of(good: Callable[[Any], object]) -> Callable[[object], bool]:
-    return lambda values: isinstance(values, frozenset) and all(map(good, values))
-
-
-def _is_code(value: object) -> bool:
-    return type(value) is int
+    bounds = isinstance(value, tuple) and [type(bound) for bound in value] == [int, int]
+    return bounds and value[0] <= value[1]  # type: ignore[index]  # two integers
 
 
 def _is_refusing(status: object) -> bool:
     return type(status) is int and 100 <= status <= 599 and status // 100 != 2 and status not in GAVE_UP
 
 
-NAME = _must("must be the name of a field", _is_name)
-PARAMETER = _must("must be the name of a parameter", _is_name)
-PATH = _must("must be a path", _is_path)
-SECONDS = _must("must be a positive number of seconds", _is_seconds)
-CODES = _must("must be a list of integers", _is_set_of(_is_code))
+def _set_of(good: Callable[[Any], object]) -> Callable[[object], bool]:
+    return lambda values: isinstance(values, frozenset) and all(map(good, values))
+
+
+def _map_of(key: Callable[[Any], object], value: Callable[[Any], object]) -> Callable[[object], bool]:
+    return lambda pairs: isinstance(pairs, Mapping) and all(key(k) and value(v) for k, v in pairs.items())
+
+
+_is_text = _matches("(?s).+")
+_is_name = _matches(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_is_path = _matches(r"/[A-Za-z0-9_./-]*")
+_states = _map_of(lambda word: isinstance(word, str), STATE_WORDS.__contains__)
+_codes = _map_of(_is_int, STATE_WORDS.__contains__)
+_request_fields = {field.name for model in (SaleRequest, PrepareRequest) for field in attrs.fields(model)}
+
+TEXT = _must("be a text", _is_text)
+ADDRESS = _must("be an address", _is_text)
+LANGUAGE = _must(
+    "be a language such as es, or a value of Accept-Language",
+    _matches(r"[A-Za-z0-9*][A-Za-z0-9*,;=. -]{0,99}"),
+)
+BOOL = _must("be true or false", lambda value: type(value) is bool)
+ANY_NAME = _must("be the name of a field", _is_text)
+NAME = _must("be the name of a field", _is_name)
+PARAMETER = _must("be the name of a parameter", _is_name)
+PATH = _must("be a path", _is_path)
+PATH_WITH_ID = _must("be a path with {transaction_id}", _is_path_with("{transaction_id}"))
+PATH_WITH_CLIENT_ID = _must(
+    "be a path with {client_transaction_id}", _is_path_with("{client_transaction_id}")
+)
+SECONDS = _must("be a positive number of seconds", _is_seconds)
+RATE = _must("be a positive number", _is_seconds)
+CODES = _must("be a list of integers", _set_of(_is_int))
+STATUSES = _must(
+    "be a list of HTTP statuses without a success, 408, 425 and 499: after those the service may go on",
+    _set_of(_is_refusing),
+)
+HOSTS = _must("be a list of host names", _set_of(_is_text))
+LENGTHS = _must(
+    "map fields of requests to positive integers",
+    _map_of(_request_fields.__contains__, lambda size: type(size) is int and size > 0),
+)
+RANGES = _must(
+    "map fields of requests to [smallest, largest]", _map_of(_request_fields.__contains__, _is_range)
+)
+STATES = _must(
+    f"map the service's words to {', '.join(STATE_WORDS)}", lambda states: states and _states(states)
+)
+CODE_FIELD = _must(
+    "be the name of a field, with its numbers in status.codes",
+    lambda name, codes: _is_text(name) and codes != {},
+    "codes",
+)
+STATE_CODES = _must(
+    f"map the service's numbers to {', '.join(STATE_WORDS)}, beside status.code_field",
+    lambda codes, code_field: _codes(codes) and (not codes or code_field is not None),
+    "code_field",
+)
+ABSENCE = _must(
+    'be at least sale_window: an earlier "not found" proves nothing',
+    lambda seconds, sale_window: _is_seconds(seconds) and seconds >= sale_window,
+    "sale_window",
+)
+AFTER_STATUS = _must(
+    "stand beside [status], whose words its answer has", lambda _, status: status is not None, "status"
+)
+
+
+def _name_beside(path: str) -> Validator:
+    """The name of a field, which may be left out where its path is."""
+    return _must(
+        "be the name of a field", lambda name, path: _is_name(name) or (name is None and path is None), path
+    )
+
+
+def _table(kind: type, *more: Validator) -> Any:
+    """Declare a table that may be left out. With paths by the one or the other id, at least one is given."""
+    is_kind = _must(f"be a {kind.__name__}", lambda table: isinstance(table, kind))
+    has_path = _must(
+        "have by_transaction_id or by_client_transaction_id",
+        lambda table: (
+            not hasattr(table, "by_transaction_id")
+            or table.by_transaction_id is not None
+            or table.by_client_transaction_id is not None
+        ),
+    )
+    return attrs.field(default=None, validator=optional([is_kind, has_path, *more]))
+
+
+def _setting(validator: Validator) -> Any:
+    """Declare a setting that may be left out."""
+    return attrs.field(default=None, validator=optional(validator))
 
 
 # What is of the wrong kind passes the converters unchanged: the validator names the setting.
 
 
 def _to_mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(dict(value)) if isinstance(value, Mapping) else value
+    """TOML has no tuples, which ranges are."""
+    if not isinstance(value, Mapping):
+        return value
+    return MappingProxyType(
+        {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+    )
+
+
+def _to_codes(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """TOML's keys are texts."""
+    is_code = _matches("-?[0-9]{1,9}")
+    return _to_mapping(
+        {int(code) if is_code(code) else code: state for code, state in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
 def _to_set(value: Iterable[Any]) -> frozenset[Any]:
@@ -140,27 +206,6 @@ def _to_set(value: Iterable[Any]) -> frozenset[Any]:
         with suppress(TypeError):  # entries that do not hash
             return frozenset(value)
     return value  # type: ignore[return-value]  # see above
-
-
-def _to_ranges(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """TOML has no tuples."""
-    if not isinstance(value, Mapping):
-        return value
-    return _to_mapping(
-        {name: tuple(pair) if isinstance(pair, list) else pair for name, pair in value.items()}
-    )
-
-
-def _to_codes(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """TOML's keys are texts."""
-    if not isinstance(value, Mapping):
-        return value
-    return _to_mapping(
-        {
-            int(code) if isinstance(code, str) and _CODE.fullmatch(code) else code: state
-            for code, state in value.items()
-        }
-    )
 
 
 # --- The tables: operations that the document does not show
@@ -171,53 +216,20 @@ class StatusProfile:
     """How a transaction's status is queried; the document shows no endpoint (§4.2)."""
 
     #: Path with `{transaction_id}`; answers an object.
-    by_transaction_id: str | None = attrs.field(
-        default=None,
-        validator=optional(_must("must be a path with {transaction_id}", _is_path_with("{transaction_id}"))),
-    )
+    by_transaction_id: str | None = _setting(PATH_WITH_ID)
     #: Path with `{client_transaction_id}`; answers an object, or an array of them.
-    by_client_transaction_id: str | None = attrs.field(
-        default=None,
-        validator=optional(
-            _must("must be a path with {client_transaction_id}", _is_path_with("{client_transaction_id}"))
-        ),
-    )
+    by_client_transaction_id: str | None = _setting(PATH_WITH_CLIENT_ID)
     #: The field of the answer that holds the state.
-    state_field: str = attrs.field(validator=_must("must be the name of a field", _is_text))
+    state_field: str = attrs.field(validator=ANY_NAME)
     #: The service's state words -> `Pendiente`, `Aceptado`, `Cancelado` (§3).
     states: Mapping[str, str] = attrs.field(
-        converter=_to_mapping,
-        factory=lambda: {word: word for word in STATE_WORDS},
-        validator=_must(
-            f"must map the service's words to {', '.join(STATE_WORDS)}",
-            lambda states: (
-                states and _maps(lambda word: isinstance(word, str), STATE_WORDS.__contains__)(states)
-            ),
-        ),
+        factory=lambda: {word: word for word in STATE_WORDS}, converter=_to_mapping, validator=STATES
     )
     #: The field of the answer that holds the state as a number, where there is one. An answer whose number contradicts
     #: its word decides nothing.
-    code_field: str | None = attrs.field(
-        default=None,
-        validator=optional(
-            _must_beside(
-                "must be the name of a field, with its numbers in status.codes",
-                lambda name, status: _is_text(name) and status.codes != {},
-            )
-        ),
-    )
+    code_field: str | None = _setting(CODE_FIELD)
     #: The service's numbers -> the three states (§3); in TOML the numbers are keys, such as `3 = "Aceptado"`.
-    codes: Mapping[int, str] = attrs.field(
-        converter=_to_codes,
-        factory=dict,
-        validator=_must_beside(
-            f"must map the service's numbers to {', '.join(STATE_WORDS)}, beside status.code_field",
-            lambda codes, status: (
-                _maps(_is_code, STATE_WORDS.__contains__)(codes)
-                and (not codes or status.code_field is not None)
-            ),
-        ),
-    )
+    codes: Mapping[int, str] = attrs.field(factory=dict, converter=_to_codes, validator=STATE_CODES)
 
 
 @attrs.frozen(kw_only=True)
@@ -233,24 +245,16 @@ class ConfirmProfile:
     window: float = attrs.field(validator=SECONDS)
 
 
-def _field_beside(path: str) -> Validator:
-    """The name of a field, which may be left out where its path is."""
-    return _must_beside(
-        "must be the name of a field",
-        lambda name, table: _is_name(name) or (name is None and getattr(table, path) is None),
-    )
-
-
 @attrs.frozen(kw_only=True)
 class UndoProfile:
     """How a push request is withdrawn, or a payment reversed; the document shows neither. `true` is the success."""
 
     #: A path, and the field of its body that holds the id.
-    by_transaction_id: str | None = attrs.field(default=None, validator=optional(PATH))
-    transaction_id_field: str | None = attrs.field(default=None, validator=_field_beside("by_transaction_id"))
-    by_client_transaction_id: str | None = attrs.field(default=None, validator=optional(PATH))
+    by_transaction_id: str | None = _setting(PATH)
+    transaction_id_field: str | None = attrs.field(default=None, validator=_name_beside("by_transaction_id"))
+    by_client_transaction_id: str | None = _setting(PATH)
     client_transaction_id_field: str | None = attrs.field(
-        default=None, validator=_field_beside("by_client_transaction_id")
+        default=None, validator=_name_beside("by_client_transaction_id")
     )
     #: Codes, general or in `errors`, that say "not any more": it is decided, or too late.
     too_late_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
@@ -264,23 +268,10 @@ class ReturnProfile:
     transaction_id: str = attrs.field(validator=PARAMETER)
     client_transaction_id: str = attrs.field(validator=PARAMETER)
     #: In the place of the ids where the form could not be used.
-    message: str | None = attrs.field(default=None, validator=optional(PARAMETER))
+    message: str | None = _setting(PARAMETER)
 
 
 # --- The profile
-
-
-def _table(kind: type, *needed: str) -> Any:
-    """Declare a table, of whose settings at least one of `needed` is given."""
-    is_kind = _must(f"must be a {kind.__name__}", lambda table: isinstance(table, kind))
-    has_one = _must(
-        f"needs {' or '.join(needed)}",
-        lambda table: not needed or any(getattr(table, name) is not None for name in needed),
-    )
-    return attrs.field(default=None, validator=optional([is_kind, has_one]))
-
-
-_BY_IDS = ("by_transaction_id", "by_client_transaction_id")
 
 
 @attrs.frozen(kw_only=True)
@@ -290,31 +281,19 @@ class ServiceProfile:
     Raises `ConfigurationError` naming the first setting that cannot be.
     """
 
-    name: str = attrs.field(default="document", validator=_must("must be a text", _is_text))
+    name: str = attrs.field(default="document", validator=TEXT)
     #: Where the service is, for sessions that are given no address.
-    base_url: str | None = attrs.field(
-        default=None, validator=optional(_must("must be an address", _is_text))
-    )
+    base_url: str | None = _setting(ADDRESS)
     #: The `Accept-Language` of every request, where messages follow it.
-    message_language: str | None = attrs.field(
-        default=None,
-        validator=optional(
-            _must(
-                "must be a language such as es, or a value of Accept-Language",
-                lambda value: isinstance(value, str) and _LANGUAGE.fullmatch(value),
-            )
-        ),
-    )
+    message_language: str | None = _setting(LANGUAGE)
     #: The boolean field for "charge the nick name" (§2.2: its name is not shown).
-    nick_name_flag: str | None = attrs.field(default=None, validator=optional(NAME))
+    nick_name_flag: str | None = _setting(NAME)
     #: Whether a Sale by nick name may leave the phone out.
-    phone_optional_with_nick_name: bool = attrs.field(
-        default=False, validator=_must("must be true or false", lambda value: type(value) is bool)
-    )
+    phone_optional_with_nick_name: bool = attrs.field(default=False, validator=BOOL)
     #: The field of the form's language (§2.3: its name is not shown).
-    language_field: str | None = attrs.field(default=None, validator=optional(NAME))
+    language_field: str | None = _setting(NAME)
     #: The field of the wallet form's link, which carries the service's brand (§2.6).
-    wallet_link_field: str | None = attrs.field(default=None, validator=optional(NAME))
+    wallet_link_field: str | None = _setting(NAME)
     #: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
     response_url_field: str = attrs.field(default="responseUrl", validator=NAME)
     #: Error codes that mean "this client transaction id is there". Like 2061 they refuse only where one query by
@@ -327,69 +306,34 @@ class ServiceProfile:
     #: Error codes of a status query that mean "no such transaction".
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     #: Status queries allowed in a minute, over all transactions; None: no limit known.
-    queries_per_minute: float | None = attrs.field(
-        default=None, validator=optional(_must("must be a positive number", _is_seconds))
-    )
+    queries_per_minute: float | None = _setting(RATE)
     #: HTTP statuses known to create nothing whatever their body.
     refusing_statuses: frozenset[int] = attrs.field(
-        default=frozenset(),
-        converter=_to_set,
-        validator=_must(
-            "must be a list of HTTP statuses without a success, 408, 425 and 499: after those the service may go on",
-            _is_set_of(_is_refusing),
-        ),
+        default=frozenset(), converter=_to_set, validator=STATUSES
     )
     #: Seconds until a push request expires (§8).
     sale_window: float = attrs.field(default=300.0, validator=SECONDS)
     #: Seconds that a form link lives (§8).
     form_window: float = attrs.field(default=600.0, validator=SECONDS)
     #: Seconds after the permit from which "not found" may prove absence; twice the sale window unless given.
-    absent_after: float = attrs.field(
-        validator=[
-            SECONDS,
-            _must_beside(
-                'must be at least sale_window: an earlier "not found" proves nothing',
-                lambda seconds, profile: seconds >= profile.sale_window,
-            ),
-        ]
-    )
+    absent_after: float = attrs.field(validator=ABSENCE)
     #: Hosts that a form link may name; None: not checked.
     link_hosts: frozenset[str] | None = attrs.field(
-        default=None,
-        converter=_to_set,
-        validator=optional(_must("must be a list of host names", _is_set_of(_is_text))),
+        default=None, converter=_to_set, validator=optional(HOSTS)
     )
     #: Longest text by our field name, in characters (§2.2: length limits are not shown).
-    max_lengths: Mapping[str, int] = attrs.field(
-        factory=dict,
-        converter=_to_mapping,
-        validator=_must(
-            "must map fields of requests to positive integers", _maps(_REQUEST_FIELDS.__contains__, _is_limit)
-        ),
-    )
+    max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=_to_mapping, validator=LENGTHS)
     #: Smallest and largest number by our field name.
-    ranges: Mapping[str, tuple[int, int]] = attrs.field(
-        factory=dict,
-        converter=_to_ranges,
-        validator=_must(
-            "must map fields of requests to [smallest, largest]",
-            _maps(_REQUEST_FIELDS.__contains__, _is_range),
-        ),
-    )
-    status: StatusProfile | None = _table(StatusProfile, *_BY_IDS)
-    confirm: ConfirmProfile | None = _table(ConfirmProfile)
-    cancel: UndoProfile | None = _table(UndoProfile, *_BY_IDS)
-    reverse: UndoProfile | None = _table(UndoProfile, *_BY_IDS)
+    ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_to_mapping, validator=RANGES)
+    status: StatusProfile | None = _table(StatusProfile)
+    confirm: ConfirmProfile | None = _table(ConfirmProfile, AFTER_STATUS)
+    cancel: UndoProfile | None = _table(UndoProfile)
+    reverse: UndoProfile | None = _table(UndoProfile)
     returned: ReturnProfile | None = _table(ReturnProfile)
 
     @absent_after.default
     def _twice_the_sale_window(self) -> float:
         return 2 * self.sale_window if _is_seconds(self.sale_window) else 600.0
-
-    @confirm.validator
-    def _confirm_needs_status(self, setting: object, confirm: object) -> None:
-        if confirm is not None and self.status is None:
-            raise ConfigurationError("profile setting confirm: needs [status], whose words its answer has")
 
     @classmethod
     def load(cls, path: str | Path) -> ServiceProfile:

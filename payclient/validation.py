@@ -146,53 +146,50 @@ class Rule:
 Declared = Mapping[str, Rule]
 
 
+def _unless(good: Callable[[Any], object], fault: str) -> Callable[[Any], str | None]:
+    return lambda value: None if good(value) else fault
+
+
+_not_blank = _unless(str.strip, "is empty")
+_no_blank_ends = _unless(lambda value: value == value.strip(), "has blanks at its ends")
+
+
 def text(
     *checks: Callable[[str], str | None], quick: str = "True", required: bool = False, rare: bool = False
 ) -> Declared:
     """A text of at most 4,096 characters, without control characters; not blank where required."""
     if required:
-        checks, quick = (_blank_fault, *checks), f"{{0}} and {quick}"
+        checks, quick = (_not_blank, *checks), f"{{0}} and {quick}"
     return {"rule": Rule(str, "a text", (text_fault, *checks), quick, required=required, rare=rare)}
-
-
-def _blank_fault(value: str) -> str | None:
-    return None if value.strip() else "is empty"
-
-
-def _end_fault(value: str) -> str | None:
-    return None if value == value.strip() else "has blanks at its ends"
 
 
 def identifier(*, required: bool = False) -> Declared:
     """A text without blanks at its ends."""
-    return text(_end_fault, quick="{0} == {0}.strip()", required=required)
+    return text(_no_blank_ends, quick="{0} == {0}.strip()", required=required)
 
 
 def unmistakable_id() -> Declared:
     """An id that is required, and that no other text looks like."""
-
-    def check(value: str) -> str | None:
-        return None if text_fault(value) else id_fault(value)
-
     quick = "{0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)"
-    return text(_end_fault, check, quick=quick, required=True)
+    return text(
+        _no_blank_ends,
+        lambda value: None if text_fault(value) else id_fault(value),
+        quick=quick,
+        required=True,
+    )
 
 
 def url(*, required: bool = False) -> Declared:
     """An http or https address."""
-
-    def check(value: str) -> str | None:
-        good = value.lower().startswith(("https://", "http://"))
-        return None if good else "is an http(s) address"
-
+    check = _unless(lambda value: value.lower().startswith(("https://", "http://")), "is an http(s) address")
     return text(check, quick='{0}[:8] == "https://"', required=required)
 
 
-def _form(expression: str, description: str, *, required: bool = False, few: bool = False) -> Declared:
+def _form(expression: str, fault: str, *, required: bool = False, few: bool = False) -> Declared:
     """A text of a form, given as a regular expression."""
     match = re.compile(expression).fullmatch
-    (rule,) = text(lambda value: None if match(value) else description, required=required).values()
-    return {"rule": attrs.evolve(rule, quick="{1}({0})", object=match, few=few)}
+    checks = (text_fault, *([_not_blank] if required else []), _unless(match, fault))
+    return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, few=few)}
 
 
 def currency() -> Declared:
@@ -215,45 +212,30 @@ def phone() -> Declared:
     return _form(r"\+[1-9][0-9]{5,14}", "is + country code and number")
 
 
-def degrees(limit: int) -> Declared:
-    """A decimal text from -limit to limit."""
-
-    def check(value: str) -> str | None:
-        good = _DECIMAL.fullmatch(value) and abs(float(value)) <= limit
-        return None if good else f"is a decimal text from -{limit} to {limit}"
-
-    return {"rule": Rule(str, "a text", (text_fault, check), few=True)}
-
-
 def choice(*values: str) -> Declared:
     """One of a few texts."""
-    description = f"is {' or '.join(map(repr, values))}"
-    return _form("|".join(values), description)
+    return _form("|".join(values), f"is {' or '.join(map(repr, values))}")
+
+
+def degrees(limit: int) -> Declared:
+    """A decimal text from -limit to limit."""
+    check = _unless(
+        lambda value: _DECIMAL.fullmatch(value) and abs(float(value)) <= limit,
+        f"is a decimal text from -{limit} to {limit}",
+    )
+    return {"rule": Rule(str, "a text", (text_fault, check), few=True)}
 
 
 def cents(*, part: bool = False, computed: str = "") -> Declared:
     """An amount from 0 to 10**18 cents (§1); a part of another amount is bounded by it (§2.1)."""
-
-    def check(value: int) -> str | None:
-        return None if 0 <= value <= MAX_CENTS else f"is 0 to {MAX_CENTS} cents"
-
-    return {
-        "rule": Rule(
-            int,
-            "an int of cents",
-            (check,),
-            "{0} >= 0" if part else "0 <= {0} <= MAX_CENTS",
-            computed=computed,
-        )
-    }
+    check = _unless(lambda value: 0 <= value <= MAX_CENTS, f"is 0 to {MAX_CENTS} cents")
+    quick = "{0} >= 0" if part else "0 <= {0} <= MAX_CENTS"
+    return {"rule": Rule(int, "an int of cents", (check,), quick, computed=computed)}
 
 
 def integer() -> Declared:
     """A whole number from -10**18 to 10**18."""
-
-    def check(value: int) -> str | None:
-        return None if abs(value) <= MAX_CENTS else "is out of range"
-
+    check = _unless(lambda value: abs(value) <= MAX_CENTS, "is out of range")
     return {"rule": Rule(int, "an int", (check,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
 
 
@@ -269,10 +251,9 @@ def instance(kind: type) -> Declared:
 
 def tuple_of(kind: type) -> Declared:
     """A tuple of objects of a class."""
-
-    def check(values: tuple[Any, ...]) -> str | None:
-        return None if all(type(value) is kind for value in values) else f"are {kind.__name__} objects"
-
+    check = _unless(
+        lambda values: all(type(value) is kind for value in values), f"are {kind.__name__} objects"
+    )
     return {"rule": Rule(tuple, "a tuple", (check,), "set(map(type, {0})) <= {{{1}}}", kind, required=True)}
 
 

@@ -34,6 +34,7 @@ def fresh(number: int) -> Record:
         client_transaction_id=f"order-{number:08}",
         digest=b"d" * 32,
         lane=b"l" * 16,
+        credentials=b"c" * 16,
         amount=1150,
         currency="USD",
         created_at=NOW,

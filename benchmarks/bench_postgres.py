@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -32,6 +33,9 @@ from payclient.schedule import Fixed
 NOW = 1_700_000_000.0
 ROUNDS = 3
 
+#: Each sale is another transaction, whichever process makes it.
+numbers = count(secrets.randbits(40) << 20)
+
 
 async def sale(ledger: Ledger, name: str) -> None:
     """The two writes of a sale that is created."""
@@ -39,13 +43,14 @@ async def sale(ledger: Ledger, name: str) -> None:
         client_transaction_id=name,
         digest=b"d" * 16,
         lane=b"l" * 16,
+        credentials=b"c" * 16,
         amount=1150,
         currency="USD",
         created_at=NOW,
     )
     if not await ledger.permit(record):
         raise SystemExit(f"{name} was there before: give an empty database")
-    await ledger.apply(record, Created(at=NOW, transaction_id=1, expires_at=NOW + 300))
+    await ledger.apply(record, Created(at=NOW, transaction_id=next(numbers), expires_at=NOW + 300))
 
 
 async def work(url: str, width: int, sales: int, name: str) -> None:
@@ -156,7 +161,7 @@ class Service:
         if request.method == "GET":
             found: object = self.sales[int(request.path.rpartition("/")[2])]
             return payclient.HttpResponse(200, {}, json.dumps(found).encode())
-        sale, number = json.loads(request.body), len(self.sales) + 1
+        sale, number = json.loads(request.body), next(numbers)
         names = ("clientTransactionId", "amount", "currency")
         self.sales[number] = {"transactionId": number, "state": "Pendiente"} | {
             each: sale[each] for each in names

@@ -34,7 +34,7 @@ from payclient.events import (
     Returned,
     Suspected,
 )
-from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger import Change, Ledger, TransactionTakenError, open_ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.writer import StoredLedger
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
@@ -77,7 +77,8 @@ def fresh(client_transaction_id: str = "order-1", attempt: int = 1, at: float = 
         attempt=attempt,
         digest=b"d" * 32,
         lane=b"l" * 16,
-        credentials=b"c" * 16,
+        # Of its own, so that all of them may be created as one transaction.
+        credentials=client_transaction_id.encode("utf-8", "replace"),
         amount=1150,
         currency="USD",
         created_at=at,
@@ -282,6 +283,55 @@ async def test_reads_see_what_was_queued_before_them(ledger: Ledger) -> None:
     assert permit
     assert found == fresh()
     assert len(history) == 1
+
+
+def answered(credentials: bytes, client_transaction_id: str, attempt: int = 1) -> Record:
+    return attrs.evolve(fresh(client_transaction_id, attempt), credentials=credentials)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_one_transaction_answers_one_sale(ledger: Ledger, at_once: bool) -> None:
+    """A second Sale that is answered with it takes nothing; another account may count from the same number."""
+    created = EVENTS[Created]
+    one, two = answered(b"a", "order-1"), answered(b"a", "order-2")
+    other, unknown = answered(b"b", "order-3"), answered(b"", "order-4")
+    for record in (one, two, other, unknown):
+        assert await ledger.permit(record)
+    results: list[Record | BaseException] = []
+    if at_once:
+        calls = (ledger.apply(record, created) for record in (one, two, other, unknown))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    else:
+        for record in (one, two, other, unknown):
+            try:
+                results.append(await ledger.apply(record, created))
+            except TransitionError as error:
+                results.append(error)
+    assert isinstance(results.pop(1), TransactionTakenError)
+    assert [isinstance(each, Record) and each.transaction_id for each in results] == [7, 7, 7]
+    assert await ledger.get("order-2") == two
+    assert [change.event for change in await ledger.history("order-2")] == ["Permitted"]
+
+
+async def test_a_transaction_that_was_found_answers_no_other_sale(ledger: Ledger) -> None:
+    """The first answer was lost, and its copy answers another Sale: the ledger knows whose it is by a query."""
+    for name in ("order-1", "order-2"):
+        await ledger.permit(answered(b"a", name))
+    await ledger.apply(answered(b"a", "order-1"), PATHS[State.UNKNOWN][0])
+    await ledger.apply(answered(b"a", "order-1"), EVENTS[FoundPending])
+    with pytest.raises(TransactionTakenError):
+        await ledger.apply(answered(b"a", "order-2"), EVENTS[Created])
+
+
+async def test_a_transaction_answers_two_attempts_of_one_sale(ledger: Ledger) -> None:
+    """A service that knows the client transaction id may name the same one again."""
+    await ledger.permit(answered(b"a", "order-1"))
+    record = await ledger.apply(answered(b"a", "order-1"), EVENTS[Created])
+    record = await ledger.apply(record, EVENTS[Expired])
+    await ledger.apply(record, EVENTS[DecidedRefused])
+    assert await ledger.permit(answered(b"a", "order-1", 2))
+    again = await ledger.apply(answered(b"a", "order-1", 2), EVENTS[Created])
+    assert (again.state, again.transaction_id) == (State.PENDING, 7)
 
 
 async def test_unfinished(ledger: Ledger) -> None:

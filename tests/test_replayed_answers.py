@@ -5,17 +5,37 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import payclient
-from fake_service import sale
+from fake_service import FakeService, outcome_of, sale
+from fake_service import tracking as following
 from raw_server import RawServer, answer, next_turns, read, write
 
 State = payclient.State
 
 REFUSED = {"message": "no", "errorCode": 22, "errors": [{"message": "x", "errorCode": 5}]}
+
+
+class FailingOnce:
+    """A ledger whose first write of an answer fails."""
+
+    def __init__(self, ledger: payclient.Ledger) -> None:
+        self._ledger = ledger
+        self._fails = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        if self._fails:
+            self._fails = False
+            raise payclient.LedgerUnavailableError("disk full")
+        return await self._ledger.apply(record, event)
 
 
 def created(number: int) -> bytes:
@@ -105,3 +125,42 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
     )
     assert [each.levelno for each in caplog.records if "another sale's" in each.message] == [logging.ERROR]
     assert sum(json.loads(body)["clientTransactionId"] == "order-2" for body in server.bodies()) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["written", "written late"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_one_answer_for_two_processes(
+    kind: str, fails: bool, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something in front keeps an answer and gives it to a later process too: the ledger knows whose it is."""
+    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(kind, "")
+    if not url:
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.url(await postgres.emptied())
+    async with aclosing(await payclient.open_ledger(url)) as ledger:
+        service = FakeService()
+        async with following(service, ledger) as tracker:
+            first = await tracker.sale(sale("order-1"))
+            assert first.transaction_id == 1000
+
+        async def replayed(
+            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
+        ) -> payclient.HttpResponse:
+            await before_send()
+            service.create(request)
+            return payclient.HttpResponse(200, {}, b'{"transactionId": 1000}')
+
+        service.scripts = [replayed]
+        async with following(service, FailingOnce(ledger) if fails else ledger) as tracker:
+            second = await tracker.sale(sale("order-2", "0984111002"))
+            assert (second.state, second.transaction_id) == (State.UNKNOWN, None)
+            await service.clock.advance(1)
+            service.decide("Cancelado", 1001)
+            service.decide("Aceptado", 1000)
+            outcome = await outcome_of(service, second)
+            assert (outcome.paid, outcome.transaction_id) == (False, 1001)
+        events = [each.event for each in await ledger.history("order-2")]
+        if not fails:
+            assert events == ["Permitted", "Lost", "Conflicted", "FoundCancelled"]
+        assert sum("another sale's" in each.message for each in caplog.records) == 1
+        assert service.posted == {"order-1": 1, "order-2": 1}

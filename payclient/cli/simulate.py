@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,8 @@ def simulate(
         settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
         windows = {"sale_window": sale_window, "form_window": form_window}
         given: dict[str, object] = {name: seconds for name, seconds in windows.items() if seconds is not None}
+        # A ledger that outlives this run must meet none of its ids again.
+        given = {"first_id": time.time_ns() // 1000} | given
         settings = settings.changed(given | dict(_setting(each) for each in set_))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None

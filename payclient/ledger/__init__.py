@@ -13,17 +13,29 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 
 __all__ = ["Change", "Ledger", "backup_ledger", "open_ledger"]
 
 logger = logging.getLogger("payclient.ledger")
+
+
+class TransactionTakenError(TransitionError):
+    """The answer names a transaction that another client transaction id has; nothing was changed."""
+
+    @classmethod
+    def of(cls, record: Record, transaction_id: int | None) -> Self:
+        """Return the error of an attempt that was answered with this transaction."""
+        return cls(
+            f"the answer names transaction {transaction_id}, which is another sale's",
+            client_transaction_id=record.client_transaction_id,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +92,9 @@ class Ledger(Protocol):
         """Let the attempt take the event, durable when this returns, and give the record as it is then.
 
         `record` is what the caller last saw: where the ledger's is newer, the event is applied to that one.
-        Raises `TransitionError`, changing nothing, where its state does not take the event.
+        Raises `TransitionError`, changing nothing, where its state does not take the event, and its subclass
+        `TransactionTakenError` for a `Created` whose transaction another client transaction id has that was sent under
+        the same credentials.
         """
 
     async def get(self, client_transaction_id: str) -> Record | None:

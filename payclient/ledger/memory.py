@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from operator import attrgetter
 
 from payclient.errors import TransitionError, UsageError
-from payclient.events import Event
-from payclient.ledger import Change
+from payclient.events import Created, Event
+from payclient.ledger import Change, TransactionTakenError
 from payclient.ledger.records import FEED, describe, may_permit, moved, sanitize_event
 from payclient.lifecycle import Record, State
 
@@ -26,6 +26,8 @@ class MemoryLedger:
         self._attempts: dict[str, list[Record]] = {}
         #: Client transaction id and number of each attempt, as they were permitted.
         self._permits: list[tuple[str, int]] = []
+        #: Transaction id and credentials -> the client transaction ids that have it.
+        self._holders: dict[tuple[int, bytes], set[str]] = {}
         self._history: dict[str, list[Change]] = {}
         self._feed: list[Change] = []
         self._cursor = 0
@@ -68,6 +70,12 @@ class MemoryLedger:
         event = sanitize_event(event)
         attempts = self._attempts.get(record.client_transaction_id, [])
         before, after = moved(attempts, record, event)
+        if after.transaction_id is not None and after.credentials:
+            identifier = after.client_transaction_id
+            holders = self._holders.setdefault((after.transaction_id, after.credentials), {identifier})
+            if isinstance(event, Created) and holders != {identifier}:
+                raise TransactionTakenError.of(after, event.transaction_id)
+            holders.add(identifier)
         attempts[record.attempt - 1] = after
         self._note(after, before.state, event)
         return after

@@ -57,6 +57,8 @@ CREATE TABLE payclient.changes (
     UNIQUE (attempt_id, version)
 );
 
+CREATE INDEX changes_of_transaction ON payclient.changes (transaction_id) WHERE transaction_id IS NOT NULL;
+
 CREATE TABLE payclient.open_attempts (
     attempt_id bigint PRIMARY KEY,
     permitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -229,6 +231,14 @@ BEGIN
             RAISE EXCEPTION 'illegal move';
         END IF;
     END IF;
+    IF new.event = 'Created' AND EXISTS (
+        SELECT FROM payclient.changes JOIN payclient.attempts AS other ON other.id = attempt_id
+            JOIN payclient.attempts AS mine USING (credentials)
+        WHERE transaction_id = new.transaction_id AND mine.id = new.attempt_id
+            AND credentials <> '' AND other.client_transaction_id <> mine.client_transaction_id
+    ) THEN
+        RAISE EXCEPTION 'illegal move';
+    END IF;
     IF new.attempt_id >= new.cursor OR new.before IS DISTINCT FROM coalesce(
         (SELECT after FROM payclient.changes WHERE attempt_id = new.attempt_id AND version = new.version - 1),
         (SELECT 'sending' FROM payclient.attempts WHERE id = new.attempt_id AND new.version = 1)
@@ -325,6 +335,11 @@ SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $
 
 -- name: attempts
 SELECT {record} FROM payclient.find($1)
+
+-- Which other sale, sent under these credentials, has a transaction.
+-- name: holder
+SELECT client_transaction_id FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 LIMIT 1
 
 -- name: unfinished
 SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)

@@ -52,6 +52,8 @@ CREATE TABLE changes (
     UNIQUE (attempt_id, version)
 ) STRICT;
 
+CREATE INDEX changes_of_transaction ON changes (transaction_id) WHERE transaction_id IS NOT NULL;
+
 -- The attempts that are not decided, kept by the guards.
 CREATE TABLE open_attempts (attempt_id INTEGER PRIMARY KEY) STRICT;
 
@@ -95,6 +97,11 @@ OR new.before IS NOT coalesce(
 OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
     SELECT 1 FROM attempts AS mine JOIN attempts AS newer USING (client_transaction_id)
     WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
+))
+OR (new.event = 'Created' AND EXISTS (
+    SELECT 1 FROM changes JOIN attempts AS other ON other.id = attempt_id JOIN attempts AS mine USING (credentials)
+    WHERE transaction_id = new.transaction_id AND mine.id = new.attempt_id
+        AND credentials <> x'' AND other.client_transaction_id <> mine.client_transaction_id
 ))
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
 
@@ -162,6 +169,11 @@ VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt 
 -- name: attempts
 SELECT {record} FROM records WHERE client_transaction_id IN (?)
 ORDER BY client_transaction_id, attempt
+
+-- Which other sale, sent under these credentials, has a transaction.
+-- name: holder
+SELECT client_transaction_id FROM changes JOIN attempts ON id = attempt_id
+WHERE transaction_id = ? AND credentials = ? AND client_transaction_id <> ? LIMIT 1
 
 -- name: unfinished
 SELECT {record} FROM records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError, UsageError
-from payclient.events import Event, NotSent
-from payclient.ledger import Change
+from payclient.events import Created, Event, NotSent
+from payclient.ledger import Change, TransactionTakenError
 from payclient.ledger.records import (
     change_of,
     change_row,
@@ -225,6 +225,10 @@ class Batch:
             try:
                 if isinstance(each, Apply):
                     each.aim(*moved(attempts, each.record, each.event))
+                    if isinstance(each.event, Created) and await self._is_taken(
+                        database, each.record, each.event
+                    ):
+                        raise TransactionTakenError.of(each.record, each.event.transaction_id)
                     if each.row == row and isinstance(each.event, NotSent) and fault is None:
                         raise TransitionError("another process was granted this attempt")
                 elif not may_permit(attempts, each.record):
@@ -239,6 +243,11 @@ class Batch:
             else:
                 again.append(each)
         return again
+
+    async def _is_taken(self, database: Database, record: Record, event: Created) -> bool:
+        """Return whether another client transaction id has the transaction, sent under the same credentials."""
+        key = (event.transaction_id, record.credentials, record.client_transaction_id)
+        return bool(record.credentials and await database.fetch("holder", key))
 
     def _answer(self, operation: Operation, result: object) -> None:
         self.answers.append((operation, result, None))

@@ -16,8 +16,6 @@ from .rules import check
 from .settings import ACCEPTED, CANCELLED, Settings
 from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
 
-# Not 1, so that a position in a list is not taken for an id by luck.
-_FIRST_ID: Final = 1001
 _KEPT: Final = 1000  # entries of the log
 _LONGEST: Final = 200  # characters of somebody else's text, so that the log stays small whatever is sent
 _REPEATED: Final = (
@@ -295,7 +293,7 @@ class Books:
 
     def _add(self, transaction: Transaction) -> int:
         """Give a transaction its id, from one row of ids for sales and button payments."""
-        number = transaction.transaction_id = _FIRST_ID + len(self._by_id)
+        number = transaction.transaction_id = self.settings.first_id + len(self._by_id)
         self._by_id[number] = transaction
         self._by_client_id.setdefault(transaction.client_transaction_id, []).append(transaction)
         return number

@@ -45,6 +45,9 @@ class Settings:
     #: left out are as by default.
     states: Mapping[str, str] = field(factory=dict, converter=_all_states)
 
+    #: The id of the first transaction. A ledger that outlives the service must not meet one of its ids again.
+    # Not 1, so that a position in a list is not taken for an id by luck.
+    first_id: int = field(default=1001, validator=_positive)
     #: Not shown (§4.2): the path of the status query, such as "/api/Sale/{transaction_id}"; None: no route.
     status_by_transaction_id: str | None = None
     #: Not shown (§4.2): the path of the query by the merchant's id, with "{client_transaction_id}" in it.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import attrs
 
 from payclient.clock import Clock, start
 from payclient.errors import LedgerUnavailableError, TransitionError
-from payclient.events import Event, Evidence, NotSent
-from payclient.ledger import Ledger
+from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
+from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
 from payclient.tracking.due_times import Scheduled
 
@@ -48,9 +49,11 @@ class LateWrite(Scheduled):
 class LateWrites:
     """Writes events through one ledger, and keeps those that it cannot take."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, total: float = 0.0) -> None:
         self._ledger = ledger
         self._clock = clock
+        #: Seconds within which a request ends.
+        self._total = total
         self._late: dict[str, LateWrite] = {}
         self._silent_until = float("-inf")
         self._failures = 0
@@ -97,7 +100,17 @@ class LateWrites:
                 raise TransitionError(
                     "the permit was not committed", client_transaction_id=record.client_transaction_id
                 )
-        return await self._ledger.apply(record, event)
+        try:
+            return await self._ledger.apply(record, event)
+        except TransactionTakenError as taken:
+            if not isinstance(event, Created):
+                raise
+            logger.error("%s: %s", record.client_transaction_id, taken)
+            # Never early: the request may have arrived as late as the total time-out.
+            ends = record.created_at + self._total + (event.expires_at - event.at)
+            with suppress(TransitionError):  # unknown already
+                record = await self._ledger.apply(record, Lost(at=event.at, expires_at=ends))
+            return await self._ledger.apply(record, Conflicted(at=event.at, what=str(taken)))
 
     async def write_now(self, client_transaction_id: str) -> tuple[list[Record], bool]:
         """Write what the ledger could not take; the records after it, and whether something is left."""

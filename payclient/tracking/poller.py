@@ -105,7 +105,7 @@ class Poller:
             absent_after=profile.absent_after,
         )
         self._reader = AnswerReader(self.policy, self.credentials if status is None else None)
-        self.late = LateWrites(ledger, clock)
+        self.late = LateWrites(ledger, clock, session.timeouts.total)
         self.rate = RateLimit(profile.queries_per_minute)
         self.sharing: Sharing | None = None
         if isinstance(ledger, Shared):

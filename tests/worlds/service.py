@@ -324,9 +324,27 @@ class Line:
             post.named = transaction
             self._reply(answer, world.random.choice(_NAMING)(transaction.number), 0.02, post)
             return
-        if world.happens(settings.mangle_answer):
+        if post.transactions and world.happens(settings.copies):
+            response = self._copy(post) or response
+        elif world.happens(settings.mangle_answer):
             response = world.random.choice((ConnectionResetError(), *_USELESS))
         self._reply(answer, response, world.random.choice((0.01, 0.2, 2.0)))
+
+    def _copy(self, post: Post) -> payclient.HttpResponse | None:
+        """The answer to an earlier Sale under the same token, of which the ledger knows."""
+        world = self._world
+        numbers = [
+            record.transaction_id
+            for earlier in world.oracle.posts
+            if earlier.client_id != post.client_id and earlier.token == post.token
+            if (record := world.store.attempt(earlier.client_id, earlier.attempt)) is not None
+            and record.transaction_id is not None
+        ]
+        if not numbers:
+            return None
+        number = world.random.choice(numbers)
+        world.note(f"the answer to {post.client_id}/{post.attempt} is a copy that names {number}")
+        return _answer(200, {"transactionId": number})
 
     def _reply(
         self,

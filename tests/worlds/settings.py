@@ -65,6 +65,8 @@ class Settings:
     # What only worlds of a kind have; see `KINDS`.
     #: POSTs that something in front of the service repeats; the second answer is the one that is seen.
     repeat: float = 0.0
+    #: Answers that are a copy of another Sale's.
+    copies: float = 0.0
     #: Answers that name the transaction and yet are not a success.
     named: float = 0.0
     #: Transactions that are found by their client transaction id only later.
@@ -242,4 +244,5 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     },
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
+    "copies": lambda r, s: {"copies": r.uniform(0.1, 0.7), "orders": r.randint(3, 6), "customers": 6},
 }

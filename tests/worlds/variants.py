@@ -16,6 +16,7 @@ import payclient
 from payclient import State, lifecycle, wire
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
+from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
 from payclient.tracking import late_writes, poller, tracker
@@ -27,6 +28,7 @@ from payclient.tracking.late_writes import LateWrite, LateWrites
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.tracking.rate_limit import RateLimit
+from worlds import store
 
 __all__ = ["VARIANTS", "broken"]
 
@@ -196,6 +198,14 @@ def _believe_another_account() -> list[Patch]:
     return [(Credentials, "may_deny", lambda self, record, token_digest: True)]
 
 
+def _take_copies() -> list[Patch]:
+    """Whatever transaction an answer names is its Sale's."""
+    unguarded = STATEMENTS["schema"].replace("new.event = 'Created'", "false")
+    with patch.dict(STATEMENTS, schema=unguarded):
+        image = store._empty.__wrapped__()
+    return [(Attempts, "_check_new", lambda self, identifier, result: None), (store, "_empty", lambda: image)]
+
+
 def _believe_a_namesake() -> list[Patch]:
     """What is found is ours, whoever's token found it."""
     shipped = AnswerReader.report
@@ -309,6 +319,7 @@ VARIANTS = {
     "resend at five minutes": Variant(_resend_at_five_minutes),
     "no permit": Variant(_no_permit),
     "another account is believed": Variant(_believe_another_account, frozenset({"another account"})),
+    "copies are taken": Variant(_take_copies, frozenset({"copies"})),
     "a namesake is believed": Variant(_believe_a_namesake, frozenset({"another account"})),
     "no candidate is asked for": Variant(_no_candidates, frozenset({"names"})),
     "one name mutes another": Variant(_one_name_mutes_another, frozenset({"names"})),

@@ -178,6 +178,22 @@ async def test_a_deaf_listener_loses_nobody(service: FakeService, url: str, post
         assert (await soon(waiting)).paid is True
 
 
+async def test_a_late_notification_ends_the_waits_of_a_deaf_process(service: FakeService, url: str) -> None:
+    """It reads the ledger to judge the notification, and its waits end with what the ledger says."""
+    async with working(service, url) as first, working(service, url, poll=3600.0) as second:
+        pending = await first.tracker.sale(sale())
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        await begun(second)
+        assert second.ledger._listener is not None
+        second.ledger._listener._tasks[1].cancel()
+        service.decide("Cancelado")
+        await pending.check()
+        assert not waiting.done()
+        notification = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+        assert await second.tracker.notify(notification) is payclient.Receipt.LATE
+        assert (await soon(waiting)).state is State.CANCELLED
+
+
 async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url: str) -> None:
     """Who enters meanwhile calls it neither unknown nor its own; whoever waits for it there hears its end."""
     answering = asyncio.Event()

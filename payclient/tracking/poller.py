@@ -390,12 +390,12 @@ class Poller:
         if not self.policy.can_query or record.state is State.ACCEPTED or self.closed:
             return
         now, ask = self.clock.monotonic(), self._asks.get(record.client_transaction_id)
-        if ask is None or ask.record.attempt < record.attempt:
-            ask = self._add(record, 0.0)
-        if ask.record.attempt > record.attempt:
+        if ask is not None and ask.record.attempt > record.attempt:
             return
-        if record.version > ask.record.version:
-            ask.record = record
+        if ask is not None and ask.record.attempt == record.attempt and record.version > ask.record.version:
+            self._take(ask, record)  # the waits of an ask that another process decided end here
+        if ask is None or not self._holds(ask) or ask.record.attempt < record.attempt:
+            ask = self._add(record, 0.0)
         found = self.policy.findings(ask, now)
         if after:
             found.recheck_at = now + after

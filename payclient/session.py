@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import attrs
 
@@ -32,7 +32,7 @@ from payclient.errors import (
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.timeouts import Deadlines, Timeouts
-from payclient.transport import AiohttpTransport
+from payclient.transport import AiohttpTransport, Connector
 from payclient.wire import (
     BeforeSend,
     HttpRequest,
@@ -49,9 +49,6 @@ from payclient.wire import (
     status_request,
     undo_request,
 )
-
-if TYPE_CHECKING:
-    import aiohttp
 
 __all__: list[str] = ["Exchange", "PaySession"]
 
@@ -112,7 +109,7 @@ class PaySession:
         *,
         profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
         timeouts: Timeouts | None = None,
-        connector: aiohttp.BaseConnector | None = None,
+        connector: Connector | None = None,
         proxy: str | Secret[str] | None = None,
         transport: Transport | None = None,
         on_exchange: Callable[[Exchange], object] | None = None,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+#: A pool of connections, which a session may borrow.
+Connector = aiohttp.BaseConnector
+
 #: Where a connection that carried a request keeps the poll of its socket.
 _POLL = "_payclient_poll"
 
@@ -104,7 +107,7 @@ class AiohttpTransport:
         base_url: str,
         *,
         connect_timeout: float,
-        connector: aiohttp.BaseConnector | None = None,
+        connector: Connector | None = None,
         proxy: Secret[str] | None = None,
     ) -> None:
         self._base = base_url.rstrip("/")

@@ -89,10 +89,6 @@ def ours(path: Path) -> set[str]:
     return found
 
 
-def type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
 @pytest.mark.parametrize("path", modules(), ids=str)
 def test_a_module_imports_only_from_rows_above_its_own(path: Path) -> None:
     """And each is in a row."""
@@ -131,16 +127,11 @@ def test_the_core_sees_no_world(name: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in modules() if name_of(path) != "simulator"], ids=str)
 def test_aiohttp_is_a_client_in_one_place(path: Path) -> None:
-    """`session` may name its types; receivers of notifications may be servers."""
+    """Receivers of notifications may be servers."""
     if path == Path("transport.py"):
         return
-    module = tree(path)
-    guarded = [node for node in ast.walk(module) if type_checking(node)]
-    allowed = (
-        {full for node in guarded for full in imported(node, path)} if path == Path("session.py") else set()
-    )
-    for full in imported(module, path):
-        if full.split(".")[0] == "aiohttp" and full not in allowed:
+    for full in imported(tree(path), path):
+        if full.split(".")[0] == "aiohttp":
             assert path.parts[0] == "web", f"{path} imports {full}"
             assert full.split(".")[1:2] == ["web"], f"{path} imports {full}"
 
@@ -156,14 +147,3 @@ def test_a_framework_is_imported_only_by_the_module_of_its_name(path: Path) -> N
     assert frameworks <= ({path.stem} if path.parts[0] == "web" else set())
     if path.parts[0] == "web" and path.stem != "aiohttp":
         assert not [full for full in imported(tree(path), path) if full.split(".")[0] == "aiohttp"]
-
-
-def test_the_guarded_import_of_session_is_not_made() -> None:
-    """What only types need is not loaded by `session` itself."""
-    unguarded = [node for node in tree(Path("session.py")).body if not type_checking(node)]
-    assert not [
-        full
-        for node in unguarded
-        for full in imported(node, Path("session.py"))
-        if full.startswith("aiohttp")
-    ]

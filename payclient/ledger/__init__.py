@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
+from payclient.auth import Secret
 from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
@@ -168,7 +170,7 @@ class Shared(Ledger, Protocol):
         """No query of that budget by any process for so many seconds, but for those reserved already."""
 
 
-async def open_ledger(url: str, *, create: bool = True) -> Ledger:
+async def open_ledger(url: str | Secret[str], *, create: bool = True) -> Ledger:
     """Open `memory:`, `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`) or
     `postgresql://USER@HOST/DATABASE`.
 
@@ -178,9 +180,8 @@ async def open_ledger(url: str, *, create: bool = True) -> Ledger:
     Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
     it, `LedgerUnavailableError` where it cannot be reached.
     """
-    opening = _open(url, create)
-    del url  # it may hold a password, and an error below shows this frame's local variables to error trackers
-    ledger = await opening
+    url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
+    ledger = await _open(url, create)
     if ledger.created and ledger.location != "memory:":
         logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
     return ledger
@@ -206,18 +207,17 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
     await asyncio.to_thread(back_up, source, os.fspath(path))
 
 
-async def _open(url: str, create: bool) -> Ledger:
-    kind, _, path = url.partition(":")
+async def _open(url: Secret[str], create: bool) -> Ledger:
     # Imported here: whoever keeps no SQLite file does not load it.
-    if kind == "memory" and not path:
+    if url.reveal() in ("memory", "memory:"):
         from payclient.ledger.memory import MemoryLedger
 
         return MemoryLedger()
-    if kind == "sqlite" and path:
+    if re.match("sqlite:.", url.reveal(), re.DOTALL):
         from payclient.ledger.sqlite import SqliteLedger
 
-        return await SqliteLedger.open(path, create=create)
-    if kind == "postgresql" and path.startswith("//"):
+        return await SqliteLedger.open(url.reveal().removeprefix("sqlite:"), create=create)
+    if url.reveal().startswith("postgresql://"):
         try:
             from payclient.ledger.postgres import PostgresLedger
             from payclient.ledger.postgres_connection import Address
@@ -225,8 +225,5 @@ async def _open(url: str, create: bool) -> Ledger:
             raise ConfigurationError(
                 "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
             ) from None
-        address = Address(url)
-        del url, path  # an error below shows this frame's local variables to error trackers
-        return await PostgresLedger.open(address, create=create)
-    del url, path
+        return await PostgresLedger.open(Address(url.reveal()), create=create)
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from payclient.auth import TokenSource, service_fingerprint
+from payclient.auth import Secret, TokenSource, service_fingerprint
 from payclient.clock import Clock, LoopClock, start
 from payclient.errors import (
     AlreadyPaidError,
@@ -22,9 +23,10 @@ from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
-from payclient.profile import ServiceProfile
+from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
-from payclient.session import PaySession
+from payclient.session import Exchange, PaySession
+from payclient.timeouts import Timeouts
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk
@@ -35,7 +37,9 @@ from payclient.tracking.pending import PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import take_over
 from payclient.tracking.withdrawal import withdraw
+from payclient.transport import Connector
 from payclient.validation import is_loopback
+from payclient.wire import Transport
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 
@@ -273,32 +277,46 @@ async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
 @asynccontextmanager
 async def open_tracker(
     base_url: str | None,
-    token: TokenSource,
+    token: TokenSource | Secret[TokenSource],
     *,
-    ledger: str = "memory:",
+    ledger: str | Secret[str] = "memory:",
     create: bool = True,
     status: StatusSource | None = None,
     schedule: Schedule | None = None,
     clock: Clock | None = None,
-    **session_options: Any,
+    profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
+    timeouts: Timeouts | None = None,
+    connector: Connector | None = None,
+    proxy: str | Secret[str] | None = None,
+    transport: Transport | None = None,
+    on_exchange: Callable[[Exchange], object] | None = None,
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
     `base_url` None is the profile's. `ledger` is `memory:`, `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`,
     which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
-    `LedgerMissingError` is raised instead. `session_options` are those of `PaySession` (`profile`, `timeouts`, ...).
+    `LedgerMissingError` is raised instead. The other keywords are those of `PaySession` and `Tracker`.
     """
-    session = PaySession(base_url, token, **session_options)
-    del token, session_options  # an error below shows this frame's local variables to error trackers
-    if ledger == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
+    # A frame that raises shows its local variables to error trackers.
+    token, ledger = Secret.of(token), Secret.of(ledger)
+    proxy = None if proxy is None else Secret.of(proxy)
+    session = PaySession(
+        base_url,
+        token,
+        profile=profile,
+        timeouts=timeouts,
+        connector=connector,
+        proxy=proxy,
+        transport=transport,
+        on_exchange=on_exchange,
+    )
+    if ledger.reveal() == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
         logger.warning(
             "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
             'is charged again; use ledger="sqlite:PATH"'
         )
     async with session:
-        opening = open_ledger(ledger, create=create)
-        del ledger  # its address may hold a password
-        book = await opening
+        book = await open_ledger(ledger, create=create)
         try:
             async with Tracker(session, book, status=status, schedule=schedule, clock=clock) as tracker:
                 yield tracker

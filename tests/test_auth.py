@@ -1,10 +1,12 @@
-"""What a ledger remembers of the service's address."""
+"""What a ledger remembers of the service's address, and values that nothing shows."""
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from payclient.auth import service_fingerprint
+from payclient.auth import Secret, service_fingerprint
 
 KEY = b"k" * 32
 
@@ -41,3 +43,13 @@ def test_no_ledger_tells_another_where_it_was_used() -> None:
     assert service_fingerprint("https://pay.example", KEY) != service_fingerprint(
         "https://pay.example", b"l" * 32
     )
+
+
+def test_a_secret_shows_nothing() -> None:
+    """Neither printed nor inside of something, and no pickle takes it away."""
+    secret = Secret("canary")
+    assert (repr(secret), str(secret), f"{secret}", f"{[secret]}") == ("***", "***", "***", "[***]")
+    assert not hasattr(secret, "__dict__")
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(secret)
+    assert secret.reveal() == Secret[str].of(secret).reveal() == Secret.of("canary").reveal() == "canary"

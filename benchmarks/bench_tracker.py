@@ -94,9 +94,9 @@ async def timed_out(answered: asyncio.Event, record: Record | None) -> None:
 
 def plan_all(sales: Poller) -> None:
     """What the poller does once the first of the new ones may be due."""
-    while (ask := sales._due.pop_new(float("inf"))) is not None:
-        if sales._holds(ask):
-            sales._due.put(ask, sales.policy.first_of_new(ask))
+    while (ask := sales.asks.due.pop_new(float("inf"))) is not None:
+        if sales.asks.holds(ask):
+            sales.asks.due.put(ask, sales.policy.first_of_new(ask))
 
 
 async def cpu(count: int, rounds: int) -> None:
@@ -124,7 +124,7 @@ async def cpu(count: int, rounds: int) -> None:
         entries = [sales.follow(record) for record in records]
         for entry, after in zip(entries, decided, strict=True):
             assert entry is not None
-            sales.learn(entry, after)
+            sales.asks.take(entry, after)
         ours.append((time.process_time() - began) / batch * 1e6)
         gc.collect()
         began = time.process_time()
@@ -170,7 +170,7 @@ async def memory(count: int) -> None:
     del record
     clock.ahead = 160.0
     sales._arm()
-    while any(ask.queried_at < 0 for ask in sales.all()):  # noqa: ASYNC110 - there is no event for it
+    while any(ask.queried_at < 0 for ask in sales.asks.all()):  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.2)
     gc.collect()
     ours = tracemalloc.get_traced_memory()[0] / count
@@ -224,10 +224,10 @@ async def stall(count: int, directory: str, *, sqlite: bool) -> float:
     sales._timer_at = float("inf")
     sales._arm()
     longest = await longest_stall(
-        lambda: not sales._to_expire and not sales._expiries and sales._due.first() > clock.monotonic()
+        lambda: not sales._to_expire and not sales._expiries and sales.asks.due.first() > clock.monotonic()
     )
     gc.enable()
-    expired = sum(ask.record.state is State.EXPIRED for ask in sales.all())
+    expired = sum(ask.record.state is State.EXPIRED for ask in sales.asks.all())
     assert expired == count, expired
     await sales.aclose()
     await ledger.aclose()
@@ -332,7 +332,7 @@ async def recovery(count: int, directory: str) -> None:
     async for record in ledger.unfinished():
         sales.follow(record)
     seconds = time.perf_counter() - began
-    assert len(list(sales.all())) == count
+    assert len(list(sales.asks.all())) == count
     row(f"recovery of {count:,} open sales from SQLite", seconds, 1.0, "wall time", unit=" s")
     await sales.aclose()
     await ledger.aclose()

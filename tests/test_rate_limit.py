@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 
 from payclient.lifecycle import Record
-from payclient.tracking.due_times import Scheduled
-from payclient.tracking.followup import NEVER, Followed
+from payclient.tracking.followup import NEVER, Followed, Scheduled
 from payclient.tracking.rate_limit import FINAL, LONGEST_PAUSE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
 

@@ -119,7 +119,7 @@ async def begun(worker: Worker) -> None:
 
 def record_of(worker: Worker, identifier: str = "order-17") -> Record | None:
     """What a tracker follows by itself."""
-    return worker.tracker._poller.get(identifier)
+    return worker.tracker._poller.asks.get(identifier)
 
 
 async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:

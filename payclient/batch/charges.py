@@ -20,7 +20,7 @@ from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
 __all__ = ["Charges"]

@@ -13,7 +13,7 @@ from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, LedgerError, StillPendingError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 
 __all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "Lanes", "Row", "Turns"]
 

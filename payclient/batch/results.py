@@ -6,8 +6,7 @@ import attrs
 
 from payclient.errors import CustomerBusyError, RateLimitedError, RefusedError, UnauthorizedError
 from payclient.events import Evidence
-from payclient.tracking.outcomes import Outcome
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import Outcome, PendingSale
 
 __all__ = ["ChargeResult", "passes", "passing"]
 

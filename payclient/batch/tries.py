@@ -9,7 +9,7 @@ from payclient.batch.pace import Pace
 from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
 from payclient.lifecycle import State
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 
 __all__ = ["Tries"]
 

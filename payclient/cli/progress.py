@@ -21,7 +21,7 @@ from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally,
 from payclient.cli.terminal import at, duration, iso, money
 from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
 __all__: list[str] = []

@@ -30,7 +30,7 @@ from payclient.errors import ConfigurationError, DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.tracking.attempts import lane_text
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
 __all__: list[str] = []

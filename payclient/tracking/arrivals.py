@@ -28,7 +28,7 @@ class Arrivals:
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        self._ledger = poller.ledger
+        self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._confirmer = poller.confirmer
         #: No more notes of notifications about unknown or conflicting ids before this.
@@ -49,7 +49,7 @@ class Arrivals:
     async def _notify(self, notification: Notification) -> Receipt:
         poller = self._poller
         identifier, transaction_id = notification.client_transaction_id, notification.transaction_id
-        ask = poller.find(identifier)
+        ask = poller.asks.find(identifier)
         record = ask.record if ask is not None else await self._ledger.get(identifier)
         if record is None:
             return Receipt.UNMATCHED
@@ -87,7 +87,8 @@ class Arrivals:
         if ask is None:
             return await self._ledger.apply(record, event)
         newest = await self._ledger.apply(ask.record, event)
-        self._poller.learn(ask, newest)
+        self._poller.asks.learn(ask, newest)
+        self._poller.wake_up()
         return newest
 
     # --- Browsers that come back

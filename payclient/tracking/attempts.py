@@ -101,7 +101,7 @@ class Attempts:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._session = poller.session
-        self._ledger = poller.ledger
+        self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
         self._in_flight: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
@@ -155,7 +155,7 @@ class Attempts:
         if (running := self._in_flight.get(identifier)) is not None:
             self._existing(attempt, Record(client_transaction_id=identifier, digest=running[0]))
             return await asyncio.shield(running[1])
-        known = self._poller.get(identifier)
+        known = self._poller.asks.get(identifier)
         # Without its digest, which is forgotten in the long run, the ledger is read.
         if known is not None and known.state is not State.SENDING and known.digest:
             return self._existing(attempt, known)
@@ -185,7 +185,8 @@ class Attempts:
     def _sent(self, attempt: Attempt, sent: asyncio.Future[Record]) -> None:
         # Also where the caller has gone: what may exist is followed.
         del self._in_flight[attempt.client_transaction_id]
-        self._poller.touch()
+        self._poller.asks.touch()
+        self._poller.wake_up()
         if not sent.cancelled() and sent.exception() is None:
             self._poller.took(sent.result())
 
@@ -194,7 +195,7 @@ class Attempts:
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:
-            await self._poller.suspect(attempt.lane)
+            await self._poller.asks.suspect(attempt.lane)
             raise
 
     async def _send_once(self, attempt: Attempt) -> Record:
@@ -253,7 +254,7 @@ class Attempts:
             kind=attempt.kind,
             digest=attempt.digest,
             lane=attempt.lane,
-            credentials=self._poller.credentials.keyed(SIGNED_WITH.get()),
+            credentials=self._poller.queries.credentials.keyed(SIGNED_WITH.get()),
             amount=attempt.amount,
             currency=attempt.currency,
             created_at=wall,
@@ -262,8 +263,8 @@ class Attempts:
         if not await self._ledger.permit(record):
             attempt.record = None
             raise PermitDeniedError
-        if self._poller.sharing is not None:
-            self._poller.sharing.permitted(attempt.client_transaction_id)
+        if self._poller.asks.sharing is not None:
+            self._poller.asks.sharing.permitted(attempt.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._total:
@@ -356,7 +357,7 @@ class Attempts:
         existed = before.evidence is Evidence.ANSWER and (
             before.error_type == CustomerBusyError.__name__ or before.error_code in duplicates
         )
-        if attempt.kind != "sale" or not self._poller.queries_by_client_id:
+        if attempt.kind != "sale" or not self._poller.queries.by_client_id:
             return None
         if not existed and before.notified_at is None:
             return None
@@ -367,7 +368,7 @@ class Attempts:
             raise NotSentError(words, client_transaction_id=identifier) from None
         if report is None:
             return None
-        if not self._poller.may_deny(before):
+        if not self._poller.queries.may_deny(before):
             raise NotSentError(
                 "an earlier attempt may exist: its id was found under other credentials than those that sent it",
                 client_transaction_id=identifier,
@@ -401,7 +402,7 @@ class Attempts:
             return None
         duplicate = self.is_duplicate(refused)
         lost, identifier = self._lost(record), record.client_transaction_id
-        if not self._poller.queries_by_client_id:
+        if not self._poller.queries.by_client_id:
             return await self._poller.write(record, lost) if duplicate else None
         try:
             report = await self._query(identifier)
@@ -413,7 +414,7 @@ class Attempts:
                 "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
             )
             return await self._poller.write(record, lost)
-        if not self._poller.may_deny(record):
+        if not self._poller.queries.may_deny(record):
             return await self._poller.write(record, lost)  # the token was renewed meanwhile
         if report is None:
             # An earlier attempt that was thought absent may be there after all.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from payclient.models import SaleRequest
 from payclient.tracking.attempts import Attempts
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
@@ -32,11 +32,11 @@ class Bulk:
     @property
     def are_shared(self) -> bool:
         """Whether other processes may have this ledger open."""
-        return self._poller.sharing is not None
+        return self._poller.asks.sharing is not None
 
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
         """The sales of those ids that the ledger has."""
-        records = await self._poller.ledger.get_many(client_transaction_ids)
+        records = await self._poller.asks.ledger.get_many(client_transaction_ids)
         return {identifier: PendingSale(self._poller, record) for identifier, record in records.items()}
 
     def is_same(self, request: SaleRequest, pending: PendingSale) -> bool:
@@ -45,7 +45,7 @@ class Bulk:
 
     async def send(self, request: SaleRequest, *, is_new: bool) -> PendingSale:
         """`Tracker.sale` for a task that is not cancelled meanwhile. `is_new`: the ledger had no such id just now."""
-        self._poller.check_open(request.client_transaction_id)
+        self._poller.asks.check_open(request.client_transaction_id)
         record = await self._attempts.send(self._attempts.for_sale(request, is_new=is_new))
         return PendingSale(self._poller, record)
 
@@ -55,9 +55,9 @@ class Bulk:
 
     async def take_lane(self, lane: bytes) -> bool:
         """Charge this customer alone from now on; False: another process does."""
-        return self._poller.sharing is None or await self._poller.sharing.take_lane(lane)
+        return self._poller.asks.sharing is None or await self._poller.asks.sharing.take_lane(lane)
 
     async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
         """Let other processes charge these customers."""
-        if self._poller.sharing is not None:
-            await self._poller.sharing.drop_lanes(lanes)
+        if self._poller.asks.sharing is not None:
+            await self._poller.asks.sharing.drop_lanes(lanes)

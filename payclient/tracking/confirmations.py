@@ -13,7 +13,7 @@ import attrs
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.due_times import Scheduled
+from payclient.tracking.followup import Scheduled
 
 __all__: list[str] = []
 

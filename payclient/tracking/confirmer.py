@@ -57,7 +57,7 @@ class Confirmer:
     def confirm(self, form: ReturnedForm, transaction_id: int | None) -> Confirmation:
         """Confirm this transaction, now or as soon as it is its turn. None: query whether it is paid."""
         confirmation = form.begin(transaction_id, self._poller.clock.monotonic())
-        if self._poller.closed:
+        if self._poller.asks.closed:
             confirmation.open = False  # it stands in the ledger
         else:
             self._poller.plan_form(form)
@@ -98,14 +98,16 @@ class Confirmer:
         except RateLimitedError as limited:
             wait = form.wait_for(limited.retry_after)
         except UnauthorizedError:
-            self._poller.say("confirm 401", "confirmations are refused (401): is the token still good?")
+            self._poller.queries.say(
+                "confirm 401", "confirmations are refused (401): is the token still good?"
+            )
         except RefusedError as refused:
             settled = await self._refused(form, refused)
         except LedgerError as error:
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
         except PayError as error:
             name = type(error).__name__
-            self._poller.say(f"confirm {name}", f"a confirmation failed: {name}")
+            self._poller.queries.say(f"confirm {name}", f"a confirmation failed: {name}")
         except Exception as error:  # a fault of ours must not lose the form
             logger.error("%s: confirming failed: %s", identifier, type(error).__name__)
         finally:
@@ -119,9 +121,9 @@ class Confirmer:
     async def _reread(self, form: ReturnedForm) -> None:
         """See what others wrote. A ledger that cannot be read stops no confirmation."""
         try:
-            form.record = await self._poller.ledger.get(form.record.client_transaction_id) or form.record
+            form.record = await self._poller.asks.ledger.get(form.record.client_transaction_id) or form.record
         except LedgerError as error:
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
 
     async def _confirm(self, form: ReturnedForm, transaction_id: int) -> bool:
         """Whether the service's answer settles this id."""
@@ -131,12 +133,12 @@ class Confirmer:
 
     async def _query(self, form: ReturnedForm) -> bool:
         """The browser came back cancelled, which proves nothing: query, where that can be done."""
-        if not self._poller.queries_by_client_id:
+        if not self._poller.queries.by_client_id:
             return True
         record = form.record
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
         unpaid = report is None or report.state == "Cancelado"
-        if unpaid and not self._poller.may_deny(record):
+        if unpaid and not self._poller.queries.may_deny(record):
             return True
         if report is not None and self.confirms and report.state == "Aceptado":
             held = self.unless_confirmed(record, report)
@@ -152,14 +154,14 @@ class Confirmer:
         asked.refusals += refused.error_code in self._session.profile.not_found_codes
         if asked.refusals < MOST_REFUSALS:
             code = refused.error_code
-            self._poller.say(f"confirm refused {code}", f"a confirmation was refused: {code}")
+            self._poller.queries.say(f"confirm refused {code}", f"a confirmation was refused: {code}")
             return False
         what = f"confirming transaction {asked.transaction_id}: no such transaction"
         conflicted = Conflicted(at=self._poller.clock.time(), what=what)
         try:
             return await self._apply(form, conflicted)
         except LedgerError as error:
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
             return False
 
     async def _take(self, form: ReturnedForm, reading: Reading) -> bool:
@@ -179,9 +181,9 @@ class Confirmer:
     async def _apply(self, form: ReturnedForm, event: Event) -> bool:
         """Whether the ledger took the event; where the state forbids it now, the id is asked about again later."""
         try:
-            form.record = await self._poller.ledger.apply(form.record, event)
+            form.record = await self._poller.asks.ledger.apply(form.record, event)
         except TransitionError:
-            newest = await self._poller.ledger.get(form.record.client_transaction_id)
+            newest = await self._poller.asks.ledger.get(form.record.client_transaction_id)
             form.record = newest or form.record
             return form.record.state.decided
         self._poller.took(form.record)

@@ -6,6 +6,7 @@ Times are seconds of the monotonic clock, except those of records.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ from payclient.events import Evidence
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
 from payclient.models import StatusReport
 from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
-from payclient.tracking.due_times import Scheduled
 
 __all__ = ["StatusSource", "TransactionRef"]
 
@@ -144,6 +144,20 @@ class Findings:
         return found
 
 
+class Scheduled:
+    """What is looked at when its time comes, and waits in a line for its request."""
+
+    __slots__ = ("line", "slot", "task")
+
+    def __init__(self) -> None:
+        #: Where the due times have it; an item of another slot is stale.
+        self.slot: deque[Any] | None = None
+        #: The line in which it waits for its request; 0: in none.
+        self.line = 0
+        #: Its request in flight.
+        self.task: Awaitable[Any] | None = None
+
+
 class Followed(Scheduled):
     """One open ask, or a decided one that was notified. There may be 100,000: what few have is in `findings`."""
 
@@ -204,6 +218,8 @@ class Policy:
     proves_absence: bool
     #: Whether a query can go by a transaction id.
     by_transaction_id: bool
+    #: Whether a form's status can be queried, by our own id.
+    follows_forms: bool
     sale_window: float
     form_window: float
     total_timeout: float
@@ -213,14 +229,19 @@ class Policy:
     scale: float = attrs.field(init=False)
     #: Seconds between two queries of one ask, at least.
     least_gap: float = attrs.field(init=False)
+    #: Seconds from its permit to the end of an ask, by kind.
+    longest_life: dict[str, float] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scale = self.sale_window / NORMAL_WINDOW
         self.least_gap = min(1.0, self.scale)
+        # A form's link may be loaded as late as it is handed out, and then lives once more.
+        lives = {"sale": self.sale_window, "form": 2 * self.form_window}
+        self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
 
-    def longest_life(self, kind: str) -> float:
-        """Seconds from its permit to the end of an ask; a form's link may be loaded as late as it is handed out."""
-        return self.total_timeout + (self.sale_window if kind == "sale" else 2 * self.form_window)
+    def follows(self, record: Record) -> bool:
+        """Return whether it is followed at all."""
+        return record.kind == "sale" or self.follows_forms
 
     # --- When next
 
@@ -248,6 +269,12 @@ class Policy:
         if now >= expires:
             return now + spread * self.scale
         return min(now + self._gap(ask.record.kind, ask.age(now), spread), expires)
+
+    def expires_now(self, ask: Followed, now: float) -> bool:
+        """Return whether its window is over, which is written down before anything else."""
+        # Where that failed, querying goes on all the same, and tries again.
+        failing = self.can_query and ask.findings is not None and ask.findings.failures > 0
+        return ask.record.state is PENDING and now >= ask.expires and not failing
 
     def is_final(self, ask: Followed, now: float) -> bool:
         """Return whether a query now is one of the last, which settle an expired ask."""

@@ -95,7 +95,7 @@ class Forms:
     def __init__(self, attempts: Attempts, poller: Poller) -> None:
         self._attempts = attempts
         self._poller = poller
-        self._ledger = poller.ledger
+        self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
         self._live: dict[str, PaymentForm] = {}

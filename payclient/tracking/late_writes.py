@@ -13,7 +13,7 @@ from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
-from payclient.tracking.due_times import Scheduled
+from payclient.tracking.followup import Scheduled
 
 __all__: list[str] = []
 
@@ -71,27 +71,8 @@ class LateWrites:
             )
             self._failures = 0
 
-    async def write(self, record: Record, event: Event) -> tuple[Record, LateWrite | None]:
-        """Record what happened; the record as it is then, and what is to be written later where the ledger fails."""
-        try:
-            return await self._apply(record, event), None
-        except TransitionError:
-            # It was decided otherwise meanwhile (an operator, another process): the ledger's word stands.
-            logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
-        except LedgerUnavailableError as error:
-            self.failed(error)
-            late = self._late.setdefault(
-                record.client_transaction_id, LateWrite(record.client_transaction_id)
-            )
-            late.events.append((record, event))
-            return unwritten(record, event), late if len(late.events) == 1 else None
-        try:
-            return await self._ledger.get(record.client_transaction_id) or record, None
-        except LedgerUnavailableError as error:
-            self.failed(error)
-            return unwritten(record, event), None
-
-    async def _apply(self, record: Record, event: Event) -> Record:
+    async def apply(self, record: Record, event: Event) -> Record:
+        """Let the ledger take how an attempt ended."""
         if isinstance(event, NotSent):
             # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
             # was granted the same attempt and sends it.
@@ -112,6 +93,22 @@ class LateWrites:
                 record = await self._ledger.apply(record, Lost(at=event.at, expires_at=ends))
             return await self._ledger.apply(record, Conflicted(at=event.at, what=str(taken)))
 
+    def keep(self, record: Record, event: Event, error: Exception) -> LateWrite | None:
+        """Keep what the ledger could not take, to be written later; None: its id is planned already."""
+        self.failed(error)
+        late = self._late.setdefault(record.client_transaction_id, LateWrite(record.client_transaction_id))
+        late.events.append((record, event))
+        return late if len(late.events) == 1 else None
+
+    async def decided_otherwise(self, record: Record, event: Event) -> Record:
+        """Return what an operator or another process wrote meanwhile: the ledger's word stands."""
+        logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
+        try:
+            return await self._ledger.get(record.client_transaction_id) or record
+        except LedgerUnavailableError as error:
+            self.failed(error)
+            return unwritten(record, event)
+
     async def write_now(self, client_transaction_id: str) -> tuple[list[Record], bool]:
         """Write what the ledger could not take; the records after it, and whether something is left."""
         written: list[Record] = []
@@ -119,7 +116,7 @@ class LateWrites:
             record, event = late.events[0]
             try:
                 try:
-                    after: Record | None = await self._apply(record, event)
+                    after: Record | None = await self.apply(record, event)
                 except TransitionError:
                     # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
                     after = await self._ledger.get(client_transaction_id)

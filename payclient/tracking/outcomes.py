@@ -1,27 +1,21 @@
-"""`Outcome`: what is known of a sale, and how it is known."""
+"""`Outcome`, what is known of a sale and how; `PendingSale`, the handle of one that may exist."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
-from payclient.clock import Clock, sleep
-from payclient.errors import LedgerUnavailableError, PayError, RefusedError, UsageError
+from payclient.errors import PayError, RefusedError
 from payclient.events import Evidence
-from payclient.ledger import Change, Ledger
+from payclient.ledger import Change
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 
-__all__ = ["Outcome"]
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
 
-logger = logging.getLogger("payclient.tracker")
-
-#: Seconds after which outcomes are read again where the ledger could not be.
-AGAIN = 1.0
+__all__ = ["Outcome", "PendingSale"]
 
 
 @attrs.frozen(kw_only=True)
@@ -84,52 +78,93 @@ class Outcome:
         )
 
 
-async def feed(
-    ledger: Ledger,
-    clock: Clock,
-    since: int,
-    changed: Callable[[], asyncio.Event],
-    is_open: Callable[[], bool],
-) -> AsyncGenerator[Outcome]:
-    """What `Tracker.outcomes` gives, until `is_open` says no.
+class PendingSale:
+    """A sale that may exist: follow it to its outcome. Made by the tracker."""
 
-    `changed` returns the event that is set at the next change. A ledger that cannot be read is read again after a
-    while, from the same place.
-    """
-    failing = False
-    while True:
-        change_of = changed()
-        try:
-            changes = await ledger.changes(since)
-            attempts = await ledger.attempts([change.client_transaction_id for change in changes])
-        except (LedgerUnavailableError, UsageError) as error:
-            if not is_open():
-                return
-            if isinstance(error, UsageError):
-                raise
-            if not failing:
-                logger.warning("outcomes cannot be read now: %s", error)
-            failing = True
-            await _either(change_of.wait(), sleep(clock, AGAIN))
-            continue
-        failing = False
-        for change in changes:
-            since = change.cursor
-            yield Outcome.at(change, attempts[change.client_transaction_id][change.attempt - 1])
-        if not changes:
-            if not is_open():
-                return
-            await change_of.wait()
+    __slots__ = ("_ask", "_poller", "_record")
 
+    def __init__(self, poller: Poller, record: Record) -> None:
+        self._poller = poller
+        self._record = record
+        # A sale that is being sent here is followed by its sender.
+        sending = record.state is State.SENDING and not poller.asks.is_elsewhere(record)
+        self._ask = None if sending else poller.follow(record)
 
-async def _either(*works: Coroutine[Any, Any, object]) -> None:
-    """Until one of them has ended; the others are cancelled."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+    def _now(self) -> Record:
+        return self._record if self._ask is None else self._ask.record
+
+    def __repr__(self) -> str:
+        record = self._now()
+        return f"<PendingSale {record.client_transaction_id} {record.state} transaction_id={record.transaction_id}>"
+
+    @property
+    def client_transaction_id(self) -> str:
+        """The merchant's id."""
+        return self._record.client_transaction_id
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of its client transaction id this is; one more only where the one before created nothing."""
+        return self._record.attempt
+
+    @property
+    def kind(self) -> str:
+        """`sale` for a push request, `form` for a payment form."""
+        return self._record.kind
+
+    @property
+    def digest(self) -> bytes:
+        """The ledger's keyed digest of the content that was sent."""
+        return self._record.digest
+
+    @property
+    def transaction_id(self) -> int | None:
+        """The service's id; None while it is not known."""
+        return self._now().transaction_id
+
+    @property
+    def state(self) -> State:
+        """Where it stands, as far as this process has heard."""
+        return self._now().state
+
+    @property
+    def expires_at(self) -> float | None:
+        """UTC seconds since the epoch from which the customer can no longer approve (§8); never early."""
+        return self._now().expires_at
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until `expires_at`, at least 0."""
+        expires_at = self._now().expires_at
+        return 0.0 if expires_at is None else max(expires_at - self._poller.clock.time(), 0.0)
+
+    @property
+    def notified_at(self) -> float | None:
+        """When a notification came, in UTC seconds since the epoch (§6)."""
+        return self._now().notified_at
+
+    @property
+    def outcome(self) -> Outcome:
+        """What is known now, without waiting."""
+        return Outcome.of(self._now(), report=None if self._ask is None else self._ask.report)
+
+    @property
+    def refusal(self) -> tuple[Evidence, str | None]:
+        """What a refusal rests on, and its error's class name."""
+        record = self._now()
+        return record.evidence, record.error_type
+
+    async def wait(self, timeout: float | None = None) -> Outcome:
+        """Wait for the outcome; whose `paid` is True, False, or None: nobody knows.
+
+        Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
+        `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
+        """
+        return await self._poller.wait(self._now(), timeout)
+
+    async def check(self) -> Outcome:
+        """Ask the service once, now (at most once a second for a sale), and say what is known."""
+        return await self._poller.check(self._now())
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:

@@ -7,8 +7,7 @@ from collections.abc import Coroutine
 from itertools import islice
 
 from payclient.schedule import expected_lag
-from payclient.tracking.due_times import Scheduled
-from payclient.tracking.followup import Followed
+from payclient.tracking.followup import Followed, Scheduled
 
 __all__: list[str] = []
 

@@ -29,7 +29,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     stale = [record for record in records if record.state is State.SENDING]
     recovered = await asyncio.gather(*(_recover(poller, record) for record in stale))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
-        if poller.follows(record):
+        if poller.policy.follows(record):
             poller.follow(record)
     await _confirm_returned(poller, [record for record in records if record.kind == "form"])
     if records:
@@ -41,9 +41,9 @@ async def _recover(poller: Poller, record: Record) -> Record:
     policy = poller.policy
     ends = record.created_at + policy.total_timeout + policy.sale_window
     try:
-        return await poller.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
+        return await poller.asks.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
     except TransitionError:
-        return await poller.ledger.get(record.client_transaction_id) or record
+        return await poller.asks.ledger.get(record.client_transaction_id) or record
 
 
 async def _confirm_returned(poller: Poller, records: Sequence[Record]) -> None:
@@ -53,9 +53,9 @@ async def _confirm_returned(poller: Poller, records: Sequence[Record]) -> None:
         return
     # Who gave a form up may still load and pay it until its links are dead.
     since = poller.clock.time() - 2 * poller.policy.form_window - confirm.window
-    for record in [*records, *await abandoned_forms(poller.ledger, since)]:
+    for record in [*records, *await abandoned_forms(poller.asks.ledger, since)]:
         if record.kind == "form" and record.notified_at is not None:
-            for transaction_id in (await unconfirmed_ids(poller.ledger, record))[:MOST_IDS]:
+            for transaction_id in (await unconfirmed_ids(poller.asks.ledger, record))[:MOST_IDS]:
                 confirmer.confirm(confirmer.form(record), transaction_id)
 
 

@@ -179,8 +179,9 @@ class Sharing:
                     await self._ledger.drop_lanes(tuple(self._undropped))
                     self._undropped.clear()
                 await self._claim()
+                self._poller.wake_up()
             except LedgerError as error:
-                self._poller.late.failed(error)
+                self._poller.asks.late.failed(error)
             except Exception as error:  # a fault of ours must not end it
                 logger.error("sharing failed: %s", type(error).__name__)
 
@@ -200,10 +201,10 @@ class Sharing:
         self._since = set()
         held = await self._ledger.held()
         self._ours = held | self._since
-        for ask in self._poller.all():
+        for ask in self._poller.asks.all():
             if not ask.elsewhere and not self.ours(ask.record.client_transaction_id):
-                self._poller.release(ask)
-        lost = [each for each in held if (known := self._poller.find(each)) is None or known.elsewhere]
+                self._poller.asks.release(ask)
+        lost = [each for each in held if (known := self._poller.asks.find(each)) is None or known.elsewhere]
         for begin in range(0, len(lost), PAGE):
             records = await self._ledger.get_many(lost[begin : begin + PAGE])
             if found := [each for each in records.values() if self._is_lost(each)]:
@@ -232,7 +233,7 @@ class Sharing:
         try:
             taken = await self._ledger.take_lanes([lane for lane, _ in wanted])
         except LedgerError as error:
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
         finally:
             self._undropped -= taken
             for lane, future in wanted:
@@ -245,17 +246,17 @@ class Sharing:
             await self._ledger.drop_lanes(lanes)
         except LedgerError as error:
             self._undropped.update(lanes)
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
 
     # --- What others wrote
 
     def _woken(self, client_transaction_id: str | None) -> None:
-        self._poller.touch()
+        self._poller.asks.touch()
         if client_transaction_id is None:
             self._changed.update(
-                ask.record.client_transaction_id for ask in self._poller.all() if ask.waiters
+                ask.record.client_transaction_id for ask in self._poller.asks.all() if ask.waiters
             )
-        elif self._poller.find(client_transaction_id) is not None:
+        elif self._poller.asks.find(client_transaction_id) is not None:
             self._changed.add(client_transaction_id)
         if self._changed and self._reading is None and not self._closed:
             self._reading = self._start(self._read())
@@ -268,20 +269,21 @@ class Sharing:
                 ids = [self._changed.pop() for _ in range(min(PAGE, len(self._changed)))]
                 for record in (await self._ledger.get_many(ids)).values():
                     self._learn(record)
+                self._poller.wake_up()
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)
-            self._poller.late.failed(error)
+            self._poller.asks.late.failed(error)
         finally:
             self._reading = None
 
     def _learn(self, record: Record) -> None:
-        ask = self._poller.find(record.client_transaction_id)
+        ask = self._poller.asks.find(record.client_transaction_id)
         if ask is None:
             return
         before = ask.record
         news = record.notified_at != before.notified_at or record.candidate_ids != before.candidate_ids
-        if self._poller.learn(ask, record) and not record.state.decided and news:
+        if self._poller.asks.learn(ask, record) and not record.state.decided and news:
             self._poller.notified(record)
 
     async def aclose(self) -> None:

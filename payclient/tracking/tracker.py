@@ -30,10 +30,10 @@ from payclient.timeouts import Timeouts
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk
+from payclient.tracking.feed import feed
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
-from payclient.tracking.outcomes import Outcome, feed
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import take_over
 from payclient.tracking.withdrawal import withdraw
@@ -94,10 +94,10 @@ class Tracker:
                 "no status source: the profile names no status query, so that `paid` can never become True"
             )
         await self._check_environment()
-        self._poller.is_open = True
+        self._poller.asks.is_open = True
         # What a crash left is followed on; where other processes live, what none of them follows, now and later.
-        if self._poller.sharing is not None:
-            await self._poller.sharing.begin()
+        if self._poller.asks.sharing is not None:
+            await self._poller.asks.sharing.begin()
         else:
             await take_over(self._poller, [record async for record in self._ledger.unfinished()])
         return self
@@ -109,7 +109,7 @@ class Tracker:
 
     async def aclose(self) -> None:
         """Let the sends in flight end (within the total time-out) and stop following. The ledger stays open."""
-        self._poller.is_open = False
+        self._poller.asks.is_open = False
         await self._attempts.aclose()
         await self._poller.aclose()
 
@@ -122,7 +122,7 @@ class Tracker:
 
         Raises `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
-        self._poller.check_open(request.client_transaction_id)
+        self._poller.asks.check_open(request.client_transaction_id)
         record = await self._attempts.send(self._attempts.for_sale(request), detached=True)
         return PendingSale(self._poller, record)
 
@@ -132,7 +132,7 @@ class Tracker:
         It is unsigned and never a verdict: forged ones cause no wrong state, and a query a second at most. Without
         a status source it ends the wait, with `paid` None.
         """
-        self._poller.check_open()
+        self._poller.asks.check_open()
         return await self._arrivals.notify(notification)
 
     async def returned(
@@ -147,7 +147,7 @@ class Tracker:
 
         Raises `InvalidNotificationError` for what comes from no form of ours, `ConfigurationError`, `LedgerError`.
         """
-        self._poller.check_open()
+        self._poller.asks.check_open()
         profile = self._session.profile
         if profile.returned is None or profile.confirm is None:
             lacking = "returned" if profile.returned is None else "confirm"
@@ -166,7 +166,7 @@ class Tracker:
         Where the service's answer is lost, the outcome is what the status query says, perhaps still undecided. Raises
         `ConfigurationError`, `NotSentError`, `RefusedError` where nothing was withdrawn, `UsageError` for a form.
         """
-        self._poller.check_open(pending.client_transaction_id)
+        self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
         if record is None:
             return pending.outcome
@@ -179,7 +179,7 @@ class Tracker:
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id.
         """
-        self._poller.check_open(request.client_transaction_id)
+        self._poller.asks.check_open(request.client_transaction_id)
         return await self._forms.prepare(request)
 
     async def live_form(
@@ -229,14 +229,14 @@ class Tracker:
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """The sale of a client transaction id, open or decided; None if the ledger has none."""
-        record = self._poller.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
+        record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
         if record is None:
             return None
         return PendingSale(self._poller, record)
 
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
-        return [PendingSale(self._poller, ask.record) for ask in self._poller.all()]
+        return [PendingSale(self._poller, ask.record) for ask in self._poller.asks.all()]
 
     async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
         """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.
@@ -244,9 +244,7 @@ class Tracker:
         Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once. A ledger
         that cannot be read for a while delays the feed.
         """
-        told = feed(
-            self._ledger, self._clock, since, lambda: self._poller.changed, lambda: self._poller.is_open
-        )
+        told = feed(self._poller.asks, since)
         async with aclosing(told):
             async for outcome in told:
                 yield outcome

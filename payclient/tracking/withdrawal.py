@@ -41,7 +41,7 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
 
 async def _has_another(poller: Poller, record: Record) -> bool:
     """Whether another transaction of this sale may be open or paid: what stands in front may repeat a POST."""
-    if not poller.queries_by_client_id:
+    if not poller.queries.by_client_id:
         return False
     if not await poller.wait_for_turn(poller.policy.total_timeout):
         return True

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from payclient.lifecycle import State
-from payclient.tracking.pending import PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.web.pages import Language, Page, check_address, check_language, make_page
 
 if TYPE_CHECKING:

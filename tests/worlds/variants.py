@@ -19,12 +19,12 @@ from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracking import late_writes, poller, tracker
+from payclient.tracking import asks, poller, queries, tracker
 from payclient.tracking.arrivals import Arrivals
+from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
 from payclient.tracking.evidence import AnswerReader, Credentials, Reading
 from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
-from payclient.tracking.late_writes import LateWrite, LateWrites
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.tracking.rate_limit import RateLimit
@@ -42,7 +42,7 @@ def _resend_after_crash() -> list[Patch]:
     async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         for record in records:
             if record.state is State.SENDING:
-                record = await poller.ledger.apply(record, NotSent(at=poller.clock.time()))
+                record = await poller.asks.ledger.apply(record, NotSent(at=poller.clock.time()))
             poller.follow(record)
 
     return [(tracker, "take_over", take_over)]
@@ -107,13 +107,13 @@ def _no_permit() -> list[Patch]:
 
 def _record_after_send() -> list[Patch]:
     """The row is written with the answer."""
-    shipped = LateWrites.write
+    shipped = OpenAsks.write
 
-    async def write(self: LateWrites, record: Record, event: Event) -> tuple[Record, LateWrite | None]:
-        await self._ledger.permit(record)
+    async def write(self: OpenAsks, record: Record, event: Event) -> Record:
+        await self.ledger.permit(record)
         return await shipped(self, record, event)
 
-    return [(Attempts, "_permit", _no_insert), (LateWrites, "write", write)]
+    return [(Attempts, "_permit", _no_insert), (OpenAsks, "write", write)]
 
 
 def _no_clock_check() -> list[Patch]:
@@ -133,10 +133,10 @@ def _trust_the_notification() -> list[Patch]:
 
     async def notify(self: Arrivals, notification: payclient.Notification) -> payclient.Receipt:
         receipt = await shipped(self, notification)
-        ask = self._poller.find(notification.client_transaction_id)
+        ask = self._poller.asks.find(notification.client_transaction_id)
         if receipt is payclient.Receipt.MATCHED and ask is not None:
             event = FoundAccepted(at=self._clock.time(), transaction_id=notification.transaction_id)
-            await self._poller.apply(ask, event)
+            await self._poller.asks.apply(ask, event)
         return receipt
 
     return [(Arrivals, "notify", notify)]
@@ -156,12 +156,12 @@ def _unmapped_word() -> list[Patch]:
 def _busy_clears() -> list[Patch]:
     """Code 2061 in its lane says that the unknown sale is not there."""
 
-    async def suspect(self: Poller, lane: bytes) -> None:
+    async def suspect(self: OpenAsks, lane: bytes) -> None:
         for ask in self.all():
             if ask.record.state is State.UNKNOWN and ask.record.lane == lane:
                 await self.apply(ask, NotSent(at=self.clock.time()))
 
-    return [(Poller, "suspect", suspect)]
+    return [(OpenAsks, "suspect", suspect)]
 
 
 def _expiry_says_unpaid() -> list[Patch]:
@@ -179,7 +179,7 @@ def _resend_at_five_minutes() -> list[Patch]:
 
     async def query(self: Poller, ask: Followed) -> payclient.StatusReport | None:
         if ask.record.state is State.UNKNOWN and self.clock.monotonic() >= ask.expires:
-            await self.apply(ask, NotSent(at=self.clock.time()))
+            await self.asks.apply(ask, NotSent(at=self.clock.time()))
         return await shipped(self, ask)
 
     return [(Poller, "_query", query)]
@@ -291,12 +291,12 @@ def _late_news_at_once() -> list[Patch]:
 
 def _endless_source() -> list[Patch]:
     """A status source of the user's has all the time that it takes."""
-    return [(poller, "within", lambda clock, seconds, work: work)]
+    return [(queries, "within", lambda clock, seconds, work: work)]
 
 
 def _memory_says_more() -> list[Patch]:
     """What the ledger could not take is true all the same."""
-    return [(late_writes, "unwritten", lifecycle.advance)]
+    return [(asks, "unwritten", lifecycle.advance)]
 
 
 def _tasks_begin_at_once() -> list[Patch]:

@@ -1,0 +1,150 @@
+"""One status query: made, its answer read and written. A failure is nobody's wait's failure: it is queried again."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import attrs
+
+from payclient.auth import SIGNED_WITH
+from payclient.clock import within
+from payclient.errors import RateLimitedError, UnauthorizedError
+from payclient.lifecycle import Record
+from payclient.models import StatusReport
+from payclient.session import PaySession
+from payclient.tracking.asks import OpenAsks
+from payclient.tracking.evidence import UNDER_ANOTHER, AnswerReader, Credentials, Reading
+from payclient.tracking.followup import NEVER, Followed, StatusSource, TransactionRef
+from payclient.tracking.rate_limit import RateLimit
+from payclient.tracking.recovery import is_noted
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.tracker")
+
+#: Seconds without queries after a 401.
+UNAUTHORIZED_PAUSE = 30.0
+
+#: What one query weighs in the share of those that fail, and the share from which a service counts as failing.
+WEIGHT, FAILING = 1 / 16, 0.05
+
+
+class StatusQueries:
+    """Queries through one session, or a user's own `source`."""
+
+    def __init__(
+        self, session: PaySession, asks: OpenAsks, rate: RateLimit, source: StatusSource | None
+    ) -> None:
+        self._session = session
+        self._source = source
+        self._asks = asks
+        self._clock = asks.clock
+        self._policy = asks.policy
+        self._rate = rate
+        status = session.profile.status
+        #: Whether the session can query by our own id, and by the service's.
+        self.by_client_id = status is not None and status.by_client_transaction_id is not None
+        self._by_id = status is not None and status.by_transaction_id is not None
+        self.credentials = Credentials(asks.ledger.digest_key)
+        self._reader = AnswerReader(self._policy, self.credentials if source is None else None)
+        #: Of late, the share of queries that brought no answer.
+        self._failed = 0.0
+        #: When the first 401 came after the last answer; infinity: none did.
+        self._refused_at = math.inf
+        self._said: set[str] = set()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the service leaves queries unanswered."""
+        return self._failed > FAILING
+
+    async def ask(self, ask: Followed, query: TransactionRef) -> tuple[StatusReport | None, bool]:
+        """Query once; the report, and whether an answer came."""
+        answered, report = await self._fetch(ask, query)
+        if not answered and ask.findings is not None:
+            ask.findings.client_queried_at = NEVER  # without an answer it proves nothing: it is made again
+        return report, answered
+
+    def read(self, ask: Followed, query: TransactionRef, report: StatusReport | None) -> Reading:
+        """Read an answer that came just now."""
+        now, at, token = self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
+        if report is None:
+            return self._reader.not_found(ask, query, now, at, token)
+        return self._reader.report(ask, query, report, now, at, token)
+
+    async def read_all(self, ask: Followed, query: TransactionRef) -> Reading | None:
+        """Query all transactions of this client transaction id, before a cancelled one decides; None: no answer."""
+        answered, report = await self._fetch(ask, attrs.evolve(query, transaction_id=None, candidate_id=None))
+        if not answered:
+            return None
+        now, at = self._clock.monotonic(), self._clock.time()
+        return self._reader.all_transactions(ask, query, report, now, at)
+
+    async def write(self, ask: Followed, reading: Reading) -> None:
+        """Log and write what an answer means."""
+        identifier, decided = ask.record.client_transaction_id, ask.record.state.decided
+        # What is known of a decided ask is made anew for each query: its history tells what was said before.
+        if not decided or not await is_noted(self._asks.ledger, ask.record, reading.events):
+            for alarm in reading.alarms:
+                logger.critical("%s: %s", identifier, alarm)
+            for event in reading.events:
+                await self._asks.apply(ask, event)
+            if reading.conflict is not None:
+                logger.error("%s: a status report is not ours: %s", identifier, reading.conflict)
+        if reading.warning is not None:
+            self.say(reading.warning, f"{identifier}: {reading.warning}")
+
+    async def _fetch(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
+        made_at = self._clock.monotonic()
+        try:
+            report = await self._status(query)
+        except RateLimitedError as limited:
+            if ask.final_queries:
+                ask.final_queries -= 1  # it was not made, as far as a wait is concerned
+            self._rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
+        except UnauthorizedError:
+            # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
+            if made_at > self._refused_at:
+                self._rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
+                self.say("401", "status queries are refused (401): is the token still good?")
+            elif self._refused_at == math.inf:
+                self._refused_at = self._clock.monotonic()
+        except Exception as error:  # of a user's own source anything
+            self._policy.findings(ask, self._clock.monotonic()).failures += 1
+            name = type(error).__name__
+            self.say(f"error {name}", f"a status query failed: {name}")
+        else:
+            self._failed -= WEIGHT * self._failed
+            self._rate.answered(made_at)
+            self._refused_at = math.inf
+            if ask.findings is not None:
+                ask.findings.failures = 0
+            return True, report
+        self._failed += WEIGHT * (1.0 - self._failed)
+        return False, None
+
+    async def _status(self, query: TransactionRef) -> StatusReport | None:
+        if self._source is not None:
+            return await within(self._clock, self._policy.total_timeout, self._source(query))
+        transaction_id = query.transaction_id or query.candidate_id
+        if self.by_client_id and (transaction_id is None or not self._by_id):
+            return await self.by_client(query.client_transaction_id)
+        return await self._session.status(transaction_id=transaction_id, repeat=False)
+
+    async def by_client(self, client_transaction_id: str) -> StatusReport | None:
+        """Query by client transaction id, once. Raises what `PaySession.status` raises."""
+        return await self._session.status(client_transaction_id=client_transaction_id, repeat=False)
+
+    def may_deny(self, record: Record) -> bool:
+        """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
+        if self.credentials.may_deny(record, SIGNED_WITH.get()):
+            return True
+        self.say(UNDER_ANOTHER, f"{record.client_transaction_id}: {UNDER_ANOTHER}")
+        return False
+
+    def say(self, key: str, message: str) -> None:
+        """Log a warning once."""
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("%s", message)

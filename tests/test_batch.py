@@ -29,7 +29,7 @@ from fake_service import (
 )
 from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
-from payclient.batch.pace import Pace
+from payclient.batch.pace import send_rate
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
@@ -452,19 +452,15 @@ async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> N
 
 async def test_many_429_at_once_count_as_one() -> None:
     """What was in flight when the first came says nothing new."""
-    clock = FakeService().clock
-    pace = Pace(clock, None)
-    for _ in range(20):
-        pace.take()
-        await clock.advance(0.01)
-    pace.slow(3)
-    assert pace.wait() == pytest.approx(3)
+    limit = send_rate(None)
+    for number in range(20):
+        limit.spend(0.01 * number)
+    limit.rate_limited(0.2, 0.19, 3)
     for _ in range(50):
-        pace.slow(3)
-    assert pace.wait() == pytest.approx(3)
-    await clock.advance(3)
-    pace.take()
-    assert pace.wait() == pytest.approx(0.02, abs=0.005)
+        limit.rate_limited(0.3, 0.19, 3)
+    assert limit.ready_at() == pytest.approx(3.2, abs=0.11)
+    limit.spend(3.3)
+    assert limit.ready_at() == pytest.approx(3.4, abs=0.02)
 
 
 async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from payclient.lifecycle import Record
 from payclient.tracking.followup import NEVER, Followed, Scheduled
-from payclient.tracking.rate_limit import FINAL, LONGEST_PAUSE, NOTIFIED, ROUTINE, RateLimit, RequestLines
+from payclient.tracking.rate_limit import FINAL, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
@@ -99,4 +99,4 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
         limit.answered(13.0)
     assert not limit.binds
     limit.rate_limited(20.0, 19.0, 1e9)
-    assert limit.ready_at() == pytest.approx(20.0 + LONGEST_PAUSE)
+    assert limit.ready_at() == pytest.approx(20.0 + 60.0)

@@ -12,7 +12,7 @@ from typing import Self
 
 from payclient.batch.feeding import begin_lanes, next_row, rows_of
 from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
-from payclient.batch.pace import Pace, sends_per_second
+from payclient.batch.pace import send_rate, sends_per_second
 from payclient.batch.results import ChargeResult
 from payclient.batch.tries import Tries
 from payclient.clock import Timer, start
@@ -67,9 +67,9 @@ class Charges(AsyncIterator[ChargeResult]):
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
-        self._pace = Pace(self._clock, sends_per_second(tracker.profile, rate, wait))
+        self._rate = send_rate(sends_per_second(tracker.profile, rate, wait))
         self._tries = Tries(
-            self._clock, self._pace, scale=self._scale, renews_token=tracker.bulk.renews_token, stop=self.stop
+            self._clock, self._rate, scale=self._scale, renews_token=tracker.bulk.renews_token, stop=self.stop
         )
         # In the total time-out of the request an unknown sale's end has been put off already.
         late = max(UNKNOWN_GRACE * self._scale - tracker.bulk.total_timeout, 0.0)
@@ -267,19 +267,20 @@ class Charges(AsyncIterator[ChargeResult]):
                 work = self._take(self._turns.take())
             else:
                 if self.stopped is None:
-                    if (wait := self._pace.wait()) > 0:
-                        self._wake_in(wait)
+                    now = self._clock.monotonic()
+                    if now < (when := self._rate.ready_at()):
+                        self._wake_at(when)
                         return
-                    self._pace.take()
+                    self._rate.spend(now)
                 work = self._charge(self._turns.take())
             self._in_flight += 1
             self._prompts += 1
             self._start(work)
 
-    def _wake_in(self, seconds: float) -> None:
+    def _wake_at(self, when: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._clock.call_at(self._clock.monotonic() + seconds, self._pump)
+        self._alarm = self._clock.call_at(when, self._pump)
 
     # --- With other processes that charge the same rows
 
@@ -370,19 +371,19 @@ class Charges(AsyncIterator[ChargeResult]):
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a row is charged by a task
         self._sends.add(task)
-        token = self._tries.token
+        token, made_at = self._tries.token, self._clock.monotonic()
         try:
             # Tried again, the row has an attempt in the ledger that `known` does not tell of.
             pending = await self._bulk.send(row.request, is_new=known is None and row.tries == 0)
         except Exception as error:
-            again = self._tries.again(row, error, token)
+            again = self._tries.again(row, error, token, made_at)
             if again is None or self.stopped is not None:
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
             self._sends.discard(task)
         if sends:  # what a crash left says nothing of how the service is now
-            self._tries.sent(pending, token)
+            self._tries.sent(pending, token, made_at)
         return pending
 
     async def _finish(self, pending: PendingSale) -> None:

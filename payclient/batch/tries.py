@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from payclient.batch.lanes import Row
-from payclient.batch.pace import Pace
 from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
 from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.rate_limit import RateLimit
 
 __all__ = ["Tries"]
 
@@ -32,10 +32,10 @@ class Tries:
     """`stop(why)` ends the sending; `scale` is the sale window by the normal one."""
 
     def __init__(
-        self, clock: Clock, pace: Pace, *, scale: float, renews_token: bool, stop: Callable[[str], None]
+        self, clock: Clock, rate: RateLimit, *, scale: float, renews_token: bool, stop: Callable[[str], None]
     ) -> None:
         self._clock = clock
-        self._pace = pace
+        self._rate = rate
         self._scale = scale
         self._renews_token = renews_token
         self._stop = stop
@@ -46,19 +46,19 @@ class Tries:
         #: Whether the service has taken anything with it.
         self._proven = True
 
-    def sent(self, pending: PendingSale, token: int) -> None:
+    def sent(self, pending: PendingSale, token: int, made_at: float) -> None:
         """A row was sent, and may exist."""
         self._proven = self._proven or token == self.token
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
             self._unknown_in_a_row = 0
-            self._pace.taken()
+            self._rate.answered(made_at)
             return
         self._unknown_in_a_row += 1
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
-    def again(self, row: Row, error: Exception, token: int) -> float | None:
+    def again(self, row: Row, error: Exception, token: int, made_at: float) -> float | None:
         """In how many seconds a row is tried again that created nothing; None: it is over."""
         row.tries += 1
         if isinstance(error, NotSentError):
@@ -74,7 +74,7 @@ class Tries:
             wait = BUSY_DELAYS[min(row.tries, len(BUSY_DELAYS)) - 1] * self._scale
             return wait if now + wait - row.busy_since <= BUSY_FOR * self._scale else None
         if isinstance(error, RateLimitedError):
-            self._pace.slow(error.retry_after)
+            self._rate.rate_limited(self._clock.monotonic(), made_at, error.retry_after)
             return 0.0 if row.tries <= RATE_LIMITED_TRIES else None
         if isinstance(error, UnauthorizedError):
             return self._unauthorized(error, token)

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from itertools import islice
+
+import attrs
 
 from payclient.schedule import expected_lag
 from payclient.tracking.followup import Followed, Scheduled
 
 __all__: list[str] = []
 
-#: The longest pause in seconds that a `Retry-After` may ask for.
-LONGEST_PAUSE = 60.0
+#: Seconds between requests after the first 429 where no rate is known.
+FIRST_SLOWDOWN = 0.1
 
-#: Seconds between requests after the first 429 where no rate is known, and at most. One success divides them.
-FIRST_SLOWDOWN, MOST_SLOWDOWN, RELIEF = 0.1, 10.0, 4.0
+#: The pause after a 429 without a `Retry-After`, in units of the seconds between requests, and at most, in seconds.
+PAUSE, MOST_PAUSE = 10.0, 10.0
 
-#: The pause after a 429 without a `Retry-After`, in units of the seconds between requests.
-PAUSE = 10.0
+#: Requests over which the present rate is measured.
+MEASURED = 20
+
+
+@attrs.frozen
+class Manners:
+    """What 429s teach."""
+
+    #: Seconds between requests at the slowest.
+    most_slowdown: float = 10.0
+    #: The part of a slowdown that one success leaves.
+    relief: float = 0.25
+    #: The longest pause in seconds that a `Retry-After` may ask for.
+    longest_pause: float = 60.0
+    #: Seconds of pause after a 429 without a `Retry-After`; None: by the slowdown.
+    pause: float | None = None
+    #: Whether half as fast is counted from the rate of late, however much more is allowed.
+    measures: bool = False
 
 
 class RateLimit:
     """Says when the next request may be made. Times are monotonic seconds; `per_minute` None: no limit is known."""
 
-    def __init__(self, per_minute: float | None) -> None:
+    def __init__(self, per_minute: float | None, manners: Manners = Manners()) -> None:
+        self._manners = manners
         self._gap = 60.0 / per_minute if per_minute else 0.0
         #: Seconds between requests, learnt from 429; successes undo it.
         self._slowdown = 0.0
@@ -32,6 +51,7 @@ class RateLimit:
         self._slowed_at = float("-inf")
         self._next = float("-inf")
         self._paused_until = float("-inf")
+        self._recent: deque[float] = deque(maxlen=MEASURED)
 
     @property
     def gap(self) -> float:
@@ -53,31 +73,41 @@ class RateLimit:
 
     def spend(self, now: float) -> None:
         """Count a request that is made now."""
-        # From the due moment, so that a late timer does not slow the rate down; no burst comes of it. Requests that
-        # could not wait do not add up.
-        gap = self.gap
-        self._next = max(min(self._next, now) + gap, now + gap * 0.9)
+        # From the due moment where the timer was a little late, so that the rate is kept; no burst comes of it.
+        # Requests that could not wait do not add up.
+        gap, late = self.gap, now - self.ready_at()
+        self._next = now + gap - (late if 0.0 < late <= gap * 0.1 else 0.0)
+        if self._manners.measures:
+            self._recent.append(now)
 
     def pause(self, now: float, seconds: float) -> None:
         """Make no request for so many seconds."""
-        self._paused_until = max(self._paused_until, now + min(seconds, LONGEST_PAUSE))
+        seconds = min(seconds, self._manners.longest_pause)
+        self._paused_until = max(self._paused_until, now + seconds)
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
         """Slow down after a 429: one doubling for each round of requests, however many were in flight."""
-        pause = retry_after
+        pause, manners = retry_after, self._manners
         if made_at > self._slowed_at:
             self._slowed_at = now
-            self._slowdown = min(max(2 * self._slowdown, FIRST_SLOWDOWN), MOST_SLOWDOWN)
+            present = self._slowdown
+            if manners.measures:
+                measured = (now - self._recent[0]) / len(self._recent) if self._recent else 0.0
+                present = max(self.gap, measured)
+            self._slowdown = min(max(2 * present, FIRST_SLOWDOWN), manners.most_slowdown)
             self._next = max(self._next, now + self._slowdown)
             if pause is None:
-                pause = min(PAUSE * self._slowdown, MOST_SLOWDOWN)
+                by_slowdown = min(PAUSE * self._slowdown, MOST_PAUSE)
+                pause = by_slowdown if manners.pause is None else manners.pause
         if pause is not None:
             self.pause(now, pause)
 
     def answered(self, made_at: float) -> None:
-        """Forget the service's 429 after a few successes of requests that were made since."""
-        if made_at > self._slowed_at:
-            self._slowdown = self._slowdown / RELIEF if self._slowdown > FIRST_SLOWDOWN / 2 else 0.0
+        """Forget the service's 429 after some successes of requests that were made since."""
+        if made_at > self._slowed_at and self._slowdown:
+            self._slowdown *= self._manners.relief
+            if self._slowdown < max(self._gap, FIRST_SLOWDOWN / 10):
+                self._slowdown = 0.0
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
         """Return what a limit that several processes share must do in the ledger now; `wanted`: a request waits."""

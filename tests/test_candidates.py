@@ -437,7 +437,9 @@ async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: boo
         pending = await tracker.find("order-17")
         assert pending is not None
         assert pending.outcome.paid is None
-        assert len(service.queries) > 5
+        assert (
+            5 < len(service.queries) < 100
+        )  # and not once a second from the day on which it could be absent
         with pytest.raises(payclient.DifferentRequestError):
             await tracker.prepare(request)
 

@@ -305,7 +305,8 @@ class Policy:
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least_gap if found is not None and found.failures else now
             return max(soonest, begin + LAST_QUERIES[ask.final_queries] * scale)
-        if ask.record.state is State.UNKNOWN and found is not None:
+        # A form that nobody has paid yet may well be not found: that proves nothing.
+        if ask.record.state is State.UNKNOWN and ask.record.kind == "sale" and found is not None:
             return self._proof(ask, found, now)
         return None
 

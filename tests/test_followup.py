@@ -1,0 +1,307 @@
+"""The pure half of following: no ask is without a next look or an end, and nothing but a word or a proof decides."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import payclient
+from payclient.errors import TransitionError
+from payclient.events import (
+    Abandoned,
+    Created,
+    Decision,
+    Event,
+    Evidence,
+    Expired,
+    Found,
+    Lost,
+    Notified,
+    ProvenAbsent,
+    Recovered,
+    Returned,
+    Withdrawn,
+)
+from payclient.lifecycle import Record, State, advance
+from payclient.models import StatusReport
+from payclient.schedule import Attentive, Fixed, Schedule, Steps
+from payclient.tracking.evidence import AnswerReader, Credentials, read_confirmation, read_form
+from payclient.tracking.followup import NOTIFIED_DELAYS, Followed, Policy
+
+ID, OURS = "order-17", 1000
+WINDOW = 300.0
+TOKEN = b"token"
+CREDENTIALS = Credentials(b"k" * 32)
+
+
+def policy(
+    schedule: Schedule | None = None, *, can_query: bool = True, by_client: bool = True, by_id: bool = True
+) -> Policy:
+    return Policy(
+        schedule or Attentive(),
+        can_query=can_query,
+        proves_absence=can_query and by_client,
+        by_transaction_id=can_query and by_id,
+        follows_forms=by_client,
+        sale_window=WINDOW,
+        form_window=600.0,
+        total_timeout=30.0,
+        absent_after=600.0,
+    )
+
+
+def record(kind: str = "sale", state: State = State.PENDING) -> Record:
+    """As the ledger has it: a sale that was answered, lost or recovered, or a form."""
+    fresh = Record(
+        client_transaction_id=ID,
+        kind=kind,
+        amount=1150,
+        currency="USD",
+        credentials=CREDENTIALS.keyed(TOKEN),
+    )
+    if state is State.UNKNOWN:
+        return advance(fresh, Lost(at=1.0, expires_at=WINDOW + 30.0))
+    return advance(fresh, Created(at=1.0, transaction_id=OURS, expires_at=WINDOW + 1.0))
+
+
+def follow(rules: Policy, kept: Record, now: float = 0.0) -> Followed:
+    ask = Followed(kept, 0.0)
+    if kept.state is not State.PENDING:
+        rules.findings(ask, now)
+    return ask
+
+
+SCHEDULES = st.one_of(
+    st.just(Attentive()),
+    st.floats(0.5, 1e4).map(Fixed),
+    st.just(Steps((60.0, 5.0), (300.0, 20.0))),
+)
+POLICIES = st.builds(policy, SCHEDULES, can_query=st.booleans(), by_client=st.booleans(), by_id=st.booleans())
+RECORDS = st.builds(
+    record, kind=st.sampled_from(["sale", "form"]), state=st.sampled_from([State.PENDING, State.UNKNOWN])
+)
+
+
+# --- When next
+
+
+@given(POLICIES, RECORDS, st.lists(st.sampled_from(["nothing", "failure", "notified", "named"]), max_size=30))
+def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
+    """Looked at whenever it says, an ask is exhausted in time; each look is later than the one before."""
+    ask, looks = follow(rules, kept), 0
+    now = rules.first(ask, 0.0)
+    assert 0.0 <= now <= ask.expires
+    for incident in [*incidents, *["nothing"] * 500]:
+        looks += 1
+        found = rules.findings(ask, now)
+        if incident == "failure":
+            found.failures += 1
+        elif incident == "notified" and rules.can_query:
+            found.notified_queries = 0
+        elif incident == "named" and ask.record.transaction_id is None:
+            ask.record = advance(ask.record, Notified(at=now, transaction_id=OURS + looks % 5))
+            found.absent_at = None
+        if now >= ask.expires and ask.record.state is State.PENDING:
+            ask.record = advance(ask.record, Expired(at=now))
+        if rules.can_query:
+            rules.next_query(ask, now)
+            ask.queried_at = now
+            ask.final_queries += rules.is_final(ask, now)
+        when = rules.after(ask, now)
+        if when is None:
+            break
+        assert now < when < math.inf
+        now = when
+    else:
+        raise AssertionError("it is never exhausted")
+    assert now <= ask.expires + 3600.0
+    ask.exhausted = True
+    while (when := rules.recheck(ask, now)) is not None and ask.record.state is not State.PENDING:
+        assert now < when <= ask.expires + 86400.0
+        now = when
+
+
+@given(POLICIES, RECORDS, st.floats(0.0, 2000.0))
+def test_what_waits_for_its_query_is_looked_at_all_the_same(rules: Policy, kept: Record, now: float) -> None:
+    """Never past its expiry, and while somebody may wait never without a time."""
+    ask = follow(rules, kept)
+    rules.findings(ask, now)
+    for line in (0, 3):
+        ask.line = line
+        when = rules.look_again(ask, now)
+        assert when is not None
+        assert when > now or when == ask.expires
+        if now < ask.expires:
+            assert when <= ask.expires
+    ask.exhausted = True
+    assert rules.look_again(ask, max(now, ask.expires)) is None
+
+
+@given(POLICIES, RECORDS, st.floats(0.0, 1e5), st.floats(1.0, 60.0))
+def test_whoever_waits_for_another_process_does_so_for_a_bounded_time(
+    rules: Policy, kept: Record, now: float, lease: float
+) -> None:
+    """Then it queries by itself."""
+    ask = follow(rules, kept)
+    assert now < rules.patience(ask, now, lease) <= max(now, ask.expires + 1000.0) + lease
+
+
+@given(st.sampled_from(["sale", "form"]), SCHEDULES)
+def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str, schedule: Schedule) -> None:
+    """0.25, 0.75, 2 and 5 s apart, and no further."""
+    rules = policy(schedule)
+    ask = follow(rules, record(kind))
+    rules.findings(ask, 0.0).notified_queries = 0
+    gaps, now = [], 10.0
+    for _ in NOTIFIED_DELAYS:
+        when = rules.after(ask, now)
+        assert when is not None
+        gaps.append(when - now)
+        now = when
+    assert tuple(gaps) == NOTIFIED_DELAYS
+    assert ask.findings is not None
+    rules.after(ask, now)
+    assert ask.findings.notified_queries is None
+
+
+# --- Which request next
+
+
+@given(st.lists(st.integers(1, 40), max_size=20, unique=True), st.booleans(), st.booleans())
+def test_every_candidate_has_its_turn_and_so_has_our_own_id(
+    named: list[int], by_client: bool, by_id: bool
+) -> None:
+    """The ids that were named are queried in turn with the client transaction id, the least queried first."""
+    rules, kept = policy(by_client=by_client, by_id=by_id), record(state=State.UNKNOWN)
+    for number in named:
+        kept = advance(kept, Notified(at=1.0, transaction_id=number))
+    ask, queries = follow(rules, kept), []
+    for now in range(100):
+        queries.append(rules.next_query(ask, float(now)).candidate_id)
+    candidates = {each for each in kept.candidate_ids if each}
+    if not by_id or not candidates:
+        assert set(queries) == {None}
+        return
+    assert candidates <= set(queries)
+    counts = [queries.count(each) for each in candidates]
+    assert max(counts) - min(counts) <= 1
+    assert queries.count(None) == (50 if by_client else 0)
+
+
+# --- What an answer means
+
+
+REPORTS = st.builds(
+    StatusReport,
+    state=st.sampled_from(["Pendiente", "Aceptado", "Cancelado", None]),
+    transaction_id=st.sampled_from([None, OURS, 2000]),
+    client_transaction_id=st.sampled_from([None, ID, "order-18"]),
+    amount=st.sampled_from([None, 1150, 1]),
+    currency=st.sampled_from([None, "USD", "EUR"]),
+    also_accepted=st.sampled_from([(), (3000,)]),
+    unreadable=st.sampled_from([(), ("amount",)]),
+)
+HINTS = st.one_of(
+    st.builds(Notified, at=st.floats(0.0, 1000.0), transaction_id=st.sampled_from([OURS, 2000])),
+    st.builds(Returned, at=st.floats(0.0, 1000.0), transaction_id=st.sampled_from([None, OURS, 2000])),
+    st.builds(Expired, at=st.floats(0.0, 1000.0)),
+)
+#: Seconds until the next answer, whose token it came under, and the answer: a report, "not found", or a hint.
+ANSWERS = st.lists(
+    st.tuples(
+        st.floats(0.0, 400.0), st.sampled_from([TOKEN, b"another"]), st.one_of(st.none(), REPORTS, HINTS)
+    ),
+    max_size=25,
+)
+WORDS = {"Aceptado": State.ACCEPTED, "Cancelado": State.CANCELLED}
+
+
+@given(POLICIES.filter(lambda rules: rules.can_query), RECORDS, ANSWERS)
+def test_nothing_but_a_word_or_a_proof_decides(
+    rules: Policy, kept: Record, answers: list[tuple[float, bytes, StatusReport | Event | None]]
+) -> None:
+    """Whatever is answered, in whatever order: `paid` is True or False on the service's own word about our ids and our
+    amount, or by two "not found" that are late and far enough apart, under the token that sent it.
+    """
+    credentials = Credentials(b"k" * 32)
+    reader, ask, now = AnswerReader(rules, credentials), follow(rules, kept), 0.0
+    absences: list[float] = []
+    for seconds, token, answer in answers:
+        now += seconds
+        if isinstance(answer, Event):
+            try:
+                ask.record = advance(ask.record, answer)
+            except TransitionError:
+                continue
+            assert ask.record.state.paid is None
+            continue
+        query = rules.next_query(ask, now)
+        if answer is None:
+            reading = reader.not_found(ask, query, now, now, token)
+            if query.candidate_id is None and credentials.may_deny(ask.record, token):
+                absences.append(now)
+        else:
+            reading = reader.report(ask, query, answer, now, now, token)
+            absences = []
+            if reading.looks_at_all:
+                assert reading.events == []
+                reading = reader.all_transactions(ask, query, answer, now, now)
+        for event in reading.events:
+            try:
+                after = advance(ask.record, event)
+            except TransitionError:
+                continue
+            if after.state is not ask.record.state and after.state.decided:
+                if isinstance(event, ProvenAbsent):
+                    assert answer is None
+                    assert rules.proves_absence
+                    assert now >= rules.absent_after
+                    assert [each for each in absences if each <= now - rules.absent_after / 10]
+                else:
+                    assert isinstance(event, Found)
+                    assert answer is not None
+                    assert answer.state is not None
+                    assert after.state is WORDS[answer.state]
+                    assert answer.client_transaction_id in (None, ID)
+                    assert answer.amount in (None, 1150)
+                    assert not answer.unreadable
+            ask.record = after
+        if ask.record.state.decided:
+            return
+    assert ask.record.state.paid is None
+
+
+@given(REPORTS | st.none(), st.sampled_from([OURS, 2000]), st.booleans())
+def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
+    report: StatusReport | None, confirmed: int, cancelled: bool
+) -> None:
+    """Its id, our client transaction id and our amount, all said; or nothing is decided."""
+    kept = attrs.evolve(record("form"), transaction_id=None)
+    if cancelled:
+        kept = advance(kept, Abandoned(at=1.0))
+    if report is not None:
+        for event in read_confirmation(kept, confirmed, report, 2.0).events:
+            if advance(kept, event).state is not kept.state:
+                assert (report.transaction_id, report.client_transaction_id, report.amount) == (
+                    confirmed,
+                    ID,
+                    1150,
+                )
+    for event in read_form(kept, report, 2.0).events:
+        if advance(kept, event).state.paid is True:
+            assert report is not None
+            assert report.state == "Aceptado"
+
+
+@given(st.sampled_from(list(State)), st.sampled_from(sorted(payclient.TRANSITIONS[State.UNKNOWN], key=repr)))
+def test_the_table_lets_only_words_and_proofs_decide(state: State, kind: type[Event]) -> None:
+    """Whatever the state: hints, clocks and losses leave `paid` as it was."""
+    target = payclient.TRANSITIONS[state].get(kind)
+    if target is not None and target.paid is not None:
+        words = {Evidence.ANSWER, Evidence.QUERY, Evidence.ABSENT, Evidence.OPERATOR, Evidence.NOT_SENT}
+        assert kind.evidence in words or kind in (Abandoned, Withdrawn)
+    assert not issubclass(kind, Decision) or kind.evidence is Evidence.OPERATOR
+    assert kind not in (Recovered, Lost, Expired) or target is None or target.paid is None

@@ -1,8 +1,44 @@
 """The life of one attempt: its states, and one table of which events each takes. Pure: no clock, no I/O.
 
-Two rules. A state that has no entry for an event raises `TransitionError`, and nothing changes. Clocks and
-notifications are attributes of the record, not states; EXPIRED is the one presumption, and the service's word
-corrects it.
+Theory of operation
+===================
+
+A charge must not be made twice, and its outcome must not be guessed. Both follow from one record, the *attempt*: one
+permitted send of one client transaction id. The ledger keeps it, with every event that it took. Attempt n + 1 exists
+only if attempt n provably created nothing.
+
+**Two writes.** The first is the *permit*: the INSERT of the attempt as SENDING, committed after the connection stands
+and before the first byte leaves. Its unique key decides who may send. Whoever inserts it is the one writer of bytes;
+everybody else gets what is there. Before the permit there is no row and nothing to recover. The second write is the
+event of the answer: Created, Refused, NotSent, or Lost for anything that is none of these. A ledger that fails at the
+second write is tried again for as long as it takes, and until then the attempt is called unknown: memory never says
+more than the ledger.
+
+**Who may send.** The sender checks its clocks between the permit and the bytes. A process that was stopped for longer
+than the total time-out does not send, since others count on that time-out. Nothing that may exist is ever sent again:
+a time-out, a cut answer or a redirect makes the attempt UNKNOWN, and only a query, a proof or a person ends that. A
+refusal that says that something exists (2061, a duplicate) is believed only after a query that finds nothing.
+
+**How a crash is found.** An attempt that is SENDING without a living sender was interrupted between the two writes.
+With one process to a ledger that is every SENDING attempt at the start; with several it is one whose permit is older
+than the total time-out and a grace. It becomes UNKNOWN. Whatever else is open is followed on, at its age.
+
+**What each state waits for.**
+
+- SENDING: the answer, or its sender's death.
+- UNKNOWN: a query that finds it, which binds its transaction id; or proof that it is absent: two queries by client
+  transaction id, late enough and far enough apart, under the credentials that sent it, that find nothing. Ids that an
+  answer or a notification named are *candidates*: each is queried before absence is proven.
+- PENDING: the customer. Queries ask for the answer; a notification only makes one query come sooner.
+- EXPIRED: the service's last word. The window passed by our clock, which presumes that nobody paid and proves nothing.
+- ACCEPTED, CANCELLED, REFUSED: nothing. They are decided, by the service's word, by proof, or by a named operator. A
+  later word of the service may still correct CANCELLED and REFUSED to ACCEPTED, with an alarm.
+
+`paid` is True or False of a decided attempt and None of all others: a clock, an unsigned notification or a guess never
+decides.
+
+**Two rules of the table.** A state that has no entry for an event raises `TransitionError`, and nothing changes.
+Clocks and notifications are attributes of the record, not states: hints are taken by every state and change none.
 """
 
 from __future__ import annotations

@@ -91,11 +91,10 @@ RECORDS = st.builds(
 @given(POLICIES, RECORDS, st.lists(st.sampled_from(["nothing", "failure", "notified", "named"]), max_size=30))
 def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, incidents: list[str]) -> None:
     """Looked at whenever it says, an ask is exhausted in time; each look is later than the one before."""
-    ask, looks = follow(rules, kept), 0
+    ask = follow(rules, kept)
     now = rules.first(ask, 0.0)
     assert 0.0 <= now <= ask.expires
-    for incident in [*incidents, *["nothing"] * 500]:
-        looks += 1
+    for looks, incident in enumerate([*incidents, *["nothing"] * 500]):
         found = rules.findings(ask, now)
         if incident == "failure":
             found.failures += 1

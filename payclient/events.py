@@ -29,6 +29,8 @@ class Evidence(enum.StrEnum):
     ABSENT = "absent"
     #: Our clock.
     CLOCK = "clock"
+    #: Our clock, and queries to the last one without a word.
+    LAST_QUERY = "last query"
     #: A named person.
     OPERATOR = "operator"
     #: Two ids, unsigned.
@@ -109,6 +111,10 @@ class Found(Event):
 
     evidence = Evidence.QUERY
     transaction_id: int | None = None
+    #: Why it was declined, as the service wrote it (bounded).
+    reason: str | None = attrs.field(default=None, repr=False)
+    #: What the profile's `receipt_fields` keep of the report, as a JSON object (bounded).
+    receipt: str | None = attrs.field(default=None, repr=False)
 
 
 class FoundPending(Found):
@@ -124,7 +130,7 @@ class FoundAccepted(Found):
 
 
 class FoundCancelled(Found):
-    """The service says `Cancelado`."""
+    """The service says `Cancelado`: of an accepted one, that it was given back."""
 
 
 class ProvenAbsent(Event):
@@ -137,6 +143,41 @@ class Expired(Event):
     """The window passed by our clock."""
 
     evidence = Evidence.CLOCK
+
+
+class Exhausted(Event):
+    """The last query was made, and the service did not decide it: it keeps its purchase no more."""
+
+    evidence = Evidence.LAST_QUERY
+
+
+@attrs.frozen(kw_only=True)
+class ReversalPermitted(Event):
+    """The permit to send one request that gives the payment back."""
+
+    evidence = Evidence.PERMIT
+    #: When that request can no longer be on its way, in UTC seconds.
+    expires_at: float
+
+
+class ReversalNotSent(Event):
+    """The request to give it back is proven not to have reached the service."""
+
+    evidence = Evidence.NOT_SENT
+
+
+@attrs.frozen(kw_only=True)
+class ReversalRefused(Event):
+    """The request to give it back was answered with an error object."""
+
+    evidence = Evidence.ANSWER
+    error_code: int | None = None
+
+
+class Reversed(Event):
+    """The service took our request to give it back."""
+
+    evidence = Evidence.ANSWER
 
 
 @attrs.frozen(kw_only=True)

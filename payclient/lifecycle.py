@@ -61,6 +61,7 @@ from payclient.events import (
     DecidedRefused,
     Event,
     Evidence,
+    Exhausted,
     Expired,
     Found,
     FoundAccepted,
@@ -74,6 +75,10 @@ from payclient.events import (
     Recovered,
     Refused,
     Returned,
+    ReversalNotSent,
+    ReversalPermitted,
+    ReversalRefused,
+    Reversed,
     Suspected,
     Withdrawn,
 )
@@ -98,25 +103,29 @@ class State(enum.StrEnum):
     PENDING = "pending"
     #: Our clock says that the window passed unheard. Presumed `Cancelado`.
     EXPIRED = "expired"
-    #: The service says `Aceptado`. Final.
+    #: The service says `Aceptado`. Final, unless it is given back.
     ACCEPTED = "accepted"
     #: The service says `Cancelado`.
     CANCELLED = "cancelled"
     #: This attempt created nothing.
     REFUSED = "refused"
+    #: Accepted; a request to give it back was permitted, and has no answer yet.
+    REVERSING = "reversing"
+    #: Accepted, and given back since.
+    REVERSED = "reversed"
 
-    #: Accepted, cancelled or refused. No property: it is asked several times for every sale.
+    #: Accepted, cancelled, refused or reversed. No property: it is asked several times for every sale.
     decided: bool
 
     def __init__(self, value: str) -> None:
-        self.decided = value in ("accepted", "cancelled", "refused")
+        self.decided = value in ("accepted", "cancelled", "refused", "reversed")
 
     @property
     def paid(self) -> bool | None:
         """True or False on somebody's word or by proof, None where nobody knows."""
         if self is State.ACCEPTED:
             return True
-        return False if self in (State.CANCELLED, State.REFUSED) else None
+        return False if self.decided else None
 
 
 @attrs.frozen(kw_only=True)
@@ -153,6 +162,18 @@ class Record:
     error_code: int | None = None
     error_type: str | None = None
     messages: tuple[str, ...] = attrs.field(default=(), repr=False)
+    #: What the customer owes once, however many asks: of an ask without one, its client transaction id.
+    purchase: str = attrs.field(
+        default=attrs.Factory(lambda self: self.client_transaction_id, takes_self=True)
+    )
+    #: Of a form, when its links are dead; None of a sale.
+    links_dead_at: float | None = None
+    #: The caller allowed it beside an open form of its purchase.
+    beside_open_form: bool = False
+    #: Why it was declined, as the service wrote it (bounded).
+    reason: str | None = attrs.field(default=None, repr=False)
+    #: What the profile keeps of the report that decided it, as a JSON object (bounded).
+    receipt: str | None = attrs.field(default=None, repr=False)
 
 
 _HINTS: dict[type[Event], State | None] = {
@@ -200,6 +221,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
         },
         State.EXPIRED: {
             **_HINTS,
+            Exhausted: State.EXPIRED,
             FoundAccepted: State.ACCEPTED,
             FoundCancelled: State.CANCELLED,
             Abandoned: State.CANCELLED,
@@ -215,7 +237,23 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             Withdrawn: None,
             FoundAccepted: State.ACCEPTED,  # a correction
         },
-        State.ACCEPTED: {**_HINTS, FoundAccepted: None},
+        State.ACCEPTED: {
+            **_HINTS,
+            FoundAccepted: None,
+            FoundCancelled: State.REVERSED,  # a correction: somebody else gave it back
+            ReversalPermitted: State.REVERSING,
+        },
+        State.REVERSING: {
+            **_HINTS,
+            FoundAccepted: State.ACCEPTED,
+            FoundCancelled: State.REVERSED,
+            ReversalNotSent: State.ACCEPTED,
+            ReversalRefused: State.ACCEPTED,
+            Reversed: State.REVERSED,
+            DecidedAccepted: State.ACCEPTED,
+            DecidedCancelled: State.REVERSED,
+        },
+        State.REVERSED: {**_HINTS, FoundCancelled: None},
         State.REFUSED: {
             **_HINTS,
             FoundAccepted: State.ACCEPTED,
@@ -247,7 +285,11 @@ def advance(record: Record, event: Event) -> Record:
                 if len(rest) == MOST_CANDIDATES:
                     rest = (DROPPED, *rest[2:])
                 changes["candidate_ids"] = (candidate_id, *rest)
-        case Prepared(expires_at=expires_at) | Recovered(expires_at=expires_at):
+        case (
+            Prepared(expires_at=expires_at)
+            | Recovered(expires_at=expires_at)
+            | ReversalPermitted(expires_at=expires_at)
+        ):
             changes["expires_at"] = expires_at
         case Found():
             if record.transaction_id is None:
@@ -271,6 +313,13 @@ def advance(record: Record, event: Event) -> Record:
         changes |= {"state": target, "evidence": event.evidence}
         if target.decided:
             changes["decided_at"] = event.at
+        elif record.decided_at is not None:
+            changes["decided_at"] = None
+        if isinstance(event, Found):
+            changes["reason"] = event.reason
+            # What is given back keeps the receipt of its approval.
+            if record.state not in (State.ACCEPTED, State.REVERSING):
+                changes["receipt"] = event.receipt
     return _changed(record, changes)
 
 

@@ -769,7 +769,7 @@ async def test_following_is_shared_out(
 ) -> None:
     """What nobody follows is claimed by one, the oldest first, whatever the clocks of the clients say."""
     monkeypatch.setattr(postgres_ledger, "ANSWER", HOUR)
-    for number, state in enumerate(State):
+    for number, state in enumerate(set(State) - {State.REVERSING}):
         await brought(ledger, state, f"order-{number}")
     await ledger.permit(fresh("oldest", at=-1e9))
     await ledger.apply(fresh("oldest"), CREATED)

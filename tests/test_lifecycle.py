@@ -19,6 +19,7 @@ from payclient.events import (
     Decision,
     Event,
     Evidence,
+    Exhausted,
     Expired,
     Found,
     FoundAccepted,
@@ -32,13 +33,17 @@ from payclient.events import (
     Recovered,
     Refused,
     Returned,
+    ReversalNotSent,
+    ReversalPermitted,
+    ReversalRefused,
+    Reversed,
     Suspected,
     Withdrawn,
 )
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State, advance
 
-SENDING, UNKNOWN, PENDING, EXPIRED, ACCEPTED, CANCELLED, REFUSED = State
-DECIDED = {ACCEPTED, CANCELLED, REFUSED}
+SENDING, UNKNOWN, PENDING, EXPIRED, ACCEPTED, CANCELLED, REFUSED, REVERSING, REVERSED = State
+DECIDED = {ACCEPTED, CANCELLED, REFUSED, REVERSED}
 
 #: Every move that there is, and the events that make it. All else that a state takes changes no state.
 MOVES: dict[tuple[State, State], set[type[Event]]] = {
@@ -52,11 +57,16 @@ MOVES: dict[tuple[State, State], set[type[Event]]] = {
     (PENDING, ACCEPTED): {FoundAccepted},
     (PENDING, CANCELLED): {FoundCancelled, Abandoned, Withdrawn},
     (PENDING, EXPIRED): {Expired},
+    (EXPIRED, EXPIRED): {Exhausted},
     (EXPIRED, ACCEPTED): {FoundAccepted, DecidedAccepted},
     (EXPIRED, CANCELLED): {FoundCancelled, DecidedCancelled, Abandoned, Withdrawn},
     (EXPIRED, REFUSED): {DecidedRefused},
     (CANCELLED, ACCEPTED): {FoundAccepted},
     (REFUSED, ACCEPTED): {FoundAccepted},
+    (ACCEPTED, REVERSING): {ReversalPermitted},
+    (ACCEPTED, REVERSED): {FoundCancelled},
+    (REVERSING, ACCEPTED): {FoundAccepted, ReversalNotSent, ReversalRefused, DecidedAccepted},
+    (REVERSING, REVERSED): {FoundCancelled, Reversed, DecidedCancelled},
 }
 
 HINTS = {Notified, Returned, Conflicted, Suspected}
@@ -68,6 +78,8 @@ EVIDENCE = {
     FoundPending: "query", FoundAccepted: "query", FoundCancelled: "query", ProvenAbsent: "absent", Expired: "clock",
     DecidedAccepted: "operator", DecidedCancelled: "operator", DecidedRefused: "operator", Notified: "notification",
     Returned: "return", Abandoned: "unpaid", Withdrawn: "withdrawn", Conflicted: "conflict", Suspected: "lane busy",
+    Exhausted: "last query", ReversalPermitted: "permit", ReversalNotSent: "not sent", ReversalRefused: "answer",
+    Reversed: "answer",
 }  # fmt: skip
 
 EXAMPLES: dict[type[Event], Event] = {
@@ -91,6 +103,11 @@ EXAMPLES: dict[type[Event], Event] = {
     Withdrawn: Withdrawn(at=2.0),
     Conflicted: Conflicted(at=2.0, what="amount"),
     Suspected: Suspected(at=2.0),
+    Exhausted: Exhausted(at=2.0),
+    ReversalPermitted: ReversalPermitted(at=2.0, expires_at=32.0),
+    ReversalNotSent: ReversalNotSent(at=2.0),
+    ReversalRefused: ReversalRefused(at=2.0, error_code=20),
+    Reversed: Reversed(at=2.0),
 }
 
 RECORD = Record(
@@ -144,6 +161,8 @@ def test_what_changes_no_state_is_exactly_this() -> None:
         ACCEPTED: everywhere | {FoundAccepted},
         CANCELLED: everywhere | {FoundCancelled, Abandoned, Withdrawn},
         REFUSED: everywhere,
+        REVERSING: everywhere,
+        REVERSED: everywhere | {FoundCancelled},
     }
 
 
@@ -164,9 +183,9 @@ def test_every_state_can_be_reached() -> None:
     assert reachable(SENDING) == set(State)
 
 
-@pytest.mark.parametrize("state", sorted(set(State) - DECIDED))
+@pytest.mark.parametrize("state", sorted(set(State) - DECIDED - {REVERSING}))
 def test_every_undecided_state_can_be_decided(state: State) -> None:
-    """In each of the three ways, but that a created sale is never refused unless it has expired."""
+    """In each of the four ways, but that a created sale is never refused unless it has expired."""
     assert reachable(state) >= DECIDED
 
 
@@ -175,15 +194,33 @@ def test_nothing_enters_sending() -> None:
     assert all(after is not SENDING for _, _, after in taken())
 
 
-def test_accepted_is_final() -> None:
+def test_what_is_paid_can_only_be_given_back() -> None:
     """A refused attempt may turn out to be paid, and nothing else: a new attempt is a new record."""
-    assert reachable(ACCEPTED) == {ACCEPTED}
-    assert reachable(REFUSED) == {REFUSED, ACCEPTED}
+    assert reachable(ACCEPTED) == reachable(REVERSING) == {ACCEPTED, REVERSING, REVERSED}
+    assert reachable(REVERSED) == {REVERSED}
+    assert reachable(REFUSED) == {REFUSED} | reachable(ACCEPTED)
+
+
+def test_one_reversal_at_a_time() -> None:
+    """A second request to give it back is permitted only once the first had an answer."""
+    assert {state for state, event, _ in taken() if event is ReversalPermitted} == {ACCEPTED}
+
+
+def test_what_is_given_back_keeps_the_receipt_of_its_approval() -> None:
+    """The reason and the receipt of a decline go where it turns out to be paid."""
+    declined = advance(at_state(PENDING), FoundCancelled(at=3.0, reason="no funds (16)", receipt='{"a": 1}'))
+    assert (declined.reason, declined.receipt) == ("no funds (16)", '{"a": 1}')
+    paid = advance(declined, FoundAccepted(at=4.0, receipt='{"b": 2}'))
+    assert (paid.reason, paid.receipt) == (None, '{"b": 2}')
+    reversing = advance(paid, EXAMPLES[ReversalPermitted])
+    assert (reversing.decided_at, reversing.expires_at, reversing.receipt) == (None, 32.0, '{"b": 2}')
+    back = advance(reversing, FoundCancelled(at=5.0, reason="given back (34)", receipt='{"c": 3}'))
+    assert (back.reason, back.receipt, back.decided_at) == ("given back (34)", '{"b": 2}', 5.0)
 
 
 def test_a_presumption_can_be_corrected_by_the_service() -> None:
     """EXPIRED is what our clock says, and a cancelled sale may turn out to be paid."""
-    assert step(EXPIRED) == DECIDED
+    assert step(EXPIRED) == DECIDED - {REVERSED} | {EXPIRED}
     assert step(CANCELLED) == step(REFUSED) == {ACCEPTED}
 
 
@@ -200,7 +237,11 @@ def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
             event.evidence for (_, after), events in MOVES.items() if after is verdict for event in events
         }
 
-    assert sources(ACCEPTED) == {Evidence.QUERY, Evidence.OPERATOR}
+    back = {Evidence.NOT_SENT, Evidence.ANSWER}  # only from REVERSING: it was not given back
+    assert sources(ACCEPTED) == {Evidence.QUERY, Evidence.OPERATOR} | back
+    assert {
+        before for (before, after), kinds in MOVES.items() if after is ACCEPTED and ReversalRefused in kinds
+    } == {REVERSING}
     # Its answer to a withdrawal, and "no such payment" after the browser came back cancelled, are its word as well.
     assert sources(CANCELLED) == {Evidence.QUERY, Evidence.OPERATOR, Evidence.WITHDRAWN, Evidence.UNPAID}
 
@@ -218,7 +259,7 @@ def test_no_row_can_be_added() -> None:
 @pytest.mark.parametrize("state", State)
 def test_paid_follows_from_the_state(state: State) -> None:
     """True or False only when decided; else nobody knows."""
-    expected = {ACCEPTED: True, CANCELLED: False, REFUSED: False}
+    expected = {ACCEPTED: True, CANCELLED: False, REFUSED: False, REVERSED: False}
     assert state.paid is expected.get(state)
     assert state.decided is (state in DECIDED)
     assert str(state) == state.value == state.name.lower()
@@ -272,7 +313,8 @@ def test_each_state_takes_an_event_or_nothing_changes(state: State, kind: type[E
         assert after.state is (table[kind] or state)
         assert after.evidence is (kind.evidence if moved else record.evidence)
         assert after.version == record.version + 1
-        assert after.decided_at == (event.at if moved and after.state in DECIDED else record.decided_at)
+        dated = event.at if after.state in DECIDED else None
+        assert after.decided_at == (dated if moved else record.decided_at)
         for name in (
             "client_transaction_id",
             "attempt",
@@ -421,8 +463,10 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Returned, at=TIMES, transaction_id=IDS),
     *(
         st.builds(kind, at=TIMES)
-        for kind in (NotSent, ProvenAbsent, Expired, Suspected, Abandoned, Withdrawn)
+        for kind in (NotSent, ProvenAbsent, Expired, Suspected, Abandoned, Withdrawn, Exhausted, Reversed)
     ),
+    st.builds(ReversalPermitted, at=TIMES, expires_at=TIMES),
+    *(st.builds(kind, at=TIMES) for kind in (ReversalNotSent, ReversalRefused)),
     *(
         st.builds(kind, at=TIMES, transaction_id=IDS)
         for kind in (FoundPending, FoundAccepted, FoundCancelled)
@@ -456,7 +500,7 @@ def test_no_history_leaves_the_tables_paths(events: list[Event]) -> None:
             assert record.transaction_id == before.transaction_id
         if before.notified_at is not None:
             assert record.notified_at == before.notified_at
-        if before.state is ACCEPTED:
-            assert record.state is ACCEPTED
+        if before.state in (ACCEPTED, REVERSING, REVERSED):
+            assert record.state in (ACCEPTED, REVERSING, REVERSED)
         if record.state is PENDING:
             assert record.expires_at is not None

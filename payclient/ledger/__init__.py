@@ -59,6 +59,14 @@ class Change:
     detail: str | None = None
 
 
+class PurchaseHeldError(Exception):
+    """Another ask of the same purchase is paid, or may yet be paid: nothing was permitted. `holder` is that ask."""
+
+    def __init__(self, holder: Record) -> None:
+        super().__init__(holder.client_transaction_id)
+        self.holder = holder
+
+
 class Ledger(Protocol):
     """What sending, following and forms share. Every method raises `LedgerUnavailableError` where it cannot
     do its work, and is safe to cancel: what was queued is still carried out, in order.
@@ -87,7 +95,10 @@ class Ledger(Protocol):
     async def permit(self, record: Record) -> bool:
         """Insert a SENDING attempt; it is durable when this returns True.
 
-        False: there is an attempt that forbids it (the same number, or one that is not REFUSED).
+        False: there is an attempt of its client transaction id that forbids it (the same number, or one that is not
+        REFUSED). Raises `PurchaseHeldError` where an ask of its purchase under another id is paid or open; an open
+        form counts unless the record says `beside_open_form`. Of two at once that exclude each other one is granted,
+        whichever processes they come from.
         """
 
     async def apply(self, record: Record, event: Event) -> Record:
@@ -108,8 +119,20 @@ class Ledger(Protocol):
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
         """Every attempt of those ids that have one: number n stands at n - 1."""
 
+    async def asks(self, purchase: str) -> list[Record]:
+        """Every attempt of a purchase, in the order of their permits."""
+
+    async def keep_links(self, record: Record, links: str, until: float) -> None:
+        """Keep the links of a form until a time (UTC seconds): secrets, which no other method returns."""
+
+    async def links(self, purchase: str, now: float) -> dict[str, str]:
+        """The links that are kept of the purchase's forms that live, by client transaction id."""
+
+    async def drop_links(self, now: float) -> None:
+        """Delete the links of every form whose time is over or that is decided, so that no file holds them."""
+
     def unfinished(self) -> AsyncIterator[Record]:
-        """Every attempt that is SENDING, UNKNOWN, PENDING or EXPIRED at the call, oldest first."""
+        """Every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""
 
     def records(self) -> AsyncIterator[Record]:
         """Every attempt there is, in the order of their permits."""
@@ -118,7 +141,7 @@ class Ledger(Protocol):
         """Every change of a client transaction id, oldest first."""
 
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
-        """Changes of state after a cursor into ACCEPTED, CANCELLED, REFUSED or EXPIRED, oldest first."""
+        """Changes of state after a cursor into any that is not SENDING, UNKNOWN or PENDING, oldest first."""
 
     async def aclose(self) -> None:
         """Carry out what is queued and let go of the ledger. May be called twice."""

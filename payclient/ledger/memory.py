@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from operator import attrgetter
 
 from payclient.errors import TransitionError, UsageError
-from payclient.events import Created, Event
-from payclient.ledger import Change, TransactionTakenError
-from payclient.ledger.records import FEED, describe, may_permit, moved, sanitize_event
+from payclient.events import Created, Event, Evidence
+from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
+from payclient.ledger.records import FEED, describe, holder, may_permit, moved, sanitize_event
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
@@ -28,6 +28,10 @@ class MemoryLedger:
         self._permits: list[tuple[str, int]] = []
         #: Transaction id and credentials -> the client transaction ids that have it.
         self._holders: dict[tuple[int, bytes], set[str]] = {}
+        #: The same of each purchase.
+        self._purchases: dict[str, list[tuple[str, int]]] = {}
+        #: Client transaction id and number of a form's attempt -> its links, and until when they are kept.
+        self._links: dict[tuple[str, int], tuple[str, float]] = {}
         self._history: dict[str, list[Change]] = {}
         self._feed: list[Change] = []
         self._cursor = 0
@@ -60,8 +64,12 @@ class MemoryLedger:
             )
         if not may_permit(attempts, record):
             return False
+        if known := holder(self._asks(record.purchase), record):
+            raise PurchaseHeldError(known)
         self._attempts.setdefault(record.client_transaction_id, []).append(record)
-        self._permits.append((record.client_transaction_id, record.attempt))
+        permit = (record.client_transaction_id, record.attempt)
+        self._permits.append(permit)
+        self._purchases.setdefault(record.purchase, []).append(permit)
         self._note(record, None, None)
         return True
 
@@ -92,6 +100,36 @@ class MemoryLedger:
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
         self._check_open()
         return {each: list(self._attempts[each]) for each in client_transaction_ids if each in self._attempts}
+
+    def _asks(self, purchase: str) -> list[Record]:
+        return [
+            self._attempts[identifier][attempt - 1]
+            for identifier, attempt in self._purchases.get(purchase, ())
+        ]
+
+    async def asks(self, purchase: str) -> list[Record]:
+        self._check_open()
+        return self._asks(purchase)
+
+    async def keep_links(self, record: Record, links: str, until: float) -> None:
+        self._check_open()
+        if len(self._attempts.get(record.client_transaction_id, ())) >= record.attempt:
+            self._links[record.client_transaction_id, record.attempt] = links, until
+
+    async def links(self, purchase: str, now: float) -> dict[str, str]:
+        self._check_open()
+        await self.drop_links(now)
+        return {
+            key[0]: self._links[key][0] for key in self._purchases.get(purchase, ()) if key in self._links
+        }
+
+    async def drop_links(self, now: float) -> None:
+        self._check_open()
+        for (identifier, attempt), (_, until) in tuple(self._links.items()):
+            record = self._attempts[identifier][attempt - 1]
+            over = record.state.decided or record.state is State.REVERSING
+            if until <= now or (over and record.evidence is not Evidence.UNPAID):
+                del self._links[identifier, attempt]
 
     def unfinished(self) -> AsyncIterator[Record]:
         self._check_open()

@@ -46,7 +46,7 @@ MOST = 1000
 #: Seconds that closing waits for a server that cannot be reached, beyond what each operation waits.
 CLOSING = 30.0
 
-_PERMIT_COLUMNS, _CHANGE_COLUMNS = 10, 18
+_PERMIT_COLUMNS, _CHANGE_COLUMNS = 13, 20
 #: Behind a pooler the next statement may meet another server, which does not know the prepared one.
 _UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
@@ -92,6 +92,9 @@ class PostgresDatabase:
 
     async def find(self, ids: Sequence[str]) -> Sequence[Any]:
         return await self.fetch("attempts", (ids,))
+
+    async def find_asks(self, purchases: Sequence[str]) -> Sequence[Any]:
+        return await self.fetch("asks", (purchases,))
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
         sql = self._schema.statements[name]

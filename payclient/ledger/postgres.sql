@@ -3,7 +3,8 @@
 --
 -- The tables and guards are SQLite's. Added is what several processes need: who was granted a permit, who follows what
 -- is open, and that no attempt is written under settings that could lose its commit. Writers do not wait for each
--- other, unless they write about one client transaction id; how the feed misses nothing all the same says `news`.
+-- other, unless they write about one client transaction id or one purchase; how the feed misses nothing all the same
+-- says `news`.
 
 -- name: schema
 CREATE SEQUENCE payclient.cursors;
@@ -18,21 +19,27 @@ CREATE TABLE payclient.meta (
 );
 
 -- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
--- attempt, which alone may say that it was not sent.
+-- attempt, which alone may say that it was not sent. `ask` numbers the permits of a purchase: of two that saw the same
+-- ones before them, its unique key refuses one.
 CREATE TABLE payclient.attempts (
     id bigint PRIMARY KEY DEFAULT nextval('payclient.cursors'),
     owner bigint NOT NULL,
     amount bigint NOT NULL,
     created_at double precision NOT NULL,
     expires_at double precision,
+    links_dead_at double precision,
     attempt integer NOT NULL CHECK (attempt >= 1),
+    ask integer NOT NULL,
+    beside_open_form boolean NOT NULL,
     client_transaction_id text NOT NULL,
     kind text NOT NULL,
     digest bytea NOT NULL,
     lane bytea NOT NULL,
     credentials bytea NOT NULL,
     currency text NOT NULL,
-    UNIQUE (client_transaction_id, attempt)
+    purchase text NOT NULL,
+    UNIQUE (client_transaction_id, attempt),
+    UNIQUE (purchase, ask)
 );
 
 CREATE TABLE payclient.changes (
@@ -54,10 +61,19 @@ CREATE TABLE payclient.changes (
     candidate_ids text,
     error_type text,
     messages text,
+    reason text,
+    receipt text,
     UNIQUE (attempt_id, version)
 );
 
 CREATE INDEX changes_of_transaction ON payclient.changes (transaction_id) WHERE transaction_id IS NOT NULL;
+
+-- The links of forms, secrets, for as long as they are handed out.
+CREATE TABLE payclient.form_links (
+    attempt_id bigint PRIMARY KEY,
+    links text NOT NULL,
+    until double precision NOT NULL
+);
 
 CREATE TABLE payclient.open_attempts (
     attempt_id bigint PRIMARY KEY,
@@ -89,7 +105,8 @@ CREATE VIEW payclient.records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
-    coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages
+    coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages,
+    purchase, links_dead_at, beside_open_form, reason, receipt
 FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
 ) AS c ON true;
@@ -109,8 +126,9 @@ FROM payclient.changes JOIN payclient.attempts ON id = attempt_id;
 CREATE FUNCTION payclient.write(
     bigint, bigint,
     text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
+    text[], double precision[], boolean[],
     text[], integer[], integer[], double precision[], text[], text[], text[], text[], text[], text[], bigint[],
-    double precision[], text[], double precision[], double precision[], bigint[], text[], text[]
+    double precision[], text[], double precision[], double precision[], bigint[], text[], text[], text[], text[]
 ) RETURNS SETOF text LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
@@ -118,42 +136,59 @@ BEGIN
     IF cardinality($3) > 0 THEN
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
-                amount, currency, created_at, expires_at, owner)
-            SELECT v.*, $1 FROM (
+                amount, currency, created_at, expires_at, purchase, links_dead_at, beside_open_form, owner, ask)
+            SELECT new.*, $1,
+                (SELECT coalesce(max(ask), 0) + 1 FROM payclient.attempts WHERE purchase = new.purchase)
+            FROM (
                 SELECT nextval('payclient.cursors'), u.*
-                FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS u (client_transaction_id, attempt)
-            ) AS v
-            WHERE v.attempt = 1 OR EXISTS (
-                SELECT FROM payclient.records AS r WHERE r.client_transaction_id = v.client_transaction_id
-                    AND r.attempt = v.attempt - 1 AND r.state = 'refused'
+                FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u (client_transaction_id,
+                    attempt, kind, digest, lane, credentials, amount, currency, created_at, expires_at, purchase,
+                    links_dead_at, beside_open_form)
+            ) AS new
+            WHERE (new.attempt = 1 OR EXISTS (
+                SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
+                    AND r.attempt = new.attempt - 1 AND r.state = 'refused'
+            )) AND NOT EXISTS (
+                SELECT FROM payclient.records
+                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
             )
-            ORDER BY v.client_transaction_id
+            ORDER BY new.purchase, new.client_transaction_id
             ON CONFLICT DO NOTHING RETURNING a.id, a.client_transaction_id
         ), opened AS (
             INSERT INTO payclient.open_attempts (attempt_id, follower) SELECT id, $2 FROM permitted
         )
         SELECT client_transaction_id FROM permitted;
     END IF;
-    IF cardinality($13) > 0 THEN
+    IF cardinality($16) > 0 THEN
         RETURN QUERY WITH changed AS (
             INSERT INTO payclient.changes AS c (attempt_id, version, at, event, evidence, detail, before, after,
                 state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
-                error_type, messages)
+                error_type, messages, reason, receipt)
             SELECT a.id, v.version, v.at, v.event, v.evidence, v.detail, v.before, v.after,
                 v.state_evidence, v.transaction_id, v.expires_at, v.candidate_ids, v.notified_at, v.decided_at,
-                v.error_code, v.error_type, v.messages
-            FROM unnest($13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30)
+                v.error_code, v.error_type, v.messages, v.reason, v.receipt
+            FROM unnest($16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34,
+                $35)
                 AS v (client_transaction_id, attempt, version, at, event, evidence, detail, before, after,
                     state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
-                    error_type, messages)
+                    error_type, messages, reason, receipt)
             JOIN payclient.attempts AS a
                 ON a.client_transaction_id = v.client_transaction_id AND a.attempt = v.attempt
             WHERE v.event <> 'NotSent' OR a.owner = $1
             ORDER BY a.id
-            ON CONFLICT DO NOTHING RETURNING c.attempt_id
+            ON CONFLICT DO NOTHING RETURNING c.attempt_id, c.before, c.after
+        ), opened AS (
+            INSERT INTO payclient.open_attempts (attempt_id, follower)
+            SELECT attempt_id, $2 FROM changed WHERE after = 'reversing' AND before <> after
         )
         SELECT a.client_transaction_id FROM changed JOIN payclient.attempts AS a ON a.id = changed.attempt_id;
     END IF;
+END $$;
+
+CREATE FUNCTION payclient.asks(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM payclient.records WHERE purchase = ANY($1) ORDER BY id;
 END $$;
 
 CREATE FUNCTION payclient.find(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
@@ -256,9 +291,9 @@ END $$;
 
 CREATE FUNCTION payclient.check_closed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT EXISTS (
-        SELECT FROM payclient.changes WHERE attempt_id = old.attempt_id AND decided_at IS NOT NULL
-    ) THEN
+    IF (
+        SELECT decided_at FROM payclient.changes WHERE attempt_id = old.attempt_id ORDER BY version DESC LIMIT 1
+    ) IS NULL THEN
         RAISE EXCEPTION 'it is not decided';
     END IF;
     RETURN old;
@@ -331,7 +366,7 @@ UPDATE payclient.meta SET environment = $1
 
 -- name: write
 SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-    $22, $23, $24, $25, $26, $27, $28, $29, $30)
+    $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
 
 -- name: attempts
 SELECT {record} FROM payclient.find($1)
@@ -340,6 +375,30 @@ SELECT {record} FROM payclient.find($1)
 -- name: holder
 SELECT client_transaction_id FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
 WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 LIMIT 1
+
+-- name: asks
+SELECT {record} FROM payclient.asks($1)
+
+-- name: asks_of
+SELECT {record} FROM payclient.asks(ARRAY[$1])
+
+-- name: keep_links
+INSERT INTO payclient.form_links (attempt_id, links, until)
+SELECT id, $1, $2 FROM payclient.attempts WHERE client_transaction_id = $3 AND attempt = $4
+ON CONFLICT (attempt_id) DO UPDATE SET links = excluded.links, until = excluded.until
+
+-- name: links
+SELECT client_transaction_id, links FROM payclient.form_links JOIN payclient.records ON id = attempt_id
+WHERE purchase = $1 AND until > $2 AND NOT {links_are_dead}
+
+-- name: drop_links
+DELETE FROM payclient.form_links AS l WHERE until <= $1
+OR EXISTS (SELECT FROM payclient.records WHERE id = l.attempt_id AND {links_are_dead})
+RETURNING attempt_id
+
+-- The server overwrites what was deleted in its own time.
+-- name: wipe
+SELECT 1
 
 -- name: unfinished
 SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)

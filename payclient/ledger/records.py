@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import TransitionError
-from payclient.events import Created, Event, Evidence, Refused
+from payclient.events import Created, Event, Evidence, Found, Refused
 from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_newest
 
@@ -21,6 +21,7 @@ __all__ = [
     "change_row",
     "describe",
     "grouped",
+    "holder",
     "may_permit",
     "moved",
     "permit_row",
@@ -31,10 +32,15 @@ __all__ = [
 ]
 
 #: The states whose arrival is news to a reader of the feed.
-FEED = frozenset({State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED})
+FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
+
+#: States of an ask whose purchase is paid, and of one that is open. The other half of the rule is in `holds`.
+_PAID = (State.ACCEPTED, State.REVERSING)
+_OPEN = (State.SENDING, State.UNKNOWN, State.PENDING)
 
 _TEXT = 500
 _MESSAGES = 50
+_RECEIPT = 4000
 _INT64 = 2**63
 
 
@@ -55,14 +61,27 @@ def _legal_moves() -> str:
     return f"CASE before {' '.join(cases)} ELSE false END"
 
 
+#: True of a record that keeps another ask of its purchase from its permit, which is `new`; as `holds` says.
+_HOLDS = f"""({_any_of("state", _PAID)} OR (kind <> 'form' AND (
+        {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
+    )) OR (kind = 'form' AND NOT new.beside_open_form AND coalesce(links_dead_at > new.created_at, true) AND (
+        {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
+        OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
+        OR (state = '{State.CANCELLED}' AND evidence = '{Evidence.UNPAID}')
+    )))"""
+
 #: What stands in braces in a file of statements. The lists of columns are those of `record_of` and `change_of`.
 _MADE = {
     "record": """client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency, state, evidence,
     version, transaction_id, candidate_ids, created_at, expires_at, notified_at, decided_at, error_code, error_type,
-    messages""",
+    messages, purchase, links_dead_at, beside_open_form, reason, receipt""",
     "change": "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail",
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),
+    "holds": _HOLDS,
+    # Its customer closed a form that the service does not call cancelled: its links may be handed out again.
+    "links_are_dead": f"(({_any_of('state', [*_PAID, *(each for each in State if each.decided)])}) "
+    f"AND evidence <> '{Evidence.UNPAID}')",
     "news": f"({_any_of('after', FEED)}) AND after <> before",
 }
 
@@ -96,11 +115,14 @@ def permit_row(record: Record) -> tuple[Any, ...]:
         record.currency,
         record.created_at,
         record.expires_at,
+        record.purchase,
+        record.links_dead_at,
+        record.beside_open_form,
     )
 
 
 def change_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
-    """Return the values of a change, as the statements `change` and `write` take them; the last six are mostly None."""
+    """Return the values of a change, as the statements `change` and `write` take them; eight are seldom set."""
     # `_value_`, since sqlite3 takes a plain str by a shorter way than an enum's member.
     return (
         after.client_transaction_id,
@@ -121,6 +143,8 @@ def change_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
         after.error_code,
         after.error_type,
         json.dumps(after.messages) if after.messages else None,
+        after.reason,
+        after.receipt,
     )
 
 
@@ -151,6 +175,12 @@ def record_of(row: Sequence[Any]) -> Record:
         error_code=row[17],
         error_type=row[18],
         messages=tuple(json.loads(row[19])) if row[19] else (),
+        # One text for both, since there may be 100,000 of it.
+        purchase=row[0] if row[20] == row[0] else row[20],
+        links_dead_at=row[21],
+        beside_open_form=bool(row[22]),
+        reason=row[23],
+        receipt=row[24],
     )
 
 
@@ -191,6 +221,15 @@ def sanitize_text(text: str) -> str:
 
 def sanitize_event(event: Event) -> Event:
     """Return the event with its free text bounded: a hostile message must never block the record of an answer."""
+    if isinstance(event, Found):
+        if event.reason is None and event.receipt is None:
+            return event
+        receipt = event.receipt
+        return attrs.evolve(
+            event,
+            reason=None if event.reason is None else sanitize_text(event.reason),
+            receipt=None if receipt is None or len(receipt) > _RECEIPT else _ascii(receipt),
+        )
     if type(event) is not Refused:
         return event
     code = event.error_code
@@ -202,17 +241,62 @@ def sanitize_event(event: Event) -> Event:
     )
 
 
+def _ascii(receipt: str) -> str | None:
+    """Return a JSON object in ASCII, or None where it is not one: PostgreSQL refuses NUL and surrogates."""
+    try:
+        fields = json.loads(receipt)
+    except ValueError:
+        return None
+    return json.dumps(fields) if isinstance(fields, dict) and fields else None
+
+
 def describe(event: Event) -> str | None:
     """Return the event's own fields as JSON; None where it has none."""
     if type(event) is Created:  # by far the most frequent: each sale has one
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
     own = {}
+    # What the record has stands there, once: the messages of a refusal, the reason and the receipt of a report.
+    left_out = ("at", "reason", "receipt") if isinstance(event, Found) else ("at", "messages")
     for field in attrs.fields(type(event)):
         value = getattr(event, field.name)
-        # The messages of a refusal stand in its record, once.
-        if value is not None and field.name not in ("at", "messages"):
+        if value is not None and field.name not in left_out:
             own[field.name] = sanitize_text(value) if isinstance(value, str) else value
     return json.dumps(own) if own else None
+
+
+# What the asks of one purchase allow: the same rule as in SQL
+
+
+def holds(known: Record, new: Record) -> bool:
+    """Return whether this ask keeps another one of its purchase from its permit: it is paid, or may yet be paid."""
+    state, evidence = known.state, known.evidence
+    if state in _PAID:
+        return True
+    if known.kind != "form":
+        return state in _OPEN or (state is State.EXPIRED and evidence is not Evidence.LAST_QUERY)
+    if new.beside_open_form or (known.links_dead_at is not None and known.links_dead_at <= new.created_at):
+        return False
+    match state:
+        case State.SENDING | State.PENDING | State.EXPIRED:
+            return True
+        case State.UNKNOWN:
+            # Of a form whose answer was lost nobody has the links.
+            return evidence is not Evidence.NO_ANSWER or bool(known.candidate_ids)
+        case State.CANCELLED:
+            # Its browser came back cancelled, which the service does not call it.
+            return evidence is Evidence.UNPAID
+    return False
+
+
+def holder(asks: Iterable[Record], new: Record) -> Record | None:
+    """Return the ask of the same purchase that keeps this one from its permit, a paid one first."""
+    mine, purchase = new.client_transaction_id, new.purchase
+    held = [
+        each
+        for each in asks
+        if each.purchase == purchase and each.client_transaction_id != mine and holds(each, new)
+    ]
+    return max(held, key=lambda each: (each.state in _PAID, each.created_at), default=None)
 
 
 # What the attempts of one client transaction id allow; number n stands at n - 1

@@ -35,7 +35,7 @@ __all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter"]
 #: waits for the interpreter's lock.
 _CHUNKS = (128, 64, 32, 16, 8, 4, 2, 1)
 #: Columns at the end of a change that most changes leave NULL. Binding a None takes as long as storing ten.
-_SELDOM = 6
+_SELDOM = 8
 _NOTHING = (None,) * _SELDOM
 
 _ENDED = "the ledger's thread has ended: open the ledger again"
@@ -103,9 +103,15 @@ class SqliteDatabase:
             self._connection.execute(_repeated(name, end - start), values)
 
     async def find(self, ids: Sequence[str]) -> list[tuple[Any, ...]]:
+        return self._select("attempts", ids)
+
+    async def find_asks(self, purchases: Sequence[str]) -> list[tuple[Any, ...]]:
+        return self._select("asks", purchases)
+
+    def _select(self, name: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
         rows = []
-        for start, end in _chunks(len(ids)):
-            rows += self._connection.execute(_repeated("attempts", end - start), ids[start:end]).fetchall()
+        for start, end in _chunks(len(keys)):
+            rows += self._connection.execute(_repeated(name, end - start), keys[start:end]).fetchall()
         return rows
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:

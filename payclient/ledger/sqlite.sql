@@ -25,8 +25,13 @@ CREATE TABLE attempts (
     currency TEXT NOT NULL,
     created_at REAL NOT NULL,
     expires_at REAL,
+    purchase TEXT NOT NULL,
+    links_dead_at REAL,
+    beside_open_form INTEGER NOT NULL,
     UNIQUE (client_transaction_id, attempt)
 ) STRICT;
+
+CREATE INDEX attempts_of_purchase ON attempts (purchase);
 
 -- The events that an attempt took since, each with all that is known from then on; `state_evidence` is what the state
 -- `after` rests on.
@@ -49,6 +54,8 @@ CREATE TABLE changes (
     error_code INTEGER,
     error_type TEXT,
     messages TEXT,
+    reason TEXT,
+    receipt TEXT,
     UNIQUE (attempt_id, version)
 ) STRICT;
 
@@ -57,12 +64,19 @@ CREATE INDEX changes_of_transaction ON changes (transaction_id) WHERE transactio
 -- The attempts that are not decided, kept by the guards.
 CREATE TABLE open_attempts (attempt_id INTEGER PRIMARY KEY) STRICT;
 
+-- The links of forms, secrets, for as long as they are handed out.
+CREATE TABLE form_links (
+    attempt_id INTEGER PRIMARY KEY,
+    links TEXT NOT NULL,
+    until REAL NOT NULL
+) STRICT;
+
 CREATE VIEW records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
     coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
-    error_code, error_type, messages
+    error_code, error_type, messages, purchase, links_dead_at, beside_open_form, reason, receipt
 FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
 );
@@ -85,6 +99,10 @@ OR (new.attempt > 1 AND 'refused' IS NOT (
     SELECT state FROM records
     WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1
 ))
+OR EXISTS (
+    SELECT 1 FROM records
+    WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
+)
 BEGIN SELECT RAISE(ABORT, 'not a permit'); END;
 
 CREATE TRIGGER guard_change BEFORE INSERT ON changes
@@ -125,8 +143,12 @@ CREATE TRIGGER close_decided AFTER INSERT ON changes WHEN new.decided_at IS NOT 
     DELETE FROM open_attempts WHERE attempt_id = new.attempt_id;
 END;
 
+CREATE TRIGGER open_reversing AFTER INSERT ON changes WHEN new.after = 'reversing' AND new.before <> 'reversing' BEGIN
+    INSERT INTO open_attempts (attempt_id) VALUES (new.attempt_id);
+END;
+
 CREATE TRIGGER keep_open_attempts BEFORE DELETE ON open_attempts
-WHEN NOT EXISTS (SELECT 1 FROM changes WHERE attempt_id = old.attempt_id AND decided_at IS NOT NULL)
+WHEN (SELECT decided_at FROM changes WHERE attempt_id = old.attempt_id ORDER BY version DESC LIMIT 1) IS NULL
 BEGIN SELECT RAISE(ABORT, 'it is not decided'); END;
 
 CREATE TRIGGER keep_open_attempts_as_they_are BEFORE UPDATE ON open_attempts
@@ -152,9 +174,9 @@ UPDATE meta SET environment = ?
 
 -- A statement for many rows repeats what follows VALUES, or the one question mark of IN.
 -- name: permit
-INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- Most changes leave the last six columns NULL.
+-- Most changes leave the last eight columns NULL.
 -- name: change
 INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, before, after, state_evidence,
     transaction_id, expires_at)
@@ -162,9 +184,10 @@ VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt 
 
 -- name: whole_change
 INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, before, after, state_evidence,
-    transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code, error_type, messages)
+    transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code, error_type, messages, reason,
+    receipt)
 VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?, ?, ?, ?)
+    ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: attempts
 SELECT {record} FROM records WHERE client_transaction_id IN (?)
@@ -174,6 +197,12 @@ ORDER BY client_transaction_id, attempt
 -- name: holder
 SELECT client_transaction_id FROM changes JOIN attempts ON id = attempt_id
 WHERE transaction_id = ? AND credentials = ? AND client_transaction_id <> ? LIMIT 1
+
+-- name: asks
+SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
+
+-- name: asks_of
+SELECT {record} FROM records WHERE purchase = ? ORDER BY id
 
 -- name: unfinished
 SELECT {record} FROM records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id
@@ -188,3 +217,20 @@ SELECT {change} FROM history WHERE client_transaction_id = ? ORDER BY cursor
 -- name: news
 SELECT {change} FROM changes JOIN attempts ON id = attempt_id
 WHERE cursor > ? AND {news} ORDER BY cursor LIMIT ?
+
+-- name: keep_links
+INSERT OR REPLACE INTO form_links (attempt_id, links, until)
+SELECT id, ?, ? FROM attempts WHERE client_transaction_id = ? AND attempt = ?
+
+-- name: links
+SELECT client_transaction_id, links FROM form_links JOIN records ON id = attempt_id
+WHERE purchase = ? AND until > ? AND NOT {links_are_dead}
+
+-- name: drop_links
+DELETE FROM form_links WHERE until <= ?
+OR EXISTS (SELECT 1 FROM records WHERE id = attempt_id AND {links_are_dead})
+RETURNING attempt_id
+
+-- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
+-- name: wipe
+PRAGMA wal_checkpoint(TRUNCATE)

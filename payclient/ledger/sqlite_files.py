@@ -58,6 +58,7 @@ _SETTINGS: tuple[tuple[str, str, object], ...] = (
     ("foreign_keys", "ON", 1),
     ("recursive_triggers", "ON", 1),  # so that REPLACE asks the triggers too
     ("trusted_schema", "OFF", 0),
+    ("secure_delete", "ON", 1),  # a form's link that is dead is in no page of the file
     ("temp_store", "MEMORY", 2),  # nothing of the ledger in a file elsewhere
 )
 
@@ -454,6 +455,8 @@ def _copy(source: str, target: str) -> None:
         ledger.backup(copy)
         # One file, without a write-ahead log that would have to go with it.
         copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute("PRAGMA secure_delete = ON")
+        copy.execute("DELETE FROM form_links")  # secrets, which outlive nobody in a copy
         if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
             raise LedgerUnavailableError(
                 "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"

@@ -19,11 +19,12 @@ import attrs
 
 from payclient.errors import LedgerUnavailableError, PayError, TransitionError, UsageError
 from payclient.events import Created, Event, NotSent
-from payclient.ledger import Change, TransactionTakenError
+from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
 from payclient.ledger.records import (
     change_of,
     change_row,
     grouped,
+    holder,
     may_permit,
     moved,
     permit_row,
@@ -115,6 +116,9 @@ class Database(Protocol):
 
     async def find(self, ids: Sequence[str]) -> Sequence[Sequence[Any]]:
         """Return the records of these ids as rows, by id and attempt."""
+
+    async def find_asks(self, purchases: Sequence[str]) -> Sequence[Sequence[Any]]:
+        """Return the records of these purchases as rows, in the order of their permits."""
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
@@ -214,6 +218,8 @@ class Batch:
         """Answer by what the ledger holds what it did not take, or aim it at that."""
         try:
             known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
+            purchases = {each.record.purchase for each in writes if isinstance(each, Permit)}
+            asks = [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
@@ -233,6 +239,9 @@ class Batch:
                         raise TransitionError("another process was granted this attempt")
                 elif not may_permit(attempts, each.record):
                     self._answer(each, False)
+                    continue
+                elif known_ask := holder(asks, each.record):
+                    self._fail(each, PurchaseHeldError(known_ask))
                     continue
             except TransitionError as error:
                 self._fail(each, error)
@@ -419,6 +428,19 @@ class StoredLedger:
 
     def records(self) -> AsyncIterator[Record]:
         return self._pages(self._read("records", 0, PAGE))
+
+    async def asks(self, purchase: str) -> list[Record]:
+        return [record_of(row) for row in await self._read("asks_of", purchase)]
+
+    async def keep_links(self, record: Record, links: str, until: float) -> None:
+        await self._read("keep_links", links, until, record.client_transaction_id, record.attempt)
+
+    async def links(self, purchase: str, now: float) -> dict[str, str]:
+        return {row[0]: row[1] for row in await self._read("links", purchase, now)}
+
+    async def drop_links(self, now: float) -> None:
+        if await self._read("drop_links", now):
+            await self._read("wipe")
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         return [change_of(row) for row in await self._read("history", client_transaction_id)]

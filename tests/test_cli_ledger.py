@@ -97,14 +97,14 @@ def test_list_shows_what_is_open_and_why(book: Book, capfd: pytest.CaptureFixtur
     said = capfd.readouterr()
     lines = listed(said.out)
     assert lines.keys() == {
-        "order-sending", "order-unknown", "order-pending", "order-expired", "order-refused"
+        "order-sending", "order-unknown", "order-pending", "order-expired", "order-refused", "order-reversing"
     }  # fmt: skip
     assert "its process ended while it was being sent" in lines["order-sending"]
     assert "no usable answer came: it may exist" in lines["order-unknown"]
     assert "the customer's time is over" in lines["order-pending"]
     assert "presumed cancelled, not proven" in lines["order-expired"]
     assert all("unknown" in line and "USD 11.50" in line for line in lines.values())
-    assert "5 shown, 4 of them unresolved" in said.err
+    assert "6 shown, 5 of them unresolved" in said.err
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_list_shows_what_is_open_and_why(book: Book, capfd: pytest.CaptureFixtur
     [
         (["--state", "accepted"], {"accepted"}, "1 shown"),
         (["--state", "refused"], set(), "no such sale"),  # a sale counts by its newest attempt
-        (["--unresolved"], {"sending", "unknown", "expired", "refused"}, "4 shown, 4 of them unresolved"),
+        (["--unresolved"], {"sending", "unknown", "expired", "refused", "reversing"}, "5 shown, 5 of them unresolved"),
         (["--unresolved", "--state", "expired"], {"expired"}, "1 shown"),
         # A longer sale window makes an expired sale's last query later.
         (["--unresolved", "--state", "expired", "--profile", "slow.toml"], set(), "no such sale"),
@@ -259,7 +259,7 @@ def test_resolve(book: Book, state: State, decision: str, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("decision", ["accepted", "cancelled", "refused"])
-@pytest.mark.parametrize("state", sorted(set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED}))
+@pytest.mark.parametrize("state", sorted(set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED, State.REVERSING}))
 def test_resolve_only_what_the_table_allows(
     book: Book, state: State, decision: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +268,7 @@ def test_resolve_only_what_the_table_allows(
     assert resolve(f"order-{state}", decision, "--yes") == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert f"order-{state} is {state}: only what is unknown or expired is decided by hand" in said
+    assert f"order-{state} is {state}: only what is unknown or expired" in said
     assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
     assert book.get(f"order-{state}") == before
 
@@ -390,7 +390,7 @@ def test_export_csv(book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str
     fill_export(book)
     out = tmp_path / "out.csv"
     assert main(["ledger", "export", "--out", str(out)]) == 0
-    assert "9 attempts are in" in capfd.readouterr().err
+    assert "11 attempts are in" in capfd.readouterr().err
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS

@@ -155,7 +155,7 @@ def diagram() -> str:
                 words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", event.__name__).lower()
                 moves.setdefault(target, []).append(words)
         lines += [f"    {state} --> {target}: {', '.join(words)}" for target, words in moves.items()]
-    lines += [f"    {state} --> [*]" for state in (State.ACCEPTED, State.CANCELLED, State.REFUSED)]
+    lines += [f"    {state} --> [*]" for state in State if state.decided]
     return "\n".join(lines) + "\n"
 
 

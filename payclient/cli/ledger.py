@@ -47,12 +47,14 @@ _MEANINGS = {
 }
 
 _RECORD_COLUMNS = (
-    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_ids",
-    "amount", "currency", "created_at", "expires_at", "notified_at", "decided_at", "error_code", "error_type",
+    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id",
+    "candidate_ids",
+    "amount", "currency", "purchase", "created_at", "expires_at", "notified_at", "decided_at", "error_code",
+    "error_type",
 )  # fmt: skip
 
 #: Of an export.
-COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason")
+COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
 
 ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
 
@@ -148,16 +150,19 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
 
     record, changes = with_ledger(ledger, read)
     out, until = terminal.out(), record.expires_at
+    receipt = json.loads(record.receipt or "{}")
     terminal.print_facts(
         {
             "client transaction id": record.client_transaction_id,
+            "purchase": None if record.purchase == record.client_transaction_id else record.purchase,
             "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
             "paid": PAID_WORDS[record.state.paid],
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
             "heard of, unproven": heard_of(record) or None,
             "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
-            "message": (refusal(record) or None) if record.state is State.REFUSED else None,
+            "message": (refusal(record) or None) if record.state is State.REFUSED else record.reason,
+            "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()) or None,
         }
     )
     for attempt in sorted({change.attempt for change in changes}):
@@ -301,7 +306,9 @@ def _say_what_it_means(record: Record, decision: str) -> None:
     if record.expires_at is not None and now < record.expires_at:
         left = terminal.duration(record.expires_at - now)
         terminal.say(f"The customer may still approve it, until {utc(record.expires_at)} UTC (in {left}).")
-    terminal.say(f"As {decision}: {_MEANINGS[decision]}")
+    given_back = record.state is State.REVERSING and decision == "cancelled"
+    meaning = "It counts as given back from now on. This is final." if given_back else _MEANINGS[decision]
+    terminal.say(f"As {decision}: {meaning}")
 
 
 # --- export
@@ -351,7 +358,8 @@ async def _row(book: Ledger, record: Record) -> dict[str, object]:
     for name in ("created_at", "expires_at", "notified_at", "decided_at"):
         row[name] = None if (when := getattr(record, name)) is None else iso(when)
     row["candidate_ids"] = [each for each in record.candidate_ids if each != DROPPED]
-    row |= {"paid": record.state.paid, "messages": list(record.messages), "actor": None, "reason": None}
+    row |= {"paid": record.state.paid, "messages": list(record.messages), "actor": None, "reason": record.reason}
+    row["receipt"] = json.loads(record.receipt or "{}")
     if record.evidence is Evidence.OPERATOR:
         for change in await book.history(record.client_transaction_id):
             if change.attempt == record.attempt and change.evidence is Evidence.OPERATOR and change.detail:

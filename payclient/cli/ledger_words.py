@@ -25,6 +25,7 @@ RESTS_ON = {
     Evidence.QUERY: "the service said so when asked",
     Evidence.ABSENT: "the service did not find it, twice and late enough: nothing was created",
     Evidence.CLOCK: "nobody heard of an answer in time: presumed cancelled, not proven",
+    Evidence.LAST_QUERY: "nobody heard of an answer, to the last query: presumed cancelled, not proven",
     Evidence.OPERATOR: "a person said so",
     Evidence.NOTIFICATION: "a notification came, which proves nothing",
     Evidence.RETURN: "the customer's browser came back, which proves nothing",
@@ -44,8 +45,9 @@ def is_unresolved(record: Record, now: float, window: float) -> bool:
     """Return whether nothing that runs by itself is likely to settle the record any more."""
     if record.state is State.SENDING:
         return now > record.created_at + SENDER_GONE
-    late = record.state is State.EXPIRED and now > last_query(record, window)
-    return record.state is State.UNKNOWN or late
+    if record.state in (State.EXPIRED, State.REVERSING):
+        return record.evidence is Evidence.LAST_QUERY or now > last_query(record, window)
+    return record.state is State.UNKNOWN
 
 
 def last_query(record: Record, window: float) -> float:
@@ -73,7 +75,9 @@ def why(record: Record, now: float, window: float) -> str:
             word = f"the customer has not answered; can until {utc(record.expires_at)}"
         case State.PENDING:
             word = "the customer's time is over; the next run asks for the last word"
-        case State.EXPIRED if now <= last_query(record, window):
+        case State.REVERSING:
+            word = "a request to give it back was sent, or was about to be, and has no answer"
+        case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record, window):
             word += f"; a run that is open asks until {utc(last_query(record, window))}"
         case State.REFUSED if record.evidence is Evidence.ANSWER:
             word = f"the service refused it: {refusal(record)}"

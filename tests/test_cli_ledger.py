@@ -112,7 +112,11 @@ def test_list_shows_what_is_open_and_why(book: Book, capfd: pytest.CaptureFixtur
     [
         (["--state", "accepted"], {"accepted"}, "1 shown"),
         (["--state", "refused"], set(), "no such sale"),  # a sale counts by its newest attempt
-        (["--unresolved"], {"sending", "unknown", "expired", "refused", "reversing"}, "5 shown, 5 of them unresolved"),
+        (
+            ["--unresolved"],
+            {"sending", "unknown", "expired", "refused", "reversing"},
+            "5 shown, 5 of them unresolved",
+        ),
         (["--unresolved", "--state", "expired"], {"expired"}, "1 shown"),
         # A longer sale window makes an expired sale's last query later.
         (["--unresolved", "--state", "expired", "--profile", "slow.toml"], set(), "no such sale"),
@@ -259,7 +263,9 @@ def test_resolve(book: Book, state: State, decision: str, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("decision", ["accepted", "cancelled", "refused"])
-@pytest.mark.parametrize("state", sorted(set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED, State.REVERSING}))
+@pytest.mark.parametrize(
+    "state", sorted(set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED, State.REVERSING})
+)
 def test_resolve_only_what_the_table_allows(
     book: Book, state: State, decision: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

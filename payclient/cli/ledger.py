@@ -358,7 +358,12 @@ async def _row(book: Ledger, record: Record) -> dict[str, object]:
     for name in ("created_at", "expires_at", "notified_at", "decided_at"):
         row[name] = None if (when := getattr(record, name)) is None else iso(when)
     row["candidate_ids"] = [each for each in record.candidate_ids if each != DROPPED]
-    row |= {"paid": record.state.paid, "messages": list(record.messages), "actor": None, "reason": record.reason}
+    row |= {
+        "paid": record.state.paid,
+        "messages": list(record.messages),
+        "actor": None,
+        "reason": record.reason,
+    }
     row["receipt"] = json.loads(record.receipt or "{}")
     if record.evidence is Evidence.OPERATOR:
         for change in await book.history(record.client_transaction_id):

@@ -10,7 +10,7 @@ from operator import attrgetter
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Created, Event, Evidence
 from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
-from payclient.ledger.records import FEED, describe, holder, may_permit, moved, sanitize_event
+from payclient.ledger.records import FEED, describe, may_permit, moved, purchase_holder, sanitize_event
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
@@ -64,7 +64,7 @@ class MemoryLedger:
             )
         if not may_permit(attempts, record):
             return False
-        if known := holder(self._asks(record.purchase), record):
+        if known := purchase_holder(self._asks(record.purchase), record):
             raise PurchaseHeldError(known)
         self._attempts.setdefault(record.client_transaction_id, []).append(record)
         permit = (record.client_transaction_id, record.attempt)

@@ -21,10 +21,10 @@ __all__ = [
     "change_row",
     "describe",
     "grouped",
-    "holder",
     "may_permit",
     "moved",
     "permit_row",
+    "purchase_holder",
     "read_statements",
     "record_of",
     "sanitize_event",
@@ -288,7 +288,7 @@ def holds(known: Record, new: Record) -> bool:
     return False
 
 
-def holder(asks: Iterable[Record], new: Record) -> Record | None:
+def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
     """Return the ask of the same purchase that keeps this one from its permit, a paid one first."""
     mine, purchase = new.client_transaction_id, new.purchase
     held = [

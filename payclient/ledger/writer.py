@@ -24,10 +24,10 @@ from payclient.ledger.records import (
     change_of,
     change_row,
     grouped,
-    holder,
     may_permit,
     moved,
     permit_row,
+    purchase_holder,
     record_of,
     sanitize_event,
 )
@@ -240,7 +240,7 @@ class Batch:
                 elif not may_permit(attempts, each.record):
                     self._answer(each, False)
                     continue
-                elif known_ask := holder(asks, each.record):
+                elif known_ask := purchase_holder(asks, each.record):
                     self._fail(each, PurchaseHeldError(known_ask))
                     continue
             except TransitionError as error:

@@ -15,6 +15,7 @@ from fake_service import PROFILE, FakeService, refuses, sale
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
+from payclient.events import Created
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
@@ -178,17 +179,37 @@ async def test_a_deaf_listener_loses_nobody(service: FakeService, url: str, post
         assert (await soon(waiting)).paid is True
 
 
-async def test_a_late_notification_ends_the_waits_of_a_deaf_process(service: FakeService, url: str) -> None:
-    """It reads the ledger to judge the notification, and its waits end with what the ledger says."""
+async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
+    service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own answer was written, then it stood still; another process decided the sale before it could wait for it."""
     async with working(service, url) as first, working(service, url, poll=3600.0) as second:
-        pending = await first.tracker.sale(sale())
-        waiting = asyncio.ensure_future((await second.find()).wait())
-        await begun(second)
+        written, goes_on = asyncio.Event(), asyncio.Event()
+        apply = second.ledger.apply
         assert second.ledger._listener is not None
         second.ledger._listener._tasks[1].cancel()
+
+        async def apply_slowly(record: Record, event: payclient.Event) -> Record:
+            if isinstance(event, Created):
+                record = await apply(record, event)
+                written.set()
+                await goes_on.wait()
+                return record
+            goes_on.set()
+            for _ in range(20):  # the sale goes on, and is waited for
+                await asyncio.sleep(0)
+            return await apply(record, event)
+
+        async def buy() -> payclient.Outcome:
+            return await (await sending).wait()
+
+        monkeypatch.setattr(second.ledger, "apply", apply_slowly)
+        sending = asyncio.ensure_future(second.tracker.sale(sale()))
+        waiting = asyncio.ensure_future(buy())
+        await written.wait()
+        found = await first.find()
         service.decide("Cancelado")
-        await pending.check()
-        assert not waiting.done()
+        assert (await found.check()).state is State.CANCELLED
         notification = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
         assert await second.tracker.notify(notification) is payclient.Receipt.LATE
         assert (await soon(waiting)).state is State.CANCELLED

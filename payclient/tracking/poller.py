@@ -302,10 +302,11 @@ class Poller:
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
         if isinstance(item, Followed):
-            if item.task is None and self.asks.holds(item) and not item.elsewhere:
+            checks = self._starting.pop(item, ())
+            if item.task is None and self.asks.holds(item) and (checks or not item.elsewhere):
                 self.rate.spend(now)
                 self._run(item, self._query(item), self._requests)
-            for started in self._starting.pop(item, ()):
+            for started in checks:
                 _end(started)
         elif isinstance(item, ReturnedForm) and item.task is None:
             self.rate.spend(now)
@@ -429,12 +430,11 @@ class Poller:
             return None
         if now - ask.queried_at < self.policy.least_gap:
             return None
-        if ask.task is None:
-            self._lines.put(ask, FINAL)
-            self._start_ready()
         if ask.task is None and not self.asks.closed:
             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._starting.setdefault(ask, []).append(started)
+            self._lines.put(ask, FINAL)
+            self._start_ready()
             await self.wait_at_most(started, self.policy.total_timeout)
         return None if ask.task is None else await asyncio.shield(ask.task)
 

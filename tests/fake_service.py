@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import payclient
+from manual_clock import ManualClock
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
-from payclient.simulator import ManualClock
 
 PROFILE = payclient.ServiceProfile(
     name="test",

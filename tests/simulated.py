@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from payclient.simulator import Form, ManualClock, Settings, Simulator
+from manual_clock import ManualClock
+from payclient.simulator import Form, Settings, Simulator
 
 __all__ = [
     "BEARER",

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import payclient
-from payclient.simulator import PAYPHONE, Answers, ManualClock, Simulator
+from manual_clock import ManualClock
+from payclient.simulator import PAYPHONE, Answers, Simulator
 
 ROOT = Path(payclient.__file__).parents[1]
 

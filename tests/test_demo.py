@@ -12,12 +12,13 @@ from pathlib import Path
 import attrs
 import pytest
 
+from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.cli.simulate import STATUS, settings_of
 from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.session import PaySession
-from payclient.simulator import ManualClock, Simulator
+from payclient.simulator import Simulator
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 import payclient
+from manual_clock import ManualClock
 from payclient import Tracker
 from payclient.errors import (
     CustomerBusyError,
@@ -26,7 +27,7 @@ from payclient.lifecycle import State
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import PaySession
-from payclient.simulator import ManualClock, Simulator
+from payclient.simulator import Simulator
 from payclient.transport import AiohttpTransport
 from payclient.validation import from_service
 from payclient.wire import HttpRequest, HttpResponse, decode_status

@@ -37,6 +37,7 @@ import pytest
 
 import fake_service
 import payclient
+from manual_clock import ManualClock
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
@@ -63,7 +64,6 @@ from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.session import Exchange, PaySession
-from payclient.simulator import ManualClock
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from ports import kept_port

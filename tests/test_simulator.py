@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from payclient.simulator import Answers, ManualClock, Settings, Simulator
+from manual_clock import ManualClock
+from payclient.simulator import Answers, Settings, Simulator
 from payclient.simulator.addresses import with_query
 from simulated import BEARER, Client, Merchant, client, client_of, clock, merchant, sale_of, settings
 

@@ -21,8 +21,9 @@ from hypothesis import settings as hypothesis_settings
 
 import control
 import required
+from manual_clock import ManualClock
 from payclient.cli import main
-from payclient.simulator import SCENARIOS, Answers, Fault, ManualClock, Settings, Simulator, SimulatorThread
+from payclient.simulator import SCENARIOS, Answers, Fault, Settings, Simulator, SimulatorThread
 from payclient.simulator.control_api import OPERATIONS, openapi
 from simulated import BEARER, Client, Merchant, client_of, merchant, prepare_of, sale_of
 

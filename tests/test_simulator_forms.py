@@ -10,7 +10,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 import control
-from payclient.simulator import Form, ManualClock, Settings
+from manual_clock import ManualClock
+from payclient.simulator import Form, Settings
 from simulated import SHOP, TYPED, Client, client, client_of, clock, sale_of, settings
 
 __all__ = ["client", "clock", "settings"]

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 import control
 import payclient
 import simulated
-from payclient.simulator import PAYPHONE, TEST_MODE, Fault, Form, ManualClock, Settings, Simulator
+from manual_clock import ManualClock
+from payclient.simulator import PAYPHONE, TEST_MODE, Fault, Form, Settings, Simulator
 from payclient.simulator.messages import (
     MESSAGE_CODES,
     MESSAGES,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from payclient.simulator import Answers, ManualClock, Settings
+from manual_clock import ManualClock
+from payclient.simulator import Answers, Settings
 from payclient.simulator.rules import failing_fields
 from simulated import (
     BEARER,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from manual_clock import ManualClock
 from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
 from payclient.cli.progress import (
@@ -31,7 +32,6 @@ from payclient.errors import ConfigurationError
 from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest
 from payclient.session import PaySession
-from payclient.simulator import ManualClock
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_cli import (

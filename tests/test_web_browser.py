@@ -18,7 +18,8 @@ from aiohttp import web
 import payclient
 from browser import open_browser
 from fake_service import sale
-from payclient.simulator import ManualClock, Settings, Simulator
+from manual_clock import ManualClock
+from payclient.simulator import Settings, Simulator
 from payclient.tracking.forms import FormLink
 from payclient.web import is_waiting, redirect_page, waiting_page
 from payclient.web.aiohttp import order_routes, page_response, tracker_context, tracker_of

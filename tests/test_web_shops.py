@@ -14,8 +14,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from manual_clock import ManualClock
 from payclient.notifications import notification_url
-from payclient.simulator import PAYPHONE, ManualClock, Sale, Settings, Simulator
+from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from postgres_server import PostgresServer
 from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
 

@@ -7,7 +7,7 @@
 """
 
 from .answers import Answers
-from .clock import JumpClock, ManualClock, ServiceClock
+from .clock import JumpClock, ServiceClock
 from .faults import Fault, FaultPlan, Faults
 from .messages import RefusalError
 from .payphone import PAYPHONE, TEST_MODE
@@ -29,7 +29,6 @@ __all__ = [
     "Form",
     "JumpClock",
     "LogEntry",
-    "ManualClock",
     "RefusalError",
     "Sale",
     "Scenario",

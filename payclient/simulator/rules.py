@@ -170,8 +170,6 @@ def failing_fields(operation: str, body: Mapping[str, Any], settings: Settings) 
     if operation not in _REQUIRED:
         return faults
     faults += _failing_sum(body)
-    if isinstance(order := body.get("order"), dict):
-        faults += _failing_order(order)
     failing = {fault.field for fault in faults}
     faults += [fault for fault in _out_of_limits(operation, body, settings) if fault.field not in failing]
     if operation == "prepare":
@@ -189,6 +187,14 @@ def _failing_kinds(
                 yield FieldFault(name, "required")
         elif type(value) is not kinds[name]:  # not isinstance: True is not an amount of cents
             yield FieldFault(path + name, "type", (_KIND_NAMES[kinds[name]],))
+        elif isinstance(value, dict):
+            yield from _failing_kinds(value, _NESTED[name], path=f"{path}{name}.")
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                if isinstance(item, dict):
+                    yield from _failing_kinds(item, _NESTED[name], path=f"{path}{name}[{index}].")
+                else:
+                    yield FieldFault(f"{path}{name}[{index}]", "type", (_KIND_NAMES[dict],))
 
 
 def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
@@ -202,18 +208,6 @@ def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
         yield FieldFault("Amount", "sum")  # §2.1.1, §7.6
     if parts.get("amountWithoutTax") and parts.get("amountWithTax") and "tax" not in parts:
         yield FieldFault("tax", "mixed")  # §2.1.4
-
-
-def _failing_order(order: Mapping[str, Any]) -> Iterator[FieldFault]:
-    yield from _failing_kinds(order, _NESTED["order"], path="order.")
-    if isinstance(bill_to := order.get("billTo"), dict):
-        yield from _failing_kinds(bill_to, _NESTED["billTo"], path="order.billTo.")
-    line_items = order.get("lineItems")
-    for index, item in enumerate(line_items if isinstance(line_items, list) else ()):
-        if isinstance(item, dict):
-            yield from _failing_kinds(item, _NESTED["lineItems"], path=f"order.lineItems[{index}].")
-        else:
-            yield FieldFault(f"order.lineItems[{index}]", "type", (_KIND_NAMES[dict],))
 
 
 def _out_of_limits(operation: str, body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:

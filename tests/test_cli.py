@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import control
@@ -430,6 +431,32 @@ def test_ctrl_c_twice_stops_waiting_and_the_same_command_goes_on(silent: Service
     check_truth(read_report(report), silent.truth("twice-"))
 
 
+def test_a_report_is_true_whenever_a_resumed_run_is_killed(silent: Service, tmp_path: Path) -> None:
+    """Ctrl-C, then the same command killed again and again: each key stands once, and no row that was sent is "never
+    sent"."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("again", 37)), tmp_path / "report.csv"
+    assert interrupted(silent, file, report, "again-", [signal.SIGINT, signal.SIGINT])[0] == 130
+    assert len(read_report(report)) == 37
+    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "12")
+    decided: set[str] = set()
+    for seconds in (0.4, 2.0, 4.5, 1.0):
+        with start(arguments) as process:
+            begun, old = report.stat().st_ino, time.monotonic()
+            wait_until(lambda begun=begun: report.stat().st_ino != begun)
+            time.sleep(max(seconds - (time.monotonic() - old), 0.0))
+            process.kill()
+            process.communicate()
+        lines = read_report(report)
+        check_truth(lines, silent.truth("again-"))
+        assert lines.keys() >= decided
+        decided = set(lines)
+    assert 12 <= len(decided) < 37
+    assert main(arguments) == 3
+    assert len(read_report(report)) == 37
+    check_truth(read_report(report), silent.truth("again-"))
+    assert silent.counts()["duplicates"] == {}
+
+
 def test_sigterm_is_ctrl_c_once_and_later_twice(silent: Service, tmp_path: Path) -> None:
     """With a grace of 0.8 s here, 30 s there."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("term", 12)), tmp_path / "report.csv"
@@ -481,7 +508,7 @@ LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state=
 @pytest.mark.parametrize("cell", ["=1+1", "+593", "-1", "@x", "\tx", "\rx", "\nx"])
 def test_cells_that_a_spreadsheet_would_calculate_are_defused(cell: str, tmp_path: Path) -> None:
     """A line is in the file once it is written."""
-    with Report(tmp_path / "r.csv") as report:
+    with Report(tmp_path / "r.csv").begin() as report:
         report.write(Line(client_transaction_id=cell, amount=1, currency="USD"))
         with (tmp_path / "r.csv").open(newline="") as file:
             assert list(csv.reader(file))[1][0] == f"'{cell}"
@@ -499,27 +526,25 @@ def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:
     assert defuse(cell).replace("'\n", "\n") == safe
 
 
-def test_an_earlier_report_stays_until_the_run_ends(tmp_path: Path) -> None:
-    """Killed in the middle, the file holds the old rows and the new; finished, only the new."""
-    path = tmp_path / "r.csv"
-    for finished in (False, True):
-        with Report(path) as report:
-            report.write(LINE)
-            assert len(path.read_text().splitlines()) == (3 if finished else 2)
-            if finished:
-                report.finish([LINE])
-    assert len(path.read_text().splitlines()) == 2
+def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None:
+    """What an earlier run wrote is replaced in one step, and each new line is in the file once it is written."""
+    path, other = tmp_path / "r.csv", attrs.evolve(LINE, client_transaction_id="order-2")
+    for _ in range(2):
+        with Report(path).begin([LINE]) as report:
+            assert list(read_report(path)) == ["order-1"]
+            report.write(other)
+            assert list(read_report(path)) == ["order-1", "order-2"]
+            report.rewrite([LINE, attrs.evolve(other, state="cancelled", paid=False)])
+            assert read_report(path)["order-2"]["state"] == "cancelled"
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
 
 
-def test_a_row_that_a_crash_cut_is_dropped(tmp_path: Path) -> None:
+def test_a_row_that_a_crash_cut_counts_as_absent(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    with Report(path) as report:
+    with Report(path).begin() as report:
         report.write(LINE)
-    path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "ord')
-    with Report(path) as report:
-        report.write(LINE)
-    assert [json.loads(line)["state"] for line in path.read_text().splitlines()] == ["accepted"] * 2
+    path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "order-2", "state": "acc')
+    assert Report(path).earlier() == {"order-1": True}
 
 
 def test_a_report_is_csv_or_jsonl_and_not_the_file_itself(

@@ -1,7 +1,7 @@
 """What became of each row, the sums over all rows, and the report file that is true after every row.
 
-A run appends to the report of an earlier run, so that the file never holds less than before. A run that ends, or is
-interrupted, replaces the file by its own rows. After a crash the last row of a key counts.
+A run begins with what the ledger holds as decided of an earlier report's rows, and adds each row once its outcome is
+there. A run that ends, or is interrupted, leaves every row. No key ever stands twice, also after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -190,7 +190,7 @@ def _cell(value: object) -> str:
 
 
 class Report:
-    """A CSV or JSONL file: open it by `with`, `write` each line, and `finish` with all lines at the end of a run."""
+    """A CSV or JSONL file: `begin` with what is known, `write` each line, and at the end `rewrite` all of them."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
@@ -213,37 +213,41 @@ class Report:
                 f"--report {path.name}: is there already and is not a report; nothing was sent"
             )
 
-    def sent(self) -> set[str]:
-        """Return the client transaction ids that an earlier run's report calls paid, or sent and not decided."""
+    def earlier(self) -> dict[str, bool]:
+        """Return the client transaction ids of an earlier run's report; True: it calls them paid, or not decided."""
         rows: Iterator[Mapping[str, Any]] = (
             csv.DictReader(io.StringIO(self._before.decode("utf-8", "replace"), newline=""))
             if self._is_csv
             else map(_object, self._before.splitlines())
         )
-        last = {str(row.get("client_transaction_id")): row for row in rows}
-        sent = [
-            key for key, row in last.items() if row.get("state") and row.get("paid") not in (False, "false")
-        ]
-        return {*sent, *(key[1:] for key in sent if key[:1] == "'")}  # a key that was defused
+        found = {
+            str(row.get("client_transaction_id")): bool(row.get("state"))
+            and row.get("paid") not in (False, "false")
+            for row in rows
+        }
+        return found | {key[1:]: sent for key, sent in found.items() if key[:1] == "'"}  # it was defused
 
     def _unwritable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
             f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"
         )
 
-    def __enter__(self) -> Report:
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
-            with suppress(OSError, AttributeError):
-                os.fchmod(self._file, 0o600)
-            self._size = len(self._before)
-            self._write(b"" if self._before else self._header)
-        except OSError as error:
-            self.__exit__()
-            raise self._unwritable(error) from None
-        return self
+    @contextmanager
+    def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
+        """Replace an earlier report by these lines, and take more by `write` until this is left.
 
-    def __exit__(self, *_: object) -> None:
+        Raises `ConfigurationError` where the file cannot be written.
+        """
+        try:
+            self.rewrite(lines)
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            yield self
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         if self._file is not None:
             with suppress(OSError):
                 os.close(self._file)
@@ -251,11 +255,9 @@ class Report:
 
     def write(self, line: Line) -> None:
         """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
-        self._write(self._bytes(line))
-
-    def _write(self, content: bytes) -> None:
         if self._file is None:
             raise OSError("the report is closed")
+        content = self._bytes(line)
         os.ftruncate(self._file, self._size)
         os.lseek(self._file, self._size, os.SEEK_SET)
         rest = memoryview(content)
@@ -263,11 +265,14 @@ class Report:
             rest = rest[os.write(self._file, rest) :]
         self._size += len(content)
 
-    def finish(self, lines: Iterable[Line]) -> None:
+    def rewrite(self, lines: Iterable[Line]) -> None:
         """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
         with atomic_write(self.path) as file:
             file.write(self._header)
             file.writelines(map(self._bytes, lines))
+        self._close()
+        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        self._size = os.fstat(self._file).st_size
 
     def _bytes(self, line: Line) -> bytes:
         cells = line.cells()

@@ -11,7 +11,7 @@ import os
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -122,20 +122,33 @@ class Run:
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
             async with service.tracker() as tracker:
-                if self._report is not None:
-                    await self._check_report(tracker, self._report)
-                # Opened by the owner of the ledger, so that no second run spoils the report.
-                with self._report or nullcontext():
+                if self._report is None:
+                    await self._send(tracker)
+                    return self._exit_code()
+                # Written by the owner of the ledger, so that no second run spoils the report.
+                with self._report.begin(await self._decided_before(tracker, self._report)):
                     await self._send(tracker)
                     return self._exit_code()
 
-    async def _check_report(self, tracker: Tracker, report: Report) -> None:
-        """Refuse a ledger that does not know what the report calls paid or open: all of it would be charged again."""
-        sent = report.sent()
-        missing = [key for key in self._under_way if key in sent]
-        for chunk in _chunks([self._under_way[key] for key in missing]):
+    async def _decided_before(self, tracker: Tracker, report: Report) -> list[Line]:
+        """Return the lines of an earlier report's rows that are decided by the ledger, and count them.
+
+        Refused rows are left out, because this run may try them again, and open ones until they are decided. Raises
+        `ConfigurationError` where the report calls rows paid or open that the ledger lacks: all would be charged again.
+        """
+        earlier, missing = report.earlier(), []
+        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in earlier]):
             known = await self._find(tracker, chunk)
-            missing = [key for key in missing if key not in known]
+            for request in chunk:
+                key = request.client_transaction_id
+                if (pending := known.get(key)) is None:
+                    missing += [key] * earlier[key]
+                elif (
+                    pending.state.decided
+                    and pending.state is not State.REFUSED
+                    and tracker.bulk.is_same(request, pending)
+                ):
+                    self._count(line_of(request, pending.outcome))
         if missing:
             more = ", ..." if len(missing) > SHOWN else ""
             raise ConfigurationError(
@@ -143,6 +156,7 @@ class Run:
                 f"({', '.join(missing[:SHOWN])}{more}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
+        return list(self.lines.values())
 
     async def _send(self, tracker: Tracker) -> None:
         self.progress.tracker = tracker
@@ -182,7 +196,10 @@ class Run:
             self._fail(str(error))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Add what the ledger holds now: of rows without a result, and of rows that changed since theirs."""
+        """Add what the ledger holds now: of rows without a result, and of rows that changed since theirs.
+
+        The report takes them all at once, when it is finished.
+        """
         try:
             for chunk in _chunks(self._requests):
                 known = await self._find(tracker, chunk)
@@ -192,7 +209,7 @@ class Run:
             self._fail(f"the open rows cannot be listed: {error}")
             for request in self._requests:
                 if request.client_transaction_id not in self.lines:
-                    self._add(line_of(request, None, error))
+                    self._count(line_of(request, None, error))
 
     @staticmethod
     async def _find(tracker: Tracker, chunk: Sequence[SaleRequest]) -> Mapping[str, PendingSale]:
@@ -202,7 +219,7 @@ class Run:
         before = self.lines.get(request.client_transaction_id)
         if pending is None:
             if before is None:
-                self._add(line_of(request, None))
+                self._count(line_of(request, None))
             return
         now = line_of(request, pending.outcome)
         if before is not None and now.state == before.state and now.paid == before.paid:
@@ -211,27 +228,40 @@ class Run:
             if now.state != State.REFUSED:
                 words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
                 now = line_of(request, None, DifferentRequestError(words))
-                self._add(now)
+                self._count(now)
             elif before is None:
-                self._add(line_of(request, None))
+                self._count(line_of(request, None))
         # A refused attempt is no news of a row that this run could not send.
         elif before is None or now.state != State.REFUSED or before.label not in (NEVER_SENT, OTHER_CONTENT):
-            self._add(now)
+            self._count(now)
 
-    def _add(self, line: Line) -> None:
-        if (before := self.lines.get(line.client_transaction_id)) is not None:
+    def _count(self, line: Line) -> Line | None:
+        """Count a line and show it, and return the one that the row had before."""
+        before = self.lines.get(line.client_transaction_id)
+        if before == line:
+            return before
+        if before is not None:
             self.tally.add(before, -1)
         self.lines[line.client_transaction_id] = line
         self.tally.add(line)
-        if self._report is not None:
-            try:
-                self._report.write(line)
-            except OSError as error:
-                self._fail(
-                    f"the report cannot be written: {error.strerror}; sending ends, what is open is followed"
-                )
-                self._report = None
         self.progress.row(line)
+        return before
+
+    def _add(self, line: Line) -> None:
+        """Count a line and write it into the report."""
+        before = self._count(line)
+        if self._report is None or before == line:
+            return
+        try:
+            if before is None:
+                self._report.write(line)
+            else:
+                self._report.rewrite(self.lines.values())
+        except OSError as error:
+            self._fail(
+                f"the report cannot be written: {error.strerror}; sending ends, what is open is followed"
+            )
+            self._report = None
 
     def _fail(self, why: str) -> None:
         self._failed = True
@@ -243,7 +273,7 @@ class Run:
         if self._report is not None:
             try:
                 rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
-                self._report.finish(line for line in rows if line is not None)
+                self._report.rewrite(line for line in rows if line is not None)
             except OSError as error:
                 self._fail(f"the report cannot be written: {error.strerror}")
         code = self.tally.exit_code

@@ -297,7 +297,9 @@ class LedgerError(PayError):
 
 
 class LedgerInUseError(LedgerError):
-    """Another process owns this ledger file."""
+    """Another process owns this ledger file. `owner` is its process id, where the lock file says so."""
+
+    owner: int | None = None
 
 
 class LedgerUnavailableError(LedgerError):

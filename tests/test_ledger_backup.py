@@ -136,7 +136,7 @@ async def test_a_backup_goes_over_nothing(tmp_path: Path, kind: str) -> None:
     [
         ("sqlite:missing.db", LedgerMissingError, "there is no ledger at"),
         ("sqlite:text.db", LedgerUnavailableError, "NOTADB"),
-        ("sqlite:empty.db", ConfigurationError, "must be a ledger"),
+        ("sqlite:empty.db", LedgerMissingError, "there is no ledger at"),
         ("memory:", ConfigurationError, "must be sqlite:PATH"),
         ("sqlite:", ConfigurationError, "must be sqlite:PATH"),
         ("postgresql://shop:s3cret@db/shop", ConfigurationError, "pg_dump"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from payclient import ConfigurationError, LedgerMissingError, open_ledger, open_tracker
+from payclient import ConfigurationError, LedgerMissingError, backup_ledger, open_ledger, open_tracker
 from payclient.cli import main
 from payclient.ledger import Shared
 from payclient.lifecycle import State
@@ -137,3 +137,19 @@ async def test_what_is_not_a_schema(postgres: PostgresServer, name: str) -> None
     """The name stands in statements: it must be a plain one."""
     with pytest.raises(ConfigurationError, match="must be one name"):
         await open_ledger(postgres.url("postgres") + f"?schema={name}")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///charges.db", "sqlite://charges.db"])
+async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) -> None:
+    """Another library's spelling is refused with ours, wherever a SQLite ledger is named."""
+    for opening in (
+        open_ledger(url),
+        open_ledger(url, read_only=True),
+        backup_ledger(url, tmp_path / "copy.db"),
+        open_tracker("http://127.0.0.1:1", "t", ledger=url).__aenter__(),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"sqlite:charges\.db is in this directory, and sqlite:/charges"
+        ):
+            await opening
+    assert not Path("/charges.db").exists()

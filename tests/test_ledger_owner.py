@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from payclient import (
     ConfigurationError,
     Ledger,
     LedgerInUseError,
+    LedgerMissingError,
     LedgerUnavailableError,
     backup_ledger,
     open_ledger,
@@ -68,11 +70,12 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
     ledger = await open_ledger(f"sqlite:{path}")
     assert await ledger.permit(fresh())
     shutil.copyfile(f"{path}{foreign}", tmp_path / "copy")
-    with pytest.raises(LedgerInUseError):
+    with pytest.raises(LedgerInUseError, match="in use by this process, which opened it before") as caught:
         await open_ledger(f"sqlite:{path}")
+    assert caught.value.owner == os.getpid()
     assert await asyncio.to_thread(run, OPEN, path) == (
-        "LedgerInUseError the ledger is in use by another process, or a second time by this one; several processes, "
-        'such as the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
+        f"LedgerInUseError the ledger is in use by process {os.getpid()}; several processes, such as the workers of a "
+        'web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
     )
     assert await ledger.permit(fresh("order-2"))
     await ledger.aclose()
@@ -88,6 +91,101 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     assert run(program, path) == ""
     assert (tmp_path / "charges.db-lock").exists()
     assert run(OPEN, path) == "opened"
+
+
+#: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
+READ = """
+import asyncio, sys
+from payclient import LedgerUnavailableError, Record, open_ledger
+
+async def main():
+    ledger = await open_ledger("sqlite:" + sys.argv[1], read_only=True)
+    count = len([record async for record in ledger.records()])
+    try:
+        await ledger.permit(Record(client_transaction_id="new", amount=1, currency="USD", created_at=1.0))
+    except LedgerUnavailableError as error:
+        print(count, error)
+    await ledger.aclose()
+
+asyncio.run(main())
+"""
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in path.parent.iterdir()}
+
+
+@pytest.mark.parametrize("foreign", ["", "-wal", "-shm"])
+async def test_a_reader_beside_the_owner_changes_nothing(tmp_path: Path, foreign: str) -> None:
+    """Also where the owner's own process dropped SQLite's locks by a copy: the reader sees every commit, and the
+    shared memory stays as it was."""
+    path = tmp_path / "charges.db"
+    ledger = await open_ledger(f"sqlite:{path}")
+    for number in range(1, 6):
+        assert await ledger.permit(fresh(f"order-{number}"))
+        shutil.copyfile(f"{path}{foreign}", f"{path}-copy")
+        before = os.stat(f"{path}-shm")
+        said = await asyncio.to_thread(run, READ, path)
+        assert said == f"{number} the ledger could not be written (SQLITE_READONLY)"
+        if number > 1:
+            assert os.stat(f"{path}-shm").st_mtime_ns == before.st_mtime_ns
+    await ledger.aclose()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "charges.db",
+        "charges.db-copy",
+        "charges.db-lock",
+    ]
+    assert await asyncio.to_thread(run, OPEN, path) == "opened"
+
+
+@pytest.mark.parametrize("end", ["killed", "killed, without -shm", "closed"])
+def test_a_reader_after_the_owners_end_harms_nothing(tmp_path: Path, end: str) -> None:
+    """What a killed owner had committed is read from its log, which the next owner finds as it was."""
+    path = tmp_path / "charges.db"
+    program = (
+        OPEN.replace(
+            "await (await open_ledger(",
+            "from payclient import Record\n        ledger = await open_ledger(",
+        )
+        .replace(
+            ".aclose()",
+            '\n        await ledger.permit(Record(client_transaction_id="a", amount=1, currency="USD", created_at=1.0))'
+            + ("\n        await ledger.aclose()" if end == "closed" else "\n        import os; os._exit(0)"),
+        )
+        .replace("sys.argv[1]))", "sys.argv[1])")
+    )
+    run(program, path)
+    if end == "killed, without -shm":
+        os.unlink(f"{path}-shm")
+    before = _files(path)
+    for _ in range(2):
+        assert run(READ, path) == "1 the ledger could not be written (SQLITE_READONLY)"
+    after = _files(path)
+    if end == "killed":
+        assert after == before
+    assert all(after[name] == content for name, content in before.items())
+    assert after.get("charges.db-wal", b"") == before.get("charges.db-wal", b"")
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    assert run(OPEN, path) == "opened"
+    assert run(READ, path).startswith("1 ")
+
+
+async def test_a_reader_makes_no_ledger(tmp_path: Path) -> None:
+    """What is missing, another program's, or no database at all is refused as it is to an owner."""
+    path = tmp_path / "charges.db"
+    with pytest.raises(LedgerMissingError, match="there is no ledger at"):
+        await open_ledger(f"sqlite:{path}", read_only=True)
+    assert not list(tmp_path.iterdir())
+    path.touch()
+    with pytest.raises(LedgerMissingError, match="there is no ledger at"):
+        await open_ledger(f"sqlite:{path}", read_only=True)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE a (b)")
+    with pytest.raises(ConfigurationError, match="must be a ledger of schema version"):
+        await open_ledger(f"sqlite:{path}", read_only=True)
+    path.write_bytes(b"x" * 5000)
+    with pytest.raises(LedgerUnavailableError, match="SQLITE_NOTADB"):
+        await open_ledger(f"sqlite:{path}", read_only=True)
 
 
 def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:

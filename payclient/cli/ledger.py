@@ -21,7 +21,7 @@ from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local,
 from payclient.cli.report import PAID_WORDS, csv_line, json_line
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.terminal import iso
-from payclient.errors import ConfigurationError
+from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision, Evidence
 from payclient.ledger import Change, Ledger, backup_ledger, open_ledger
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
@@ -59,8 +59,8 @@ COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
 ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
 
 
-def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]]) -> T:
-    """Do one thing with the ledger of a URL, which must be there already."""
+def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:
+    """Do one thing with the ledger of a URL, which must be there already: read it beside its owner, or change it."""
     if not url:
         raise ConfigurationError(NO_LEDGER)
     if url.startswith("memory:"):
@@ -68,13 +68,21 @@ def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]]) -> T:
 
     async def run() -> T:
         # To make one here would let a slip of the pen look like a clean sheet.
-        book = await open_ledger(url, create=False)
+        book = await open_ledger(url, create=False, read_only=not changes)
         try:
             return await work(book)
         finally:
             await book.aclose()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except LedgerInUseError as error:
+        who = "another process" if error.owner is None else f"process {error.owner}"
+    raise LedgerInUseError(
+        f"the ledger must be closed for this, and {who} has it open: stop that process first; nothing was changed. "
+        "To look at it meanwhile use `payclient ledger list` or `show`; to try this out, a copy by `payclient ledger "
+        "backup`"
+    )
 
 
 async def newest(book: Ledger, identifier: str) -> Record:
@@ -230,7 +238,7 @@ def moved(
     async def move(book: Ledger) -> None:
         await book.environment(service_fingerprint(address, book.digest_key), moved=True)
 
-    with_ledger(ledger, move)
+    with_ledger(ledger, move, changes=True)
     terminal.say(f"the ledger belongs to {address} from now on")
     return 0
 
@@ -262,7 +270,7 @@ def resolve(
         terminal.check_can_ask("nothing was changed")
 
     # Closed while it asks, so that nobody's charges stand still for it.
-    seen = with_ledger(ledger, lambda book: newest(book, identifier))
+    seen = with_ledger(ledger, lambda book: newest(book, identifier), changes=True)
     _check_open(seen, as_)
     _say_what_it_means(seen, as_)
     if not terminal.agrees("Decide it so?", "nothing was changed", yes=yes):
@@ -277,7 +285,7 @@ def resolve(
         decision = _DECISIONS[as_](at=time.time(), actor=actor.strip(), reason=reason.strip())
         return await book.apply(record, decision)
 
-    after = with_ledger(ledger, decide)
+    after = with_ledger(ledger, decide, changes=True)
     terminal.say(f"{identifier} is {after.state} from now on, on the word of {actor.strip()}")
     return 0
 

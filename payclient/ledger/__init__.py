@@ -193,18 +193,19 @@ class Shared(Ledger, Protocol):
         """No query of that budget by any process for so many seconds, but for those reserved already."""
 
 
-async def open_ledger(url: str | Secret[str], *, create: bool = True) -> Ledger:
+async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only: bool = False) -> Ledger:
     """Open `memory:`, `sqlite:PATH` (relative, or absolute as in `sqlite:/var/lib/shop/charges.db`) or
     `postgresql://USER@HOST/DATABASE`.
 
     A ledger that is not there is made, which is logged as a warning: a new one knows no earlier charge. With `create`
-    False `LedgerMissingError` is raised instead, and nothing is made.
+    False `LedgerMissingError` is raised instead, and nothing is made. With `read_only` nothing is made either, a SQLite
+    file is read beside its owner, and a write to it raises `LedgerUnavailableError`.
 
     Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
     it, `LedgerUnavailableError` where it cannot be reached.
     """
     url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
-    ledger = await _open(url, create)
+    ledger = await _open(url, create and not read_only, read_only)
     if ledger.created and ledger.location != "memory:":
         logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
     return ledger
@@ -220,17 +221,28 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
     Raises `ConfigurationError` where `path` is there already or `url` is not that of a SQLite ledger,
     `LedgerMissingError`, `LedgerUnavailableError`.
     """
-    kind, _, source = url.partition(":")
-    if kind != "sqlite" or not source:
+    if not re.match("sqlite:.", url, re.DOTALL):
         raise ConfigurationError(
             "a ledger that is backed up must be sqlite:PATH; for PostgreSQL use pg_dump or its own backups"
         )
     from payclient.ledger.sqlite_files import back_up
 
-    await asyncio.to_thread(back_up, source, os.fspath(path))
+    await asyncio.to_thread(back_up, _sqlite_path(url), os.fspath(path))
 
 
-async def _open(url: Secret[str], create: bool) -> Ledger:
+def _sqlite_path(url: str) -> str:
+    """Return the path of a SQLite ledger's address. Raises `ConfigurationError` for another library's spelling."""
+    path = url.removeprefix("sqlite:")
+    if path.startswith("//"):
+        name = path.lstrip("/") or "charges.db"
+        raise ConfigurationError(
+            f"a SQLite ledger must be sqlite:PATH without two slashes: sqlite:{name} is in this directory, and "
+            f"sqlite:/{name} at the root of the disk; nothing was opened"
+        )
+    return path
+
+
+async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
     # Imported here: whoever keeps no SQLite file does not load it.
     if url.reveal() in ("memory", "memory:"):
         from payclient.ledger.memory import MemoryLedger
@@ -239,7 +251,7 @@ async def _open(url: Secret[str], create: bool) -> Ledger:
     if re.match("sqlite:.", url.reveal(), re.DOTALL):
         from payclient.ledger.sqlite import SqliteLedger
 
-        return await SqliteLedger.open(url.reveal().removeprefix("sqlite:"), create=create)
+        return await SqliteLedger.open(_sqlite_path(url.reveal()), create=create, read_only=read_only)
     if url.reveal().startswith("postgresql://"):
         try:
             from payclient.ledger.postgres import PostgresLedger

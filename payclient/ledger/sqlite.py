@@ -25,6 +25,7 @@ from payclient.ledger.sqlite_files import (
     OwnerLock,
     connect,
     open_file,
+    open_to_read,
     unavailable,
 )
 from payclient.ledger.writer import Batch, Operation, Permit, StoredLedger, Writer, logger, resolve
@@ -129,9 +130,12 @@ def _finish(work: Coroutine[Any, Any, None]) -> None:
 class SqliteWriter(Writer):
     """The thread that owns the connection. What begins with `_run` is the thread's side."""
 
-    def __init__(self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop, create: bool) -> None:
+    def __init__(
+        self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop, create: bool, read_only: bool
+    ) -> None:
         super().__init__(loop, time.monotonic)
         self._path = path
+        self._read_only = read_only
         self._create = create
         self._connect = connect
         self._digest_key = b""
@@ -179,7 +183,7 @@ class SqliteWriter(Writer):
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
         # the connection, which would tear the write-ahead log from under its parent.
         try:
-            file = open_file(self._path, self._connect, create=self._create)
+            file = self._open(create=self._create)
         except BaseException as error:  # the opener's
             self._call(_set_result, self.opened, None, error)
             return
@@ -191,14 +195,20 @@ class SqliteWriter(Writer):
         except BaseException as error:
             logger.critical("the ledger's thread ended by a fault (%s): open it again", type(error).__name__)
         finally:
-            file.lock.release()
+            if file.lock is not None:
+                file.lock.release()
             self._call(self._end)
+
+    def _open(self, *, create: bool, lock: OwnerLock | None = None) -> OpenFile:
+        if self._read_only:
+            return open_to_read(self._path)
+        return open_file(self._path, self._connect, create=create, lock=lock)
 
     def _call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _serve(self, file: OpenFile | None, lock: OwnerLock) -> None:
+    def _serve(self, file: OpenFile | None, lock: OwnerLock | None) -> None:
         try:
             going_on = True
             while going_on:
@@ -270,8 +280,8 @@ class SqliteWriter(Writer):
         else:
             self._worked()
 
-    def _open_again(self, lock: OwnerLock) -> OpenFile:
-        file = open_file(self._path, self._connect, create=False, lock=lock)
+    def _open_again(self, lock: OwnerLock | None) -> OpenFile:
+        file = self._open(create=False, lock=lock)
         if (file.digest_key, file.identity) != (self._digest_key, self._identity):
             file.close()
             raise LedgerUnavailableError("another file has taken the ledger's place")
@@ -306,8 +316,13 @@ class SqliteLedger(StoredLedger):
     """One process owns the file and one thread writes it."""
 
     @classmethod
-    async def open(cls, path: str, *, create: bool = True, connect: Connect = connect) -> SqliteLedger:
+    async def open(
+        cls, path: str, *, create: bool = True, read_only: bool = False, connect: Connect = connect
+    ) -> SqliteLedger:
         """Open the file, made with mode 0600 if there is none and `create`; `connect` opens the one connection to it.
+
+        With `read_only` no process owns the file by this, and its owner goes on; a write raises
+        `LedgerUnavailableError`.
 
         Raises `ConfigurationError` for an unsafe place or a file that is not a ledger, `LedgerMissingError` where there
         is none to open, `LedgerInUseError` where another process has it open, `LedgerUnavailableError` where it cannot
@@ -316,7 +331,7 @@ class SqliteLedger(StoredLedger):
         loop = asyncio.get_running_loop()
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
         path = os.path.abspath(path)  # noqa: ASYNC240 - asks no disk
-        writer = SqliteWriter(path, connect, loop, create)
+        writer = SqliteWriter(path, connect, loop, create, read_only)
         try:
             digest_key, created = await writer.opened
         except BaseException:

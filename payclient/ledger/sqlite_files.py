@@ -34,7 +34,17 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["STATEMENTS", "Connect", "OpenFile", "OwnerLock", "back_up", "connect", "open_file", "unavailable"]
+__all__ = [
+    "STATEMENTS",
+    "Connect",
+    "OpenFile",
+    "OwnerLock",
+    "back_up",
+    "connect",
+    "open_file",
+    "open_to_read",
+    "unavailable",
+]
 
 STATEMENTS = read_statements("sqlite.sql")
 #: Of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
@@ -46,6 +56,9 @@ Connect = Callable[[str], sqlite3.Connection]
 
 #: Seconds that the owner waits for a program that reads, backs up or writes its file.
 BUSY = 2.0
+
+#: What SQLite raises where it would have to make or write the shared memory of a write-ahead log.
+_NEEDS_SHARED_MEMORY = frozenset({"SQLITE_CANTOPEN", "SQLITE_READONLY_CANTINIT", "SQLITE_READONLY_RECOVERY"})
 
 #: In this order, each with what must be read back.
 _SETTINGS: tuple[tuple[str, str, object], ...] = (
@@ -83,7 +96,8 @@ class OpenFile:
     """A ledger's file that was opened, locked and checked."""
 
     connection: sqlite3.Connection
-    lock: OwnerLock
+    #: None where the file was opened to be read only.
+    lock: OwnerLock | None
     digest_key: bytes
     #: The highest number of a permit or a change; 0 where there is none.
     last_cursor: int
@@ -177,6 +191,54 @@ def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenF
             connection.close()
         raise
     return file
+
+
+def open_to_read(path: str) -> OpenFile:
+    """Open a ledger's file beside its owner, to be read only.
+
+    Raises `ConfigurationError` for what is no ledger of this version, `LedgerMissingError`, `LedgerUnavailableError`.
+    """
+    path = os.path.realpath(path)
+    if not os.path.exists(path):
+        raise _missing(path)
+    check_file(path)
+    fault: PayError
+    try:
+        connection = _connect_to_read(path)
+        try:
+            found = [_read(connection, name) for name in ("application_id", "user_version")]
+            if not any(found) and not _made(connection):
+                raise _missing(path)
+            if found != [APPLICATION_ID, VERSION]:
+                raise ConfigurationError(f"the file must be a ledger of schema version {VERSION}")
+            return OpenFile(connection, None, _digest_key(connection), 0, False, {path: _identity(path)})
+        except BaseException:
+            connection.close()
+            raise
+    except (OSError, sqlite3.Error) as error:
+        fault = unavailable(error, "read")
+    raise fault
+
+
+def _connect_to_read(path: str) -> sqlite3.Connection:
+    """Return a connection that writes neither the database nor its write-ahead log.
+
+    `readonly_shm` leaves the shared memory alone too. A plain `mode=ro` would truncate it under an owner that lost
+    SQLite's locks on it, by copying its own -shm for instance. Without any -shm, after an owner that closed, and until
+    an owner has set a read mark, SQLite needs the plain mode.
+    """
+    for options in ("mode=ro&readonly_shm=1", "mode=ro"):
+        address = f"file:{quote(os.fsencode(path))}?{options}"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.Error as error:
+            connection.close()
+            if options == "mode=ro" or error.sqlite_errorname not in _NEEDS_SHARED_MEMORY:
+                raise
+        else:
+            break
+    return connection
 
 
 def _missing(path: str) -> LedgerMissingError:
@@ -354,18 +416,32 @@ class OwnerLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fault = LedgerInUseError(
-                "the ledger is in use by another process, or a second time by this one; several processes, such as "
-                'the workers of a web server, must share a PostgreSQL ledger: ledger="postgresql://..."'
-            )
+            fault = self._in_use()
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
         else:
+            # For whoever finds the lock taken; what the lock rests on is `flock` alone.
+            with suppress(OSError):
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, b"%d\n" % os.getpid(), 0)
             return
         # Outside the `except`, so that no `__context__` is kept.
         raise fault
+
+    def _in_use(self) -> LedgerInUseError:
+        written = os.pread(self._file, 20, 0).strip()
+        owner = int(written) if written.isdigit() else None
+        who = "another process" if owner is None else f"process {owner}"
+        if owner == os.getpid():
+            who = "this process, which opened it before"
+        fault = LedgerInUseError(
+            f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
+            'PostgreSQL ledger: ledger="postgresql://..."'
+        )
+        fault.owner = owner
+        return fault
 
     @property
     def status(self) -> os.stat_result:
@@ -411,8 +487,8 @@ def back_up(source: str, target: str) -> None:
     `LedgerMissingError`, `LedgerUnavailableError`.
     """
     source, target = os.path.realpath(source), os.path.abspath(target)
-    if not os.path.isfile(source):
-        raise LedgerMissingError(f"the ledger must exist, and there is no ledger at {source}")
+    if not os.path.exists(source):
+        raise _missing(source)
     unfinished = f"{target}.{secrets.token_hex(8)}.part"
     fault: PayError
     try:
@@ -439,18 +515,10 @@ def back_up(source: str, target: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    address = f"file:{quote(os.fsencode(source))}?mode=ro"
     with (
-        closing(sqlite3.connect(address, uri=True, timeout=BUSY, isolation_level=None)) as ledger,
+        closing(open_to_read(source).connection) as ledger,
         closing(sqlite3.connect(target, isolation_level=None)) as copy,
     ):
-        found = [
-            ledger.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        ]
-        if found != [APPLICATION_ID, VERSION]:
-            raise ConfigurationError(
-                f"the file must be a ledger of schema version {VERSION}: nothing was copied"
-            )
         # In one step: a snapshot of one commit, while the owner goes on writing.
         ledger.backup(copy)
         # One file, without a write-ahead log that would have to go with it.

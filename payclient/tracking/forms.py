@@ -11,10 +11,18 @@ from itertools import count
 
 import attrs
 
-from payclient.errors import ConfigurationError, DifferentRequestError, RefusedError
+from payclient.clock import start
+from payclient.errors import (
+    AlreadyPaidError,
+    ConfigurationError,
+    DifferentRequestError,
+    PurchaseOpenError,
+    RefusedError,
+)
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
 from payclient.tracking.attempts import Attempts
+from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.poller import Poller
 
 __all__ = ["FormLink", "PaymentForm"]
@@ -103,6 +111,7 @@ class Forms:
 
     async def prepare(self, request: PrepareRequest) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
+        self._poller.asks.check_open(request.client_transaction_id)
         attempt = self._attempts.for_form(request)
         await self._attempts.send(attempt)
         assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
@@ -115,22 +124,15 @@ class Forms:
         )
 
     async def live(
-        self,
-        key: str,
-        prepare: Callable[[str], asyncio.Task[PaymentForm]],
-        check: Callable[[list[Record]], None],
-        margin: float,
+        self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
     ) -> PaymentForm:
-        """The live form of a key, or a new one, prepared once however many ask.
-
-        `check` raises where one of the earlier generations forbids another.
-        """
+        """Return the live form of a key, or a new one, prepared once however many ask; see `Tracker.live_form`."""
         if not 0 <= margin < self._lifetime:
             raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
         tries, checked = GENERATIONS, list[Record]()
         while True:
             records, free = await self._generations(key)
-            check(list(records.values()))
+            self._check_unpaid(list(records.values()))
             form = self._live.get(key)
             if form is not None and form.is_live(self._clock.time() + margin):
                 record = records.get(form.client_transaction_id)
@@ -140,18 +142,13 @@ class Forms:
             task = self._preparing.get(key)
             unknown = [one for one in records.values() if one.state is State.UNKNOWN and one not in checked]
             if task is None and unknown:
-                for (
-                    record
-                ) in unknown:  # nobody saw its links, unless this ledger is not the one that prepared it
+                # Nobody saw its links, unless this ledger is not the one that prepared it.
+                for record in unknown:
                     await self._poller.check(record)
                 checked += unknown
                 continue
-            if task is None:
-                task = prepare(free)
-                self._preparing[key] = task
-                task.add_done_callback(lambda task: self._prepared(key, task))
             try:
-                return await asyncio.shield(task)
+                return await asyncio.shield(task or self._prepare_next(key, make_request, free))
             except RefusedError as refused:
                 # The id was prepared before: twice on its way, or under a ledger that is gone. Its links are not known.
                 prepared = self._attempts.is_duplicate(refused) and await self._ledger.get(free)
@@ -162,6 +159,34 @@ class Forms:
                 # Another process prepares, or prepared, this generation: look again at what there is.
                 if used.client_transaction_id != free or free not in (await self._generations(key))[0]:
                     raise
+
+    def _check_unpaid(self, records: list[Record]) -> None:
+        """Raise where one of the generations is paid, or may be: another form would be paid too."""
+        for record in records:
+            if record.state is State.ACCEPTED:
+                raise AlreadyPaidError(
+                    "a form of this key is paid; none was prepared",
+                    outcome=Outcome.of(record),
+                    client_transaction_id=record.client_transaction_id,
+                )
+        for record in records:
+            if not record.state.decided and (record.candidate_ids or record.transaction_id is not None):
+                raise PurchaseOpenError(
+                    "a form of this key came back and is not decided; none was prepared",
+                    pending=PendingSale(self._poller, record),
+                    until=record.expires_at,
+                    client_transaction_id=record.client_transaction_id,
+                )
+
+    def _prepare_next(
+        self, key: str, make_request: Callable[[str], PrepareRequest], free: str
+    ) -> asyncio.Task[PaymentForm]:
+        request = make_request(free)
+        if request.client_transaction_id != free:
+            raise ConfigurationError("make_request: build the request with the id that it is given")
+        task = self._preparing[key] = start(self.prepare(request))
+        task.add_done_callback(lambda task: self._prepared(key, task))
+        return task
 
     async def _generations(self, key: str) -> tuple[dict[str, Record], str]:
         """Every form of this key in the ledger, whoever prepared it, and the id of the next one."""

@@ -12,15 +12,12 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
-from payclient.clock import Clock, LoopClock, start
+from payclient.clock import Clock, LoopClock
 from payclient.errors import (
-    AlreadyPaidError,
     ConfigurationError,
     InvalidNotificationError,
-    PurchaseOpenError,
 )
 from payclient.ledger import Ledger, open_ledger
-from payclient.lifecycle import Record, State
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.profile import DOCUMENT, ServiceProfile
@@ -179,7 +176,6 @@ class Tracker:
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id.
         """
-        self._poller.asks.check_open(request.client_transaction_id)
         return await self._forms.prepare(request)
 
     async def live_form(
@@ -194,31 +190,7 @@ class Tracker:
         still be payable for up to ten minutes after a late load. Links are not stored: each process has forms of
         its own.
         """
-
-        def check(records: list[Record]) -> None:
-            for record in records:
-                if record.state is State.ACCEPTED:
-                    raise AlreadyPaidError(
-                        "a form of this key is paid; none was prepared",
-                        outcome=Outcome.of(record),
-                        client_transaction_id=record.client_transaction_id,
-                    )
-            for record in records:
-                if not record.state.decided and (record.candidate_ids or record.transaction_id is not None):
-                    raise PurchaseOpenError(
-                        "a form of this key came back and is not decided; none was prepared",
-                        pending=PendingSale(self._poller, record),
-                        until=record.expires_at,
-                        client_transaction_id=record.client_transaction_id,
-                    )
-
-        def prepare(client_transaction_id: str) -> asyncio.Task[PaymentForm]:
-            request = make_request(client_transaction_id)
-            if request.client_transaction_id != client_transaction_id:
-                raise ConfigurationError("make_request: build the request with the id that it is given")
-            return start(self.prepare(request))
-
-        return await self._forms.live(key, prepare, check, margin)
+        return await self._forms.live(key, make_request, margin)
 
     def forget_form(self, client_transaction_id: str) -> None:
         """Let `live_form` hand this form out no more: its customer closed it by the X and comes back for another.

@@ -22,15 +22,13 @@ from payclient.errors import (
     LedgerUnavailableError,
     NotSentError,
     OutcomeUnknownError,
-    PayError,
     RefusedError,
 )
-from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent, Prepared, Refused
+from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.lifecycle import Record, State
-from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
-from payclient.tracking.evidence import find_mismatch, verdict
+from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.tracking.poller import Poller
-from payclient.tracking.recovery import is_noted
+from payclient.tracking.refusals import Refusals
 from payclient.wire import HttpRequest
 
 __all__: list[str] = []
@@ -104,6 +102,7 @@ class Attempts:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
+        self._refusals = Refusals(poller)
         self._in_flight: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
         #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
         self._answered: dict[int, str] = {}
@@ -203,8 +202,10 @@ class Attempts:
         known = None if attempt.is_new else await self._ledger.get(attempt.client_transaction_id)
         if known is not None and known.state is not State.REFUSED:
             return self._existing(attempt, known)
-        if known is not None and (paid := await self._find_refused(known, attempt)) is not None:
-            return same_request(paid, attempt.digest)
+        if known is not None and attempt.kind == "sale":
+            paid = await self._refusals.find_refused(known)
+            if paid is not None:
+                return same_request(paid, attempt.digest)
         number = 1 if known is None else known.attempt + 1
 
         async def permit() -> None:
@@ -286,7 +287,7 @@ class Attempts:
         event: Event
         match error:
             case RefusedError():
-                existing = await self._find_existing(record, error, before)
+                existing = await self._refusals.find_existing(record, error, before, self._lost(record))
                 if existing is not None:
                     if attempt.kind == "form":
                         raise error  # it exists, but its links are not known
@@ -315,10 +316,14 @@ class Attempts:
                 record = await self._poller.write(record, Conflicted(at=self._clock.time(), what=str(error)))
             return record
         record = await self._poller.write(record, event)
-        if isinstance(error, RefusedError) and attempt.kind == "sale" and self._says_exists(error):
+        if isinstance(error, RefusedError) and attempt.kind == "sale" and self._refusals.says_exists(error):
             # An index that lags has caught up by then.
             self._poller.recheck(record, after=self._poller.policy.absent_after)
         raise error
+
+    def is_duplicate(self, refused: RefusedError) -> bool:
+        """Return whether the service refused an id because it has it already."""
+        return self._refusals.is_duplicate(refused)
 
     def _check_new(self, identifier: str, result: SaleResult) -> None:
         """Raise for an answer that is a copy of another Sale's: something in front of the service repeats answers."""
@@ -337,105 +342,6 @@ class Attempts:
         window = policy.sale_window if record.kind == "sale" else policy.form_window
         end = record.created_at + self._total + window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
-
-    # --- Refusals that say that something exists
-
-    async def _query(self, client_transaction_id: str) -> StatusReport | None:
-        """Query by client transaction id as soon as the rate allows. Raises `NotSentError` where that is too late."""
-        if not await self._poller.wait_for_turn(self._total):
-            raise NotSentError("a query could not be made in time by the rate")
-        return await self._session.status(client_transaction_id=client_transaction_id, repeat=False)
-
-    async def _find_refused(self, before: Record, attempt: Attempt) -> Record | None:
-        """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
-
-        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
-        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
-        and `NotSentError` if nobody can tell.
-        """
-        identifier, duplicates = before.client_transaction_id, self._session.profile.duplicate_codes
-        existed = before.evidence is Evidence.ANSWER and (
-            before.error_type == CustomerBusyError.__name__ or before.error_code in duplicates
-        )
-        if attempt.kind != "sale" or not self._poller.queries.by_client_id:
-            return None
-        if not existed and before.notified_at is None:
-            return None
-        try:
-            report = await self._query(identifier)
-        except PayError as failed:
-            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
-            raise NotSentError(words, client_transaction_id=identifier) from None
-        if report is None:
-            return None
-        if not self._poller.queries.may_deny(before):
-            raise NotSentError(
-                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
-                client_transaction_id=identifier,
-            )
-        if find_mismatch(before, report) is not None:
-            return None
-        before = await self._write_found(before, report)
-        if report.state in ("Pendiente", None):
-            raise CustomerBusyError(
-                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
-            )
-        return before if before.state is State.ACCEPTED else None
-
-    def is_duplicate(self, refused: RefusedError) -> bool:
-        """Return whether the service refused an id because it has it already."""
-        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
-        return bool(codes & self._session.profile.duplicate_codes)
-
-    def _says_exists(self, refused: RefusedError) -> bool:
-        return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
-
-    async def _find_existing(
-        self, record: Record, refused: RefusedError, before: Record | None
-    ) -> Record | None:
-        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
-
-        What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
-        2061 or "duplicate". One query by client transaction id tells the two apart.
-        """
-        if not self._says_exists(refused):
-            return None
-        duplicate = self.is_duplicate(refused)
-        lost, identifier = self._lost(record), record.client_transaction_id
-        if not self._poller.queries.by_client_id:
-            return await self._poller.write(record, lost) if duplicate else None
-        try:
-            report = await self._query(identifier)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._poller.write(record, lost))
-            raise
-        except Exception as failed:  # whatever it is, it tells nothing
-            logger.warning(
-                "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
-            )
-            return await self._poller.write(record, lost)
-        if not self._poller.queries.may_deny(record):
-            return await self._poller.write(record, lost)  # the token was renewed meanwhile
-        if report is None:
-            # An earlier attempt that was thought absent may be there after all.
-            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
-            return await self._poller.write(record, lost) if duplicate and doubted else None
-        logger.warning("%s: refused as existing, and found: %s", identifier, report.state)
-        record = await self._poller.write(record, lost)
-        if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
-            record = await self._write_found(record, report)
-        return record
-
-    async def _write_found(self, record: Record, report: StatusReport) -> Record:
-        """Write what a query found of an attempt."""
-        reading = verdict(record, report, report.transaction_id, self._clock.time())
-        if await is_noted(self._ledger, record, reading.events):
-            return record
-        for alarm in reading.alarms:
-            logger.critical("%s: %s", record.client_transaction_id, alarm)
-        for event in reading.events:
-            record = await self._poller.write(record, event)
-        return record
 
     async def aclose(self) -> None:
         """Let the sends in flight end, which they do within the total time-out."""

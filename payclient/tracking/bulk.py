@@ -37,7 +37,7 @@ class Bulk:
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
         """The sales of those ids that the ledger has."""
         records = await self._poller.asks.ledger.get_many(client_transaction_ids)
-        return {identifier: PendingSale(self._poller, record) for identifier, record in records.items()}
+        return {identifier: self._poller.handle(record) for identifier, record in records.items()}
 
     def is_same(self, request: SaleRequest, pending: PendingSale) -> bool:
         """Return whether a sale was made with this request's content, by the digest that the ledger keeps."""
@@ -47,7 +47,7 @@ class Bulk:
         """`Tracker.sale` for a task that is not cancelled meanwhile. `is_new`: the ledger had no such id just now."""
         self._poller.asks.check_open(request.client_transaction_id)
         record = await self._attempts.send(self._attempts.for_sale(request, is_new=is_new))
-        return PendingSale(self._poller, record)
+        return self._poller.handle(record)
 
     def lane(self, request: SaleRequest) -> bytes:
         """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""

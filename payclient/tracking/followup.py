@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
 from payclient.events import Evidence
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
 from payclient.models import StatusReport
+from payclient.profile import ServiceProfile
 from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
 
 __all__ = ["StatusSource", "TransactionRef"]
@@ -238,6 +239,25 @@ class Policy:
         # A form's link may be loaded as late as it is handed out, and then lives once more.
         lives = {"sale": self.sale_window, "form": 2 * self.form_window}
         self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
+
+    @classmethod
+    def of(
+        cls, profile: ServiceProfile, schedule: Schedule, total_timeout: float, *, own_source: bool
+    ) -> Self:
+        """Return the policy of a profile; `own_source`: a user's status source is queried instead of the service."""
+        status = profile.status
+        by_client = status is not None and status.by_client_transaction_id is not None
+        return cls(
+            schedule,
+            can_query=own_source or status is not None,
+            proves_absence=by_client and not own_source,
+            by_transaction_id=own_source or (status is not None and status.by_transaction_id is not None),
+            follows_forms=by_client,
+            sale_window=profile.sale_window,
+            form_window=profile.form_window,
+            total_timeout=total_timeout,
+            absent_after=profile.absent_after,
+        )
 
     def follows(self, record: Record) -> bool:
         """Return whether it is followed at all."""

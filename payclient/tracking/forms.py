@@ -22,7 +22,7 @@ from payclient.errors import (
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
 from payclient.tracking.attempts import Attempts
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 
 __all__ = ["FormLink", "PaymentForm"]
@@ -173,7 +173,7 @@ class Forms:
             if not record.state.decided and (record.candidate_ids or record.transaction_id is not None):
                 raise PurchaseOpenError(
                     "a form of this key came back and is not decided; none was prepared",
-                    pending=PendingSale(self._poller, record),
+                    pending=self._poller.handle(record),
                     until=record.expires_at,
                     client_transaction_id=record.client_transaction_id,
                 )

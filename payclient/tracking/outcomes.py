@@ -13,6 +13,7 @@ from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 
 if TYPE_CHECKING:
+    from payclient.tracking.followup import Followed
     from payclient.tracking.poller import Poller
 
 __all__ = ["Outcome", "PendingSale"]
@@ -78,17 +79,14 @@ class Outcome:
         )
 
 
+@attrs.define(eq=False, repr=False)
 class PendingSale:
     """A sale that may exist: follow it to its outcome. Made by the tracker."""
 
-    __slots__ = ("_ask", "_poller", "_record")
-
-    def __init__(self, poller: Poller, record: Record) -> None:
-        self._poller = poller
-        self._record = record
-        # A sale that is being sent here is followed by its sender.
-        sending = record.state is State.SENDING and not poller.asks.is_elsewhere(record)
-        self._ask = None if sending else poller.follow(record)
+    _poller: Poller
+    _record: Record
+    #: None: it is not followed here.
+    _ask: Followed | None
 
     def _now(self) -> Record:
         return self._record if self._ask is None else self._ask.record

@@ -26,7 +26,7 @@ from payclient.tracking.confirmations import ReturnedForm
 from payclient.tracking.confirmer import Confirmer
 from payclient.tracking.followup import NOTIFIED_DELAYS, Followed, Policy, Scheduled, StatusSource
 from payclient.tracking.late_writes import LateWrite
-from payclient.tracking.outcomes import Outcome
+from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 from payclient.tracking.sharing import SharedRateLimit, Sharing
@@ -62,19 +62,7 @@ class Poller:
             schedule = Attentive(window=profile.sale_window)
         elif not isinstance(schedule, Attentive | Fixed | Steps):
             schedule = _UsersSchedule(schedule, profile.sale_window)
-        by_client = profile.status is not None and profile.status.by_client_transaction_id is not None
-        by_id = profile.status is not None and profile.status.by_transaction_id is not None
-        self.policy = Policy(
-            schedule,
-            can_query=status is not None or profile.status is not None,
-            proves_absence=status is None and by_client,
-            by_transaction_id=status is not None or by_id,
-            follows_forms=by_client,
-            sale_window=profile.sale_window,
-            form_window=profile.form_window,
-            total_timeout=session.timeouts.total,
-            absent_after=profile.absent_after,
-        )
+        self.policy = Policy.of(profile, schedule, session.timeouts.total, own_source=status is not None)
         self.asks = OpenAsks(ledger, clock, self.policy)
         self.rate = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
@@ -405,6 +393,12 @@ class Poller:
             self.asks.plan_next(ask, now)
 
     # --- What is asked of it
+
+    def handle(self, record: Record) -> PendingSale:
+        """Return the handle of an attempt, which is followed from now on."""
+        # A sale that is being sent here is followed by its sender.
+        sending = record.state is State.SENDING and not self.asks.is_elsewhere(record)
+        return PendingSale(self, record, None if sending else self.follow(record))
 
     async def wait(self, record: Record, timeout: float | None) -> Outcome:
         """Until the ask is decided, or no further query is planned; see `PendingSale.wait`."""

@@ -121,7 +121,7 @@ class Tracker:
         """
         self._poller.asks.check_open(request.client_transaction_id)
         record = await self._attempts.send(self._attempts.for_sale(request), detached=True)
-        return PendingSale(self._poller, record)
+        return self._poller.handle(record)
 
     async def notify(self, notification: Notification) -> Receipt:
         """Take a notification (§6) as a hint: the sale is asked for at once. Returns before any query.
@@ -204,11 +204,11 @@ class Tracker:
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
         if record is None:
             return None
-        return PendingSale(self._poller, record)
+        return self._poller.handle(record)
 
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
-        return [PendingSale(self._poller, ask.record) for ask in self._poller.asks.all()]
+        return [self._poller.handle(ask.record) for ask in self._poller.asks.all()]
 
     async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
         """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.

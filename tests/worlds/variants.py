@@ -28,6 +28,7 @@ from payclient.tracking.followup import Findings, Followed, Policy, TransactionR
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.tracking.rate_limit import RateLimit
+from payclient.tracking.refusals import Refusals
 from worlds import store
 
 __all__ = ["VARIANTS", "broken"]
@@ -228,10 +229,10 @@ def _no_candidates() -> list[Patch]:
 def _refusals_are_proof() -> list[Patch]:
     """What is refused as existing does not exist: 2061 and duplicates are taken at their word."""
 
-    async def find_existing(self: Attempts, *_: object) -> None:
+    async def find_existing(self: Refusals, *_: object) -> None:
         return None
 
-    return [(Attempts, "_find_existing", find_existing)]
+    return [(Refusals, "find_existing", find_existing)]
 
 
 def _look_alikes_refuse() -> list[Patch]:

@@ -1,0 +1,122 @@
+"""Refusals that say that something exists: proxies repeat a POST, and we may see the answer to the second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from payclient.errors import CustomerBusyError, NotSentError, PayError, RefusedError
+from payclient.events import Evidence, Lost
+from payclient.lifecycle import Record, State
+from payclient.models import StatusReport
+from payclient.tracking.evidence import find_mismatch, verdict
+from payclient.tracking.poller import Poller
+from payclient.tracking.recovery import is_noted
+
+__all__: list[str] = []
+
+logger = logging.getLogger("payclient.tracker")
+
+
+class Refusals:
+    """Finds what exists though it was refused, by one query by client transaction id."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._profile = poller.session.profile
+
+    async def _query(self, client_transaction_id: str) -> StatusReport | None:
+        """Query by client transaction id as soon as the rate allows. Raises `NotSentError` where that is too late."""
+        if not await self._poller.wait_for_turn(self._poller.policy.total_timeout):
+            raise NotSentError("a query could not be made in time by the rate")
+        return await self._poller.queries.by_client(client_transaction_id)
+
+    async def find_refused(self, before: Record) -> Record | None:
+        """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
+
+        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
+        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
+        and `NotSentError` if nobody can tell.
+        """
+        identifier, duplicates = before.client_transaction_id, self._profile.duplicate_codes
+        existed = before.evidence is Evidence.ANSWER and (
+            before.error_type == CustomerBusyError.__name__ or before.error_code in duplicates
+        )
+        if not self._poller.queries.by_client_id or not (existed or before.notified_at is not None):
+            return None
+        try:
+            report = await self._query(identifier)
+        except PayError as failed:
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        if report is None:
+            return None
+        if not self._poller.queries.may_deny(before):
+            raise NotSentError(
+                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
+                client_transaction_id=identifier,
+            )
+        if find_mismatch(before, report) is not None:
+            return None
+        before = await self._write_found(before, report)
+        if report.state in ("Pendiente", None):
+            raise CustomerBusyError(
+                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
+            )
+        return before if before.state is State.ACCEPTED else None
+
+    def is_duplicate(self, refused: RefusedError) -> bool:
+        """Return whether the service refused an id because it has it already."""
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        return bool(codes & self._profile.duplicate_codes)
+
+    def says_exists(self, refused: RefusedError) -> bool:
+        """Return whether a refusal says that something exists: 2061, or a duplicate."""
+        return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
+
+    async def find_existing(
+        self, record: Record, refused: RefusedError, before: Record | None, lost: Lost
+    ) -> Record | None:
+        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
+
+        What stands between us and the service may repeat a POST: the first one creates, the second one is answered by
+        2061 or "duplicate". One query by client transaction id tells the two apart. `lost` makes the attempt unknown.
+        """
+        if not self.says_exists(refused):
+            return None
+        duplicate = self.is_duplicate(refused)
+        identifier = record.client_transaction_id
+        if not self._poller.queries.by_client_id:
+            return await self._poller.write(record, lost) if duplicate else None
+        try:
+            report = await self._query(identifier)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._poller.write(record, lost))
+            raise
+        except Exception as failed:  # whatever it is, it tells nothing
+            logger.warning(
+                "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
+            )
+            return await self._poller.write(record, lost)
+        if not self._poller.queries.may_deny(record):
+            return await self._poller.write(record, lost)  # the token was renewed meanwhile
+        if report is None:
+            # An earlier attempt that was thought absent may be there after all.
+            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
+            return await self._poller.write(record, lost) if duplicate and doubted else None
+        logger.warning("%s: refused as existing, and found: %s", identifier, report.state)
+        record = await self._poller.write(record, lost)
+        if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
+            record = await self._write_found(record, report)
+        return record
+
+    async def _write_found(self, record: Record, report: StatusReport) -> Record:
+        """Write what a query found of an attempt."""
+        reading = verdict(record, report, report.transaction_id, self._poller.clock.time())
+        if await is_noted(self._poller.asks.ledger, record, reading.events):
+            return record
+        for alarm in reading.alarms:
+            logger.critical("%s: %s", record.client_transaction_id, alarm)
+        for event in reading.events:
+            record = await self._poller.write(record, event)
+        return record

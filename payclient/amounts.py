@@ -32,20 +32,20 @@ def _exact(value: Decimal | str | int, what: str) -> Fraction:
     from fractions import Fraction
 
     if isinstance(value, bool) or not isinstance(value, (Decimal, str, int)):
-        raise TypeError(f"{what} is a Decimal, a text or an int, not {type(value).__name__}")
+        raise TypeError(f"{what} must be a Decimal, a text or an int; {type(value).__name__} was given")
     if isinstance(value, int):
         return Fraction(value)
     if isinstance(value, str) and (not value.isascii() or "_" in value or len(value) > MAX_DIGITS):
-        raise ValueError(f"{what} is not a plain decimal number")
+        raise ValueError(f"{what} must be a plain decimal number, such as 10.50")
     try:
         number = Decimal(value)
     except InvalidOperation:
-        raise ValueError(f"{what} is not a plain decimal number") from None
+        raise ValueError(f"{what} must be a plain decimal number, such as 10.50") from None
     if not number.is_finite():
-        raise ValueError(f"{what} is not finite")
+        raise ValueError(f"{what} must be finite")
     _, digits, exponent = number.as_tuple()
     if len(digits) > MAX_DIGITS or abs(int(exponent)) > MAX_DIGITS:
-        raise ValueError(f"{what} has too many digits")
+        raise ValueError(f"{what} must have at most {MAX_DIGITS} digits")
     return Fraction(number)  # exact, whatever the decimal context
 
 
@@ -57,9 +57,9 @@ def to_cents(value: Decimal | str | int) -> int:
     """
     cents = _exact(value, "an amount") * 100
     if not 0 <= cents <= MAX_CENTS:
-        raise ValueError(f"an amount is 0 to {MAX_CENTS} cents")
+        raise ValueError(f"an amount must be 0 to {MAX_CENTS} cents")
     if cents.denominator != 1:
-        raise ValueError("an amount has no fraction of a cent")
+        raise ValueError("an amount must be whole cents, without a fraction of one")
     return cents.numerator
 
 
@@ -69,12 +69,12 @@ def split_tax(total: int, rate: Decimal | str | int) -> TaxSplit:
     `split_tax(1150, "15") == TaxSplit(amount_with_tax=1000, tax=150)`. The rate is 0 to 1,000 percent.
     """
     if type(total) is not int:
-        raise TypeError(f"a total is an int of cents, not {type(total).__name__}")
+        raise TypeError(f"a total must be an int of cents; {type(total).__name__} was given")
     if not 0 <= total <= MAX_CENTS:
-        raise ValueError(f"a total is 0 to {MAX_CENTS} cents")
+        raise ValueError(f"a total must be 0 to {MAX_CENTS} cents")
     percent = _exact(rate, "a rate")
     if not 0 <= percent <= 1000:
-        raise ValueError("a rate is 0 to 1000 percent")
+        raise ValueError("a rate must be 0 to 1000 percent")
     exact = total * percent / (100 + percent)
     tax = (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
     return TaxSplit(total - tax, tax)
@@ -84,9 +84,10 @@ def sum_fault(amount: int | None, components: Iterable[int | None]) -> str | Non
     """Say what breaks the sum rule (§2.1.1, §2.1.2), or None. The parts are cents, or None where left out."""
     parts = [part for part in components if part is not None]
     if not parts:
-        return "give at least one of amountWithoutTax, amountWithTax, tax, service and tip"
+        return "must have a part: amountWithoutTax, amountWithTax, tax, service or tip"
     total = sum(parts)
     if amount is None or amount == total:
         return None
     off = abs(amount - total)
-    return f"is {off} cent{'' if off == 1 else 's'} {'more' if amount > total else 'less'} than the sum of its parts"
+    words = f"{off} cent{'' if off == 1 else 's'} {'more' if amount > total else 'less'}"
+    return f"must be the sum of its parts, and is {words} than that"

@@ -34,6 +34,7 @@ from payclient.validation import (
     tuple_of,
     unmistakable_id,
     url,
+    wallet_phone,
 )
 
 __all__ = [
@@ -159,7 +160,7 @@ class _Charge(CheckedModel):
         if fault := sum_fault(parts.pop("amount"), parts.values()):
             found.append(field_fault("amount", fault))
         if self.amount_with_tax is not None and self.amount_without_tax is not None and self.tax is None:
-            found.append(field_fault("tax", "is required beside amountWithTax and amountWithoutTax"))
+            found.append(field_fault("tax", "must be given beside amountWithTax and amountWithoutTax"))
         return found
 
 
@@ -171,8 +172,8 @@ class SaleRequest(_Charge):
     every fault at once.
     """
 
-    #: May be left out with `by_nick_name`, where the profile allows it.
-    phone_number: str | None = private(text())
+    #: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`, where the profile allows it.
+    phone_number: str | None = private(wallet_phone())
     #: Country calling code (E.164), digits only.
     country_code: str = attrs.field(metadata=calling_code())
     store_id: str | None = optional(identifier())
@@ -186,7 +187,7 @@ class SaleRequest(_Charge):
     by_nick_name: bool = attrs.field(default=False, metadata=flag())
     nick_name: str | None = private(text(rare=True))
 
-    agreement = _Charge.agreement + " and phone_number and phone_number.strip()"
+    agreement = _Charge.agreement + " and phone_number"
 
     def _find_faults(self) -> list[ErrorDetail]:
         """Return every fault: the field that names the customer is required."""
@@ -196,7 +197,7 @@ class SaleRequest(_Charge):
         if type(self.by_nick_name) is bool and (
             value is None or (isinstance(value, str) and not value.strip())
         ):
-            found.append(field_fault(name, "is required" if value is None else "is empty"))
+            found.append(field_fault(name, "must be given" if value is None else "must not be empty"))
         return found
 
 

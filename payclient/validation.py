@@ -68,9 +68,9 @@ def field_fault(name: str, *descriptions: str) -> ErrorDetail:
 def text_fault(value: str) -> str | None:
     """Return what no service could take in a text, or None."""
     if len(value) > MAX_TEXT:
-        return f"is longer than {MAX_TEXT} characters"
+        return f"must be at most {MAX_TEXT:,} characters"
     if _CONTROL.search(value):
-        return "has control characters or lone surrogates"
+        return "must have no control characters or lone surrogates"
     return None
 
 
@@ -135,12 +135,15 @@ class Rule:
     def faults(self, value: Any) -> list[str]:
         """Return everything that is wrong with a value."""
         if value is None:
-            return ["is required"] if self.required else []
+            return ["must be given"] if self.required else []
         exact = self.kind in (int, bool)  # Python's `True` is an int, and no merchant's is
         if type(value) is not self.kind if exact else not isinstance(value, self.kind):
-            return [f"is {self.wanted}, not {type(value).__name__}"]
+            return [f"must be {self.wanted}; {type(value).__name__} was given"]
         return [fault for check in self.checks if (fault := check(value)) is not None]
 
+
+#: What an amount must be.
+CENTS = 'an int of cents, such as 1050 (to_cents("10.50") converts)'
 
 #: The metadata of an attrs field: its rule.
 Declared = Mapping[str, Rule]
@@ -150,8 +153,8 @@ def _unless(good: Callable[[Any], object], fault: str) -> Callable[[Any], str | 
     return lambda value: None if good(value) else fault
 
 
-_not_blank = _unless(str.strip, "is empty")
-_no_blank_ends = _unless(lambda value: value == value.strip(), "has blanks at its ends")
+_not_blank = _unless(str.strip, "must not be empty")
+_no_blank_ends = _unless(lambda value: value == value.strip(), "must not begin or end with a blank")
 
 
 def text(
@@ -181,7 +184,9 @@ def unmistakable_id() -> Declared:
 
 def url(*, required: bool = False) -> Declared:
     """An http or https address."""
-    check = _unless(lambda value: value.lower().startswith(("https://", "http://")), "is an http(s) address")
+    check = _unless(
+        lambda value: value.lower().startswith(("https://", "http://")), "must be an http(s) address"
+    )
     return text(check, quick='{0}[:8] == "https://"', required=required)
 
 
@@ -194,48 +199,60 @@ def _form(expression: str, fault: str, *, required: bool = False, few: bool = Fa
 
 def currency() -> Declared:
     """A currency code, required (ISO 4217)."""
-    return _form("[A-Z]{3}", "is three capital letters (ISO 4217)", required=True, few=True)
+    return _form("[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, few=True)
 
 
 def calling_code() -> Declared:
     """A country calling code, required (E.164)."""
-    return _form(r"\+?[0-9]{1,4}", "is a country calling code, digits only (E.164)", required=True, few=True)
+    return _form(
+        r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, few=True
+    )
 
 
 def country() -> Declared:
     """A country code (ISO 3166-1)."""
-    return _form("[A-Z]{2}", "is two capital letters (ISO 3166-1)")
+    return _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")
 
 
 def phone() -> Declared:
     """A phone number with `+` and its country code (§2.3, §2.4)."""
-    return _form(r"\+[1-9][0-9]{5,14}", "is + country code and number")
+    return _form(r"\+[1-9][0-9]{5,14}", "must be + country code and number, such as +593991112223")
+
+
+def wallet_phone() -> Declared:
+    """The phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes."""
+    match = re.compile(r"\+?[0-9][0-9 -]*").fullmatch
+    check = _unless(
+        lambda value: not value.strip() or match(value), "must be digits, such as 0984111222 or +593984111222"
+    )
+    quick = "({0}.isdigit() and {0}.isascii() or {1}({0}))"
+    return {"rule": Rule(str, "a text", (text_fault, check), quick, match)}
 
 
 def choice(*values: str) -> Declared:
     """One of a few texts."""
-    return _form("|".join(values), f"is {' or '.join(map(repr, values))}")
+    return _form("|".join(values), f"must be {' or '.join(map(repr, values))}")
 
 
 def degrees(limit: int) -> Declared:
     """A decimal text from -limit to limit."""
     check = _unless(
         lambda value: _DECIMAL.fullmatch(value) and abs(float(value)) <= limit,
-        f"is a decimal text from -{limit} to {limit}",
+        f"must be a decimal text from -{limit} to {limit}",
     )
     return {"rule": Rule(str, "a text", (text_fault, check), few=True)}
 
 
 def cents(*, part: bool = False, computed: str = "") -> Declared:
     """An amount from 0 to 10**18 cents (§1); a part of another amount is bounded by it (§2.1)."""
-    check = _unless(lambda value: 0 <= value <= MAX_CENTS, f"is 0 to {MAX_CENTS} cents")
+    check = _unless(lambda value: 0 <= value <= MAX_CENTS, f"must be 0 to {MAX_CENTS} cents")
     quick = "{0} >= 0" if part else "0 <= {0} <= MAX_CENTS"
-    return {"rule": Rule(int, "an int of cents", (check,), quick, computed=computed)}
+    return {"rule": Rule(int, CENTS, (check,), quick, computed=computed)}
 
 
 def integer() -> Declared:
     """A whole number from -10**18 to 10**18."""
-    check = _unless(lambda value: abs(value) <= MAX_CENTS, "is out of range")
+    check = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**18 to 10**18")
     return {"rule": Rule(int, "an int", (check,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
 
 
@@ -252,7 +269,7 @@ def instance(kind: type) -> Declared:
 def tuple_of(kind: type) -> Declared:
     """A tuple of objects of a class."""
     check = _unless(
-        lambda values: all(type(value) is kind for value in values), f"are {kind.__name__} objects"
+        lambda values: all(type(value) is kind for value in values), f"must be {kind.__name__} objects"
     )
     return {"rule": Rule(tuple, "a tuple", (check,), "set(map(type, {0})) <= {{{1}}}", kind, required=True)}
 

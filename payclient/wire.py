@@ -209,7 +209,7 @@ def encode_sale(request: SaleRequest, profile: ServiceProfile) -> HttpRequest:
             raise ConfigurationError("charging a nick name needs nick_name_flag in the profile")
         if request.phone_number is None and not profile.phone_optional_with_nick_name:
             raise InvalidRequestError(
-                errors=[field_fault("phone_number", "is required")],
+                errors=[field_fault("phone_number", "must be given")],
                 client_transaction_id=request.client_transaction_id,
             )
     return _encode("/api/Sale", request, profile, _converter_of(profile).write_sale)
@@ -237,11 +237,11 @@ def _limit_faults(request: SaleRequest | PrepareRequest, profile: ServiceProfile
     for name, longest in profile.max_lengths.items():
         value = getattr(request, name, None)
         if isinstance(value, str) and len(value) > longest:
-            faults.append(field_fault(name, f"is longer than {longest} characters"))
+            faults.append(field_fault(name, f"must be at most {longest} characters"))
     for name, (smallest, largest) in profile.ranges.items():
         value = getattr(request, name, None)
         if type(value) is int and not smallest <= value <= largest:
-            faults.append(field_fault(name, f"is {smallest} to {largest}"))
+            faults.append(field_fault(name, f"must be {smallest} to {largest}"))
     return faults
 
 

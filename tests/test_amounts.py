@@ -76,14 +76,14 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize("value", ["0.005", "1.001", "1e-3", Decimal("0.001"), "10.505"])
 def test_a_fraction_of_a_cent_is_refused(value: Any) -> None:
     """Nothing is rounded."""
-    with pytest.raises(ValueError, match=r"^an amount has no fraction of a cent$"):
+    with pytest.raises(ValueError, match=r"^an amount must be whole cents"):
         to_cents(value)
 
 
 @pytest.mark.parametrize("value", ["-0.01", -1, Decimal(-5), "10000000000000000.01", 10**17, 10**400])
 def test_out_of_range_is_refused(value: Any) -> None:
     """Negative, or more cents than any service takes."""
-    with pytest.raises(ValueError, match=rf"^an amount is 0 to {MAX_CENTS} cents$"):
+    with pytest.raises(ValueError, match=rf"^an amount must be 0 to {MAX_CENTS} cents$"):
         to_cents(value)
 
 
@@ -91,7 +91,7 @@ def test_out_of_range_is_refused(value: Any) -> None:
 def test_junk_is_refused_at_once(value: Any) -> None:
     """No notation, however huge its exponent, is counted with for long."""
     began = time.process_time()
-    with pytest.raises(ValueError, match=r"^an amount is|^an amount has"):
+    with pytest.raises(ValueError, match=r"^an amount must "):
         to_cents(value)
     with pytest.raises(ValueError, match=r"^a rate "):
         split_tax(100, value)
@@ -101,9 +101,9 @@ def test_junk_is_refused_at_once(value: Any) -> None:
 @pytest.mark.parametrize("value", NOT_MONEY)
 def test_other_types_are_refused(value: Any) -> None:
     """A float is no money, nor is a bool."""
-    with pytest.raises(TypeError, match=r"^an amount is a Decimal, a text or an int, not "):
+    with pytest.raises(TypeError, match=r"^an amount must be a Decimal, a text or an int; "):
         to_cents(value)
-    with pytest.raises(TypeError, match=r"^a rate is a Decimal, a text or an int, not "):
+    with pytest.raises(TypeError, match=r"^a rate must be a Decimal, a text or an int; "):
         split_tax(100, value)
 
 
@@ -111,9 +111,9 @@ def test_a_huge_int_is_refused_at_once() -> None:
     """Nor is a number of a million digits."""
     number = 1 << 3_000_000
     began = time.process_time()
-    with pytest.raises(ValueError, match=r"^an amount is 0 to"):
+    with pytest.raises(ValueError, match=r"^an amount must be 0 to"):
         to_cents(number)
-    with pytest.raises(ValueError, match=r"^a rate is 0 to 1000 percent$"):
+    with pytest.raises(ValueError, match=r"^a rate must be 0 to 1000 percent$"):
         split_tax(100, number)
     assert time.process_time() - began < 0.5
 
@@ -127,7 +127,7 @@ def test_the_callers_decimal_context_changes_nothing(cents: int, total: int) -> 
         assert to_cents(text) == cents
         assert split_tax(total, Decimal("15.5")) == expected
         getcontext().traps[InvalidOperation] = False
-        with pytest.raises(ValueError, match=r"is not finite"):
+        with pytest.raises(ValueError, match=r"must be finite"):
             to_cents("abc")
 
 
@@ -167,21 +167,21 @@ def test_a_split_of_base_plus_tax_gives_the_base_back(base: int, rate: int) -> N
 @pytest.mark.parametrize("total", [-1, MAX_CENTS + 1])
 def test_a_total_out_of_range_is_refused(total: int) -> None:
     """Totals have the range of amounts."""
-    with pytest.raises(ValueError, match=r"^a total is 0 to"):
+    with pytest.raises(ValueError, match=r"^a total must be 0 to"):
         split_tax(total, "15")
 
 
 @pytest.mark.parametrize("total", [True, 1.0, "100", Decimal(100), None])
 def test_a_total_is_an_int(total: Any) -> None:
     """Cents are int, and nothing that resembles one."""
-    with pytest.raises(TypeError, match=r"^a total is an int of cents, not "):
+    with pytest.raises(TypeError, match=r"^a total must be an int of cents; "):
         split_tax(total, "15")
 
 
 @pytest.mark.parametrize("rate", ["-1", -1, "1000.01", 1001])
 def test_a_rate_out_of_range_is_refused(rate: Any) -> None:
     """0 to 1,000 percent."""
-    with pytest.raises(ValueError, match=r"^a rate is 0 to 1000 percent$"):
+    with pytest.raises(ValueError, match=r"^a rate must be 0 to 1000 percent$"):
         split_tax(100, rate)
 
 
@@ -192,7 +192,7 @@ def test_the_sum_rule(parts: list[int | None], amount: int | None) -> None:
     given_parts = [part for part in parts if part is not None]
     if not given_parts:
         assert fault is not None
-        assert fault.startswith("give at least one of")
+        assert fault.startswith("must have a part")
     elif amount is None or amount == sum(given_parts):
         assert fault is None
     else:

@@ -116,7 +116,7 @@ def test_a_dry_run_needs_no_service_and_takes_address_and_limits_from_the_profil
     assert "nothing was sent" in said.err
     profile.write_text("[max_lengths]\nclient_transaction_id = 5\n")
     assert main(arguments) == 2
-    assert "line 2, client_transaction_id: is longer than 5 characters" in capfd.readouterr().err
+    assert "line 2, client_transaction_id: must be at most 5 characters" in capfd.readouterr().err
 
 
 def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -126,7 +126,7 @@ def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureF
     assert "2 good, 8 bad" in " ".join(out.split())
     assert "USD 1,253.65" in out
     assert "to send nothing: a row is bad; --skip-bad FILE would send the other 2" in " ".join(out.split())
-    assert "line 11, moneda: is three capital letters" in err
+    assert "line 11, moneda: must be three capital letters" in err
     assert main(["charge", str(sample), "--dry-run", *SPANISH, "--skip-bad", "bad.csv"]) == 0
     out, err = capfd.readouterr()
     assert "which are left out and go to bad.csv" in " ".join(out.split())

@@ -58,7 +58,7 @@ PRINTED = {
     "operations": "",
     "profile": "shop 600",
     "sync": "order-17 True",
-    "errors": "Amount: is 1 to",
+    "errors": "Amount: must be 1 to",
     "testing": "",
 }
 

@@ -196,7 +196,7 @@ def test_a_nick_name_may_stand_for_the_phone_where_the_profile_says_so() -> None
     request = minimal_sale(by_nick_name=True, nick_name="ana", phone_number=None)
     with pytest.raises(InvalidRequestError) as caught:
         encode_sale(request, SHOP)
-    assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("is required",)),)
+    assert caught.value.errors == (ErrorDetail("phoneNumber", 0, ("must be given",)),)
     assert caught.value.client_transaction_id == "order-17"
     lenient = attrs.evolve(SHOP, phone_optional_with_nick_name=True)
     assert "phoneNumber" not in encoded(request, lenient)
@@ -232,10 +232,10 @@ def test_the_profiles_limits_are_checked_all_at_once() -> None:
             LIMITS,
         )
     assert caught.value.errors == (
-        ErrorDetail("clientTransactionId", 0, ("is longer than 8 characters",)),
-        ErrorDetail("reference", 0, ("is longer than 5 characters",)),
-        ErrorDetail("Amount", 0, ("is 100 to 5000",)),
-        ErrorDetail("timeZone", 0, ("is -12 to 14",)),
+        ErrorDetail("clientTransactionId", 0, ("must be at most 8 characters",)),
+        ErrorDetail("reference", 0, ("must be at most 5 characters",)),
+        ErrorDetail("Amount", 0, ("must be 100 to 5000",)),
+        ErrorDetail("timeZone", 0, ("must be -12 to 14",)),
     )
     assert caught.value.client_transaction_id == "order-017"
     assert "secret" not in str(caught.value)

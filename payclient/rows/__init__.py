@@ -205,7 +205,7 @@ def _row(
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
-        row.add((KEY, "is required"))
+        row.add((KEY, "must be given"))
     if not row.errors:
         try:
             row.request = SaleRequest(**values)

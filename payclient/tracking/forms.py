@@ -128,7 +128,7 @@ class Forms:
     ) -> PaymentForm:
         """Return the live form of a key, or a new one, prepared once however many ask; see `Tracker.live_form`."""
         if not 0 <= margin < self._lifetime:
-            raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
+            raise ConfigurationError(f"margin must be 0 to {self._lifetime:g} seconds")
         tries, checked = GENERATIONS, list[Record]()
         while True:
             records, free = await self._generations(key)

@@ -172,7 +172,8 @@ class SaleRequest(_Charge):
     every fault at once.
     """
 
-    #: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`, where the profile allows it.
+    #: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`, where the
+    #: profile allows it.
     phone_number: str | None = private(wallet_phone())
     #: Country calling code (E.164), digits only.
     country_code: str = attrs.field(metadata=calling_code())

@@ -260,9 +260,9 @@ def test_a_line_with_an_order_becomes_a_request(read: Read) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"amountWithTax": 10.0}, "amountWithTax: must be an int of cents, such as 1050 (to_cents(\"10.50\") converts); float was given"),
-        ({"amountWithTax": "1000"}, "amountWithTax: must be an int of cents, such as 1050 (to_cents(\"10.50\") converts); str was given"),
-        ({"amountWithTax": True}, "amountWithTax: must be an int of cents, such as 1050 (to_cents(\"10.50\") converts); bool was given"),
+        ({"amountWithTax": 10.0}, "amountWithTax: must be an int of cents, such as 1050"),
+        ({"amountWithTax": "1000"}, "amountWithTax: must be an int of cents, such as 1050"),
+        ({"amountWithTax": True}, "amountWithTax: must be an int of cents, such as 1050"),
         ({"phoneNumber": 991112223}, "phoneNumber: must be a text; int was given"),
         ({"phoneNumber": "5.9E+11"}, "phoneNumber: is a number as a spreadsheet"),
         ({"byNickName": 1}, "byNickName: must be True or False"),

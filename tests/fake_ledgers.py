@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import payclient
@@ -25,22 +25,20 @@ class SharedLedger(MemoryLedger):
             self.__dict__.update(with_.__dict__)
         self.name = object()
         self.watchers: list[Woken] = [] if with_ is None else other.watchers
-        self.followers: dict[str, object] = {} if with_ is None else other.followers
-        self.leases: dict[object, float] = {} if with_ is None else other.leases
-        self.lanes: dict[bytes, object] = {} if with_ is None else other.lanes
-        self.budgets: dict[str, float] = {} if with_ is None else other.budgets
+        #: Who holds what until when; when any process may make the next query.
+        self.holders: dict[str, tuple[object, float]] = {} if with_ is None else other.holders
+        self.rate: list[float] = [0.0] if with_ is None else other.rate
+        self.holds: float | None = None
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _lives(self, name: object) -> bool:
-        return self.leases.get(name, 0.0) > self._now()
-
     async def permit(self, record: payclient.Record) -> bool:
         granted = await super().permit(record)
         if granted:
-            self.followers[record.client_transaction_id] = self.name
+            name, seconds = (None, 60.0) if self.holds is None else (self.name, self.holds)
+            self.holders[record.client_transaction_id] = (name, self._now() + seconds)
         return granted
 
     async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
@@ -58,48 +56,42 @@ class SharedLedger(MemoryLedger):
 
         return unwatch
 
-    async def renew(self, seconds: float) -> bool:
-        lived = self._lives(self.name)
-        self.leases[self.name] = self._now() + seconds
-        return lived
+    def hold(self, seconds: float) -> None:
+        self.holds = seconds
 
-    async def claim(self, limit: int, sending_after: float) -> list[payclient.Record]:
+    async def claim_due(self, limit: int, seconds: float) -> list[payclient.Record]:
+        now = self._now()
         found = [
             record
             async for record in self.unfinished()
-            if not self._lives(self.followers.get(record.client_transaction_id))
-            and record.state is not payclient.State.SENDING
+            if self.holders[record.client_transaction_id][1] <= now
         ][:limit]
-        self.followers |= {record.client_transaction_id: self.name for record in found}
+        self.holders |= {record.client_transaction_id: (self.name, now + seconds) for record in found}
         return found
+
+    async def renew(self, seconds: float) -> int:
+        held, until = await self.held(), self._now() + seconds
+        self.holders |= {each: (self.name, max(self.holders[each][1], until)) for each in held}
+        return len(held)
 
     async def held(self) -> set[str]:
         return {
             record.client_transaction_id
             async for record in self.unfinished()
-            if self.followers.get(record.client_transaction_id) is self.name
+            if self.holders[record.client_transaction_id][0] is self.name
         }
 
-    async def release(self, client_transaction_ids: Sequence[str]) -> None:
-        for each in client_transaction_ids:
-            self.followers.pop(each, None)
+    async def defer(self, seconds: Mapping[str, float]) -> None:
+        for each in set(seconds) & await self.held():
+            self.holders[each] = (self.name, self._now() + seconds[each])
 
-    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
-        taken = {each for each in lanes if self.lanes.get(each, self.name) is self.name}
-        self.lanes |= dict.fromkeys(taken, self.name)
-        return taken
-
-    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        for each in lanes:
-            self.lanes.pop(each, None)
-
-    async def reserve(self, budget: str, queries: int, gap: float) -> float:
-        begin = max(self.budgets.get(budget, 0.0), self._now())
-        self.budgets[budget] = begin + queries * gap
+    async def reserve(self, queries: int, gap: float) -> float:
+        begin = max(self.rate[0], self._now())
+        self.rate[0] = begin + queries * gap
         return begin - self._now()
 
-    async def pause(self, budget: str, seconds: float) -> None:
-        self.budgets[budget] = max(self.budgets.get(budget, 0.0), self._now() + seconds)
+    async def pause(self, seconds: float) -> None:
+        self.rate[0] = max(self.rate[0], self._now() + seconds)
 
 
 class FailingLedger(MemoryLedger):

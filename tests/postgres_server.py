@@ -31,11 +31,8 @@ DO $$ BEGIN
     IF to_regclass('payclient.meta') IS NOT NULL THEN
         DELETE FROM payclient.attempts;
         DELETE FROM payclient.changes;
-        DELETE FROM payclient.followers;
-        DELETE FROM payclient.budgets;
         DELETE FROM payclient.open_attempts;
-        UPDATE payclient.meta SET environment = NULL;
-        DELETE FROM payclient.lanes;
+        UPDATE payclient.meta SET environment = NULL, next_query_at = '-infinity';
     END IF;
 END $$"""
 

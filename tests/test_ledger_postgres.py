@@ -111,7 +111,7 @@ def test_ledger_init(postgres: PostgresServer, capsys: pytest.CaptureFixture[str
         ("DROP TABLE payclient.meta", "another program"),
         ("ALTER TABLE payclient.meta DROP COLUMN application CASCADE", "another program"),
         ("ALTER TABLE payclient.changes DISABLE TRIGGER guard_change", "lacks"),
-        ("DROP INDEX payclient.open_attempts_of", "lacks"),
+        ("DROP INDEX payclient.open_attempts_due", "lacks"),
         ("DROP FUNCTION payclient.write", "lacks"),
     ],
 )
@@ -563,9 +563,9 @@ async def test_a_user_who_may_only_write(postgres: PostgresServer, new_database:
         await postgres.execute(new_database, f"GRANT {grant} TO clerk")
     async with opened(url) as ledger:
         await brought(ledger, State.ACCEPTED)
-        assert await ledger.renew(60) is False
-        assert await ledger.claim(1, 0.0) == []
-        assert await ledger.reserve("shop", 1, 1.0) == 0
+        assert await ledger.renew(60) == 0
+        assert await ledger.claim_due(1, 60.0) == []
+        assert await ledger.reserve(1, 1.0) == 0
         assert len(await ledger.changes()) == 1
     await postgres.execute(new_database, "DROP OWNED BY clerk")
     await postgres.execute(new_database, "DROP ROLE clerk")
@@ -764,82 +764,94 @@ async def test_a_watcher_that_fails(
 HOUR = 3600.0
 
 
-async def test_following_is_shared_out(
-    url: str, ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_due_is_claimed_by_one(
+    url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
 ) -> None:
-    """What nobody follows is claimed by one, the oldest first, whatever the clocks of the clients say."""
-    monkeypatch.setattr(postgres_ledger, "ANSWER", HOUR)
-    for number, state in enumerate(set(State) - {State.REVERSING}):
+    """By the database's clock, whatever the clocks of the clients say; and held by that one for the time it says."""
+    states = [State.SENDING, State.UNKNOWN, State.PENDING, State.EXPIRED, State.ACCEPTED, State.REFUSED]
+    for number, state in enumerate(states):
         await brought(ledger, state, f"order-{number}")
     await ledger.permit(fresh("oldest", at=-1e9))
-    await ledger.apply(fresh("oldest"), CREATED)
+    assert await ledger.claim_due(10, HOUR) == []
+    await postgres.execute(database, "UPDATE payclient.open_attempts SET due = clock_timestamp()")
     async with opened(url) as first, opened(url) as second:
-        assert await first.renew(HOUR) is False
-        assert await second.renew(HOUR) is False
-        assert await first.renew(HOUR) is True
-        claims = await asyncio.gather(first.claim(2, HOUR), second.claim(2, HOUR))
-        claimed = [record for claim in claims for record in claim]
-        assert {record.state for record in claimed} == {State.UNKNOWN, State.PENDING, State.EXPIRED}
-        assert len({record.client_transaction_id for record in claimed}) == len(claimed) == 4
+        claims = await asyncio.gather(first.claim_due(2, HOUR), second.claim_due(2, HOUR))
+        claimed = [record.client_transaction_id for claim in claims for record in claim]
+        assert len(set(claimed)) == len(claimed) == 4
+        rest = [record.client_transaction_id for record in await second.claim_due(10, HOUR)]
+        assert {*claimed, *rest} == {"oldest", "order-0", "order-1", "order-2", "order-3"}
         assert await first.held() == {record.client_transaction_id for record in claims[0]}
-        assert await ledger.claim(10, HOUR) == []
-        await first.release([record.client_transaction_id for record in claims[0]])
-        assert await first.held() == set()
-        assert len(await second.claim(10, HOUR)) == 2
-        assert len(await second.held()) == 4
-    # It was closed: what it followed is another's at once.
-    assert len(await ledger.claim(10, HOUR)) == 4
-    assert await ledger.history("oldest") == (await ledger.history("oldest"))[:2]
+        assert await ledger.claim_due(10, HOUR) == []
+        assert (await first.renew(HOUR), await second.renew(HOUR), await ledger.renew(HOUR)) == (2, 3, 0)
+        # What is decided is nobody's.
+        await ledger.apply((await ledger.get("order-2")) or fresh(), FoundAccepted(at=NOW))
+        assert await first.renew(HOUR) + await second.renew(HOUR) == 4
+    assert len(await ledger.history("oldest")) == 1
 
 
-async def test_a_follower_that_dies(url: str, ledger: PostgresLedger) -> None:
-    """Its sales are another's once its time has run out by the database's clock; it is told when it lives again."""
-    async with opened(url) as first, opened(url) as second:
-        await first.renew(HOUR)
+async def test_what_a_process_is_permitted_it_holds(url: str, ledger: PostgresLedger) -> None:
+    """Until it is closed, dies, or lets it be due; renewing never shortens it."""
+    async with opened(url) as first:
+        first.hold(HOUR)
         await first.permit(fresh())
-        await first.apply(fresh(), CREATED)
-        assert await first.held() == {"order-1"}
-        assert await second.claim(10, 0.0) == []
-        await first.renew(-1.0)
-        assert [record.state for record in await second.claim(10, 0.0)] == [State.PENDING]
-        assert await first.renew(HOUR) is False
+        assert await first.renew(1.0) == 1
+        assert await ledger.claim_due(10, HOUR) == []
+        await first.defer({"order-1": 0.0})
+        assert await first.renew(HOUR) == 1  # nobody was quicker
+        assert await ledger.claim_due(10, HOUR) == []
+        await first.defer({"order-1": 0.0})
+        assert [record.state for record in await ledger.claim_due(10, HOUR)] == [State.SENDING]
+        assert await first.renew(HOUR) == 0
+        await first.defer({"order-1": 0.0})  # it is not this one's any more
         assert await first.held() == set()
-    assert [change.event for change in await ledger.history("order-1")] == ["Permitted", "Created"]
+        assert await ledger.held() == {"order-1"}
+        await first.permit(fresh("closed"))
+        await first.permit(fresh("much later"))
+        await first.defer({"closed": 10.0})
+    # It was closed: what it followed is another's at once, but for what has time.
+    assert [record.client_transaction_id for record in await ledger.claim_due(10, HOUR)] == ["closed"]
 
 
-async def test_sending_is_taken_over_late(ledger: PostgresLedger) -> None:
-    """By the age of the permit in the database, not by what the sender's clock said."""
-    await ledger.permit(fresh("past", at=1.0))
-    await ledger.permit(fresh("future", at=4e9))
-    assert await ledger.claim(10, HOUR) == []
-    assert {record.client_transaction_id for record in await ledger.claim(10, 0.0)} == {"past", "future"}
+async def test_a_notification_hastens_what_has_time(
+    ledger: PostgresLedger, postgres: PostgresServer, database: str
+) -> None:
+    """Its holder may have died: another looks at it soon."""
+    ledger.hold(HOUR)
+    record = await brought(ledger, State.EXPIRED)
+    due = "SELECT extract(epoch FROM due - clock_timestamp())::float8 FROM payclient.open_attempts"
+    assert (await postgres.execute(database, due))[0][0] > HOUR / 2
+    await ledger.apply(record, Notified(at=NOW, transaction_id=7))
+    assert 10 < (await postgres.execute(database, due))[0][0] <= 30
 
 
-async def test_a_lane_is_charged_by_one(url: str, ledger: PostgresLedger) -> None:
-    """Until its holder lets it go or dies; to take it again changes nothing."""
-    lanes = [b"a", b"b", b"b"]
-    async with opened(url) as first, opened(url) as second:
-        await first.renew(HOUR)
-        await second.renew(HOUR)
-        assert await first.take_lanes(lanes) == {b"a", b"b"}
-        assert await first.take_lanes(lanes[:1]) == {b"a"}
-        assert await second.take_lanes([*lanes, b"c"]) == {b"c"}
-        await second.drop_lanes(lanes)
-        await first.drop_lanes([b"a"])
-        assert await second.take_lanes(lanes) == {b"a"}
-        await first.renew(-1.0)
-        assert await second.take_lanes(lanes) == {b"a", b"b"}
-    await ledger.renew(HOUR)
-    assert await ledger.take_lanes([*lanes, b"c"]) == {b"a", b"b", b"c"}
+async def test_processes_that_write_and_renew_at_once(url: str, ledger: PostgresLedger) -> None:
+    """They pass each other by: nobody waits long, and nothing fails."""
+    async with opened(url) as other:
+        ledger.hold(1.0)
+        names = [f"order-{number}" for number in range(300)]
+        records = await asyncio.gather(*(brought(ledger, State.PENDING, name) for name in names))
+
+        async def renew() -> None:
+            for _ in range(30):
+                await other.claim_due(100, 1.0)
+                await other.renew(3.0)
+                await other.defer(dict.fromkeys(names[:10], 0.0))
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(
+                renew(),
+                *(ledger.apply(record, Notified(at=NOW, transaction_id=7)) for record in reversed(records)),
+                *(other.apply(record, FoundAccepted(at=NOW)) for record in records[::2]),
+            )
+        assert len(await ledger.changes(limit=1000)) == 150
 
 
-async def test_one_budget_of_queries(url: str, ledger: PostgresLedger) -> None:
+async def test_one_rate_of_queries(url: str, ledger: PostgresLedger) -> None:
     """All processes together have one rate; a pause is for all."""
     async with opened(url) as other:
-        waits = [await each.reserve("shop", 2, 30.0) for each in (ledger, other, ledger)]
+        waits = [await each.reserve(2, 30.0) for each in (ledger, other, ledger)]
         assert waits[0] == 0
         assert waits == pytest.approx([0, 60, 120], abs=5)
-        assert await other.reserve("another", 1, 30.0) == 0
-        await other.pause("another", 600)
-        await other.pause("another", 10)
-        assert await ledger.reserve("another", 1, 30.0) == pytest.approx(600, abs=5)
+        await other.pause(600)
+        await other.pause(10)
+        assert await ledger.reserve(1, 30.0) == pytest.approx(600, abs=5)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
 import pytest
 
 import payclient
-import virtual_loop
 from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
@@ -25,7 +24,6 @@ from fake_service import (
 from payclient.batch import charge_all
 from payclient.events import DecidedRefused
 from payclient.ledger.memory import MemoryLedger
-from virtual_loop import VirtualClock
 
 Receipt, State = payclient.Receipt, payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -570,44 +568,6 @@ async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(serv
         assert record is not None
         assert record.state is State.UNKNOWN
     assert service.posted == {"order-17": 1}
-
-
-class Paying(FakeService):
-    """Every customer approves at once."""
-
-    def create(self, request: payclient.HttpRequest) -> int:
-        identifier = super().create(request)
-        self.decide("Aceptado", identifier)
-        return identifier
-
-
-def test_a_customer_who_could_not_be_let_go_of_is_let_go_of_later() -> None:
-    """The ledger failed as a batch ended: the other host that waits for this customer goes on once it is back."""
-
-    class Failing(SharedLedger):
-        failed = 0
-
-        async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-            if not self.failed:
-                self.failed = 1
-                raise payclient.LedgerUnavailableError("the server restarts")
-            await super().drop_lanes(lanes)
-
-    async def charge(tracker: payclient.Tracker, request: payclient.SaleRequest) -> bool | None:
-        async with charge_all(tracker, [request]) as results:
-            charged = [result async for result in results]
-        return charged[0].paid
-
-    async def main() -> None:
-        service, ledger = Paying(), Failing()
-        service.clock = VirtualClock()  # type: ignore[assignment]  # that of the loop
-        async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
-            assert await charge(first, sale("order-1")) is True
-            assert ledger.failed == 1
-            async with asyncio.timeout(120):
-                assert await charge(second, sale("order-2")) is True
-
-    virtual_loop.run(main())
 
 
 async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Held) -> None:

@@ -52,7 +52,7 @@ class Worker:
     async def die(self) -> None:
         """As by SIGKILL, its lease over: nothing is said to anybody."""
         await self.tracker._poller.aclose()  # which renews the lease no more
-        await self.ledger.renew(-1.0)
+        await self.ledger.defer(dict.fromkeys(await self.ledger.held(), 0.0))
 
 
 @asynccontextmanager
@@ -306,7 +306,7 @@ async def test_a_claimed_sending_is_never_sent_again(
         await until(lambda: service.posted)
         async with working(service, url) as second:
             while (known := record_of(second)) is None or known.state is State.SENDING:
-                await first.ledger.renew(-1.0)
+                await first.ledger.defer({"order-17": 0.0})
                 await asyncio.sleep(0.01)
             again = await second.tracker.sale(sale())
             assert (again.state, again.attempt) == (State.UNKNOWN, 1)
@@ -333,7 +333,7 @@ async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: 
         pending = await first.tracker.sale(sale())
         async with working(service, url) as second:
             while record_of(second) is None:
-                await first.ledger.renew(-1.0)
+                await first.ledger.defer({"order-17": 0.0})
                 await asyncio.sleep(0.01)
             await until(lambda: record_of(first) is None)
             assert pending.state is State.PENDING
@@ -372,7 +372,7 @@ async def test_one_rate_for_all(url: str) -> None:
     try:
 
         async def taking(ledger: PostgresLedger) -> None:
-            limit = SharedRateLimit(6.0, ledger, clock, "shop", LateWrites(ledger, clock))
+            limit = SharedRateLimit(6.0, ledger, clock, LateWrites(ledger, clock))
             for _ in range(4):
                 await settled(limit, clock.monotonic(), wanted=True)
                 slots.append(limit.ready_at())
@@ -391,15 +391,13 @@ async def test_a_429_is_for_all(url: str) -> None:
     """What one process was told silences the others; asked by hand, a query counts too."""
     ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
     try:
-        limit = SharedRateLimit(
-            60.0, ledgers[0], clock := SystemClock(), "shop", LateWrites(ledgers[0], clock)
-        )
+        limit = SharedRateLimit(60.0, ledgers[0], clock := SystemClock(), LateWrites(ledgers[0], clock))
         limit.rate_limited(0.0, -1.0, 40.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(40, abs=5)
+        assert await ledgers[1].reserve(1, 1.0) == pytest.approx(40, abs=5)
         limit.spend(0.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve("shop", 1, 1.0) == pytest.approx(42, abs=5)
+        assert await ledgers[1].reserve(1, 1.0) == pytest.approx(42, abs=5)
         assert limit.is_paused(39.0)
     finally:
         for ledger in ledgers:
@@ -416,7 +414,7 @@ async def test_a_ledger_that_cannot_say() -> None:
         pause = reserve
 
     clock = SystemClock()
-    limit = SharedRateLimit(60.0, Broken(), clock, "shop", LateWrites(Broken(), clock))  # type: ignore[arg-type]  # enough of one
+    limit = SharedRateLimit(60.0, Broken(), clock, LateWrites(Broken(), clock))  # type: ignore[arg-type]  # enough of one
     now = clock.monotonic()
     await settled(limit, now, wanted=True)
     assert limit.ready_at() == pytest.approx(now + 10, abs=1)
@@ -431,7 +429,7 @@ async def test_a_reserve_is_not_saved_up(url: str) -> None:
     """One that lay there unused is given up, and another taken."""
     ledger = await PostgresLedger.open(Address(url))
     try:
-        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), "shop", LateWrites(ledger, clock))
+        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
         await settled(limit, 0.0, wanted=True)
         first = limit.ready_at()
         await settled(limit, first + 5, wanted=True)
@@ -493,49 +491,54 @@ async def test_a_batch_on_two_hosts(service: FakeService, url: str) -> None:
 
 
 async def test_a_customer_of_another_host_is_waited_for(service: FakeService, url: str) -> None:
-    """Whoever comes second sends nothing for a customer that another charges, and nothing again that was refused."""
-    service.scripts.append(refuses(100, 200))
+    """The next row of a customer is sent when that of another host is over."""
     async with working(service, url) as first, working(service, url) as second:
-        (key,) = {first.tracker.bulk.lane(request) for request in rows(2, each=2)}
-        assert await first.tracker.bulk.take_lane(key)
+        pending = await first.tracker.sale(rows(2, each=2)[0])
         run = asyncio.create_task(charge(second, rows(2, each=2)))
         for _ in range(5):
             await service.clock.advance(2.0)
             await asyncio.sleep(0.01)
-        assert not service.posted
-        with pytest.raises(payclient.RefusedError):
-            await first.tracker.sale(rows(2, each=2)[0])
-        await first.tracker.bulk.drop_lanes([key])
+        assert service.posted == {"row-0": 1}
+        service.decide("Aceptado")
+        await pending.check()
         await passing_time(service, [run])
-        assert run.result() == {"row-0": State.REFUSED, "row-1": State.ACCEPTED}
-        assert service.posted == {"row-1": 1}
+        assert run.result() == {"row-0": State.ACCEPTED, "row-1": State.ACCEPTED}
+        assert service.posted == {"row-0": 1, "row-1": 1}
+
+
+async def test_a_customer_who_is_busy_is_tried_again_by_each_host(service: FakeService, url: str) -> None:
+    """What one host was refused as busy (2061) another may send: once, and both tell of it."""
+    service.scripts.append(refuses(22, 2061))
+    async with working(service, url) as first, working(service, url) as second:
+        runs = [asyncio.create_task(charge(worker, rows(1))) for worker in (first, second)]
+        await passing_time(service, runs)
+        assert [run.result() for run in runs] == [{"row-0": State.ACCEPTED}] * 2
+        assert service.posted == {"row-0": 1}
 
 
 async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:
     """Only what nobody sent was never sent."""
-    async with working(service, url) as first, working(service, url) as second:
-        keys = [first.tracker.bulk.lane(request) for request in rows(2)]
-        assert [await first.tracker.bulk.take_lane(key) for key in keys] == [True, True]
-        async with charge_all(second.tracker, rows(2)) as results:
-            for _ in range(5):
-                await service.clock.advance(2.0)
-                await asyncio.sleep(0.01)
-            pending = await first.tracker.sale(rows(2)[0])
-            service.decide("Aceptado")
-            await pending.check()
-            results.stop("enough")
+    async with (
+        working(service, url) as first,
+        working(service, url) as second,
+        charge_all(second.tracker, rows(2), rate=0.001) as results,
+    ):
+        pending = await first.tracker.sale(rows(2)[0])
+        service.decide("Aceptado")
+        await pending.check()
+        results.stop("enough")
 
-            async def told() -> dict[str, State | None]:
-                return {
-                    each.request_key: None if each.outcome is None else each.outcome.state
-                    async for each in results
-                }
+        async def told() -> dict[str, State | None]:
+            return {
+                each.request_key: None if each.outcome is None else each.outcome.state
+                async for each in results
+            }
 
-            telling = asyncio.ensure_future(told())
-            while not telling.done():
-                await service.clock.advance(1.0)
-                await asyncio.sleep(0.005)
-            assert await telling == {"row-0": State.ACCEPTED, "row-1": None}
+        telling = asyncio.ensure_future(told())
+        while not telling.done():
+            await service.clock.advance(1.0)
+            await asyncio.sleep(0.005)
+        assert await telling == {"row-0": State.ACCEPTED, "row-1": None}
 
 
 async def test_a_ledger_that_is_gone_ends_no_wait_by_an_error(

@@ -30,11 +30,11 @@ logger = logging.getLogger("payclient.batch")
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
 
-#: Seconds until a customer is asked for again whom another process of this batch charges.
-TAKEN_DELAYS = (0.5, 1.0, 2.0, 4.0)
-
 #: Seconds until the ledger is asked again for a row that another process is sending right now.
 SENDING_DELAY = 1.0
+
+#: Seconds for which it is known what other processes did with a row.
+KNOWN_FOR = 5.0
 
 
 class Charges(AsyncIterator[ChargeResult]):
@@ -94,8 +94,6 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Those of the tasks that send right now: they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
-        #: Customers whom others may charge again, not yet told.
-        self._dropped: list[bytes] = []
         self._failure: Exception | None = None
         self._left = False
         #: Why nothing more is sent; None while the batch sends.
@@ -121,8 +119,6 @@ class Charges(AsyncIterator[ChargeResult]):
             await asyncio.gather(*tasks, return_exceptions=True)
             # Over tasks that are done, `gather` does not let the loop run, and they leave the set by a callback.
             self._tasks.difference_update(tasks)
-        self._dropped += [lane.held for lane in self._lanes.values() if lane.held is not None]
-        await self._drop()
 
     def __aiter__(self) -> Self:
         return self
@@ -217,16 +213,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._ready(lane)
         else:
             del self._lanes[lane.key]
-            if lane.held is not None:
-                self._dropped.append(lane.held)
-                if len(self._dropped) == 1:
-                    self._start(self._drop())
         self._pump()
-
-    async def _drop(self) -> None:
-        lanes, self._dropped = self._dropped, []
-        if lanes:
-            await self._bulk.drop_lanes(lanes)
 
     async def _fetch(self, lane: Lane) -> None:
         assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
@@ -263,8 +250,8 @@ class Charges(AsyncIterator[ChargeResult]):
         ):
             if self._answered:
                 work = self._charge(self._answered.popleft())
-            elif self._must_take(self._turns.first()):
-                work = self._take(self._turns.take())
+            elif self._must_look(self._turns.first().rows[0]):
+                work = self._look_first(self._turns.take())
             else:
                 if self.stopped is None:
                     now = self._clock.monotonic()
@@ -284,31 +271,21 @@ class Charges(AsyncIterator[ChargeResult]):
 
     # --- With other processes that charge the same rows
 
-    def _must_take(self, lane: Lane) -> bool:
-        return self._shares and lane.held is None and self.stopped is None
+    def _must_look(self, row: Row) -> bool:
+        return self._shares and self.stopped is None and self._clock.monotonic() - row.looked_at > KNOWN_FOR
 
-    async def _take(self, lane: Lane) -> None:
-        """Take a customer whom no other process charges, with what the others did; else ask again later."""
-        row = lane.rows[0]
-        before, key = row.known, self._bulk.lane(row.request)
+    async def _look_first(self, lane: Lane) -> None:
+        """See what other processes did with the first row of a lane; then its turn comes again."""
         try:
-            if await self._bulk.take_lane(key) and await self._look(row):
-                lane.held, lane.refusals = key, 0
-                newer = row.known is not None and (before is None or before.attempt < row.known.attempt)
-                # Another waited for a busy customer as long as we would.
-                row.settled = newer and row.busy
-        except asyncio.CancelledError:
-            self._dropped.append(key)  # it may be taken all the same
-            raise
+            looked = await self._look(lane.rows[0])
         finally:
             self._in_flight -= 1
             self._prompts -= 1
-        if lane.held is not None or self.stopped is not None:
+        if looked or self.stopped is not None:
             self._ready(lane)
-            return
-        self._later(TAKEN_DELAYS[min(lane.refusals, len(TAKEN_DELAYS) - 1)] * self._scale, lane)
-        lane.refusals += 1
-        self._pump()
+        else:
+            self._later(SENDING_DELAY * self._scale, lane)
+            self._pump()
 
     async def _look(self, row: Row) -> bool:
         """See what another process did with a row since it was read; False: the ledger cannot say."""
@@ -318,6 +295,7 @@ class Charges(AsyncIterator[ChargeResult]):
         except LedgerError as error:
             logger.warning("what other processes did cannot be read now: %s", type(error).__name__)
             return False
+        row.looked_at = self._clock.monotonic()
         return True
 
     # --- One row
@@ -326,7 +304,12 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send the first row of a lane and hold the lane until its customer is free again."""
         try:
             sent = await self._send(lane.rows[0])
-            if self._shares and isinstance(sent, PendingSale) and sent.state is State.SENDING:
+            if (
+                self._shares
+                and isinstance(sent, PendingSale)
+                and sent.state in (State.SENDING, State.REFUSED)
+            ):
+                # Another process was quicker: what comes of its attempt, or came of it, is looked at first.
                 await self._look(lane.rows[0])
                 sent = SENDING_DELAY * self._scale
         finally:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from payclient.batch.results import passing
 from payclient.clock import Clock
-from payclient.errors import CustomerBusyError, LedgerError, StillPendingError
+from payclient.errors import LedgerError, StillPendingError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.tracking.outcomes import PendingSale
@@ -37,39 +37,27 @@ class Lanes(Protocol):
 class Row:
     """One request, what the ledger knew of it when it was read, and its tries."""
 
-    __slots__ = ("busy_since", "known", "request", "settled", "tries")
+    __slots__ = ("busy_since", "known", "looked_at", "request", "tries")
 
     def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
         self.request = request
         self.known = known
+        #: When the ledger was last asked what other processes did with it, by the monotonic clock.
+        self.looked_at = float("-inf")
         self.tries = 0
-        #: Another process of this batch tried it to the end.
-        self.settled = False
         #: When its customer was first found busy with a sale that is not ours.
         self.busy_since: float | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether the last attempt was refused because the customer was busy (2061)."""
-        known = self.known
-        return (
-            known is not None
-            and known.state is State.REFUSED
-            and known.refusal[1] == CustomerBusyError.__name__
-        )
 
     def sends(self, *, retry_refused: bool) -> bool:
         """Whether it may send, as far as is known; else its answer is in the ledger."""
         known = self.known
-        if self.settled:
-            return False
         return known is None or (known.state is State.REFUSED and (retry_refused or passing(known)))
 
 
 class Lane:
     """The rows of one customer that are at hand, and how many come behind them."""
 
-    __slots__ = ("ahead", "held", "key", "refusals", "rows", "turn", "waits")
+    __slots__ = ("ahead", "key", "rows", "turn", "waits")
 
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
         self.key = key
@@ -80,10 +68,6 @@ class Lane:
         self.waits = False
         #: The number of its place among `Turns`; 0 where it has none.
         self.turn = 0
-        #: The customer as the ledger knows them, while no other process of this batch charges them.
-        self.held: bytes | None = None
-        #: How often in a row another process had them.
-        self.refusals = 0
 
     def __len__(self) -> int:
         return len(self.rows) + self.ahead
@@ -93,11 +77,11 @@ class Turns:
     """The lanes whose customers are free: the one with most rows left comes first, for it ends last."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[bool, int, int, Lane]] = []
+        self._heap: list[tuple[int, int, Lane]] = []
         self._number = 0
 
     def __bool__(self) -> bool:
-        while self._heap and self._heap[0][3].turn != self._heap[0][2]:
+        while self._heap and self._heap[0][2].turn != self._heap[0][1]:
             heapq.heappop(self._heap)  # it has grown since, and stands further ahead
         return bool(self._heap)
 
@@ -105,8 +89,7 @@ class Turns:
         """Give a free customer a place, or one that has got more rows its new place."""
         self._number += 1
         lane.turn = self._number
-        # Those that other processes are kept from come first of all.
-        heapq.heappush(self._heap, (lane.held is None, -len(lane), self._number, lane))
+        heapq.heappush(self._heap, (-len(lane), self._number, lane))
 
     def take(self) -> Lane:
         """Remove the first of a non-empty queue and return it."""
@@ -119,7 +102,7 @@ class Turns:
         """Return the first of a non-empty queue."""
         if not self:
             raise IndexError("nobody waits")
-        return self._heap[0][3]
+        return self._heap[0][2]
 
 
 class Hold:

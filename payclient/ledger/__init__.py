@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 import attrs
@@ -151,8 +151,9 @@ class Ledger(Protocol):
 class Shared(Ledger, Protocol):
     """A ledger that several processes have open: it wakes them, and shares out what is open among them.
 
-    All times here are the database's. A lease is for efficiency only: two that follow one sale ask twice, and write
-    nothing wrong.
+    Each open attempt has a time at which it is due. Until then its holder follows it, who renews that as long as it
+    lives; then any process may claim it. All times here are the database's. Holding is for efficiency only: two that
+    follow one attempt query twice, and write nothing wrong.
     """
 
     def watch(self, woken: Callable[[str | None], None]) -> Callable[[], None]:
@@ -162,35 +163,32 @@ class Shared(Ledger, Protocol):
         for. What this returns ends it.
         """
 
-    async def renew(self, seconds: float) -> bool:
-        """Say that this process follows, for so many seconds from now; what it is permitted is its own to follow.
+    def hold(self, seconds: float) -> None:
+        """From now on hold each attempt that is permitted here: no other process may claim it for so many seconds."""
 
-        False: it had said nothing yet, or its time had run out, and what it followed may be another's: ask `held`.
+    async def claim_due(self, limit: int, seconds: float) -> list[Record]:
+        """Claim up to `limit` open attempts that are due, and hold them for so many seconds, oldest first.
+
+        One that is SENDING is due when nobody can be sending it any more.
         """
 
-    async def claim(self, limit: int, sending_after: float) -> list[Record]:
-        """Take over up to `limit` open attempts that no living process follows, the oldest first.
-
-        One that is SENDING is among them only if its permit is `sending_after` seconds old.
-        """
+    async def renew(self, seconds: float) -> int:
+        """Go on holding for so many seconds what is held and due soon; return how many attempts are held."""
 
     async def held(self) -> set[str]:
-        """The client transaction ids of the open attempts that this process follows."""
+        """The client transaction ids of the attempts that are held."""
 
-    async def release(self, client_transaction_ids: Sequence[str]) -> None:
-        """Follow them no more: they are there to be claimed."""
+    async def defer(self, seconds: Mapping[str, float]) -> None:
+        """Hold what is held of these client transaction ids for so many seconds, without renewal.
 
-    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
-        """Those of these lanes that this process charges alone from now on: no other living one holds them."""
+        A notification shortens that to 30 seconds, whether its holder lives or not.
+        """
 
-    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        """Others may charge them."""
+    async def reserve(self, queries: int, gap: float) -> float:
+        """Take so many queries, `gap` seconds apart, from the rate of all processes; the seconds until the first."""
 
-    async def reserve(self, budget: str, queries: int, gap: float) -> float:
-        """Take so many queries, `gap` seconds apart, from a budget of that name; the seconds until the first."""
-
-    async def pause(self, budget: str, seconds: float) -> None:
-        """No query of that budget by any process for so many seconds, but for those reserved already."""
+    async def pause(self, seconds: float) -> None:
+        """No query by any process for so many seconds, but for those reserved already."""
 
 
 async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only: bool = False) -> Ledger:

@@ -19,8 +19,11 @@ __all__ = ["MemoryLedger"]
 class MemoryLedger:
     """The ledger in a dict. Nothing here awaits, so nothing can come between a check and its write."""
 
+    location = "memory:"
+    created = True
+
     def __init__(self) -> None:
-        self._digest_key = secrets.token_bytes(32)
+        self.digest_key = secrets.token_bytes(32)
         self._environment: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
@@ -36,18 +39,6 @@ class MemoryLedger:
         self._feed: list[Change] = []
         self._cursor = 0
         self._closed = False
-
-    @property
-    def digest_key(self) -> bytes:
-        return self._digest_key
-
-    @property
-    def location(self) -> str:
-        return "memory:"
-
-    @property
-    def created(self) -> bool:
-        return True
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         self._check_open()

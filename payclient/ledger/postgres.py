@@ -6,8 +6,9 @@ One task owns the connection that writes. The writes of a batch are one statemen
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from payclient.ledger.postgres_connection import (
     unavailable,
 )
 from payclient.ledger.records import FEED, record_of
-from payclient.ledger.writer import Apply, Batch, Operation, Read, StoredLedger, Writer, resolve
+from payclient.ledger.writer import Apply, Batch, Operation, StoredLedger, Writer, resolve
 from payclient.lifecycle import Record
 
 __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
@@ -43,6 +44,10 @@ BACK_OFF = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 IDLE = 30.0
 #: Operations of one batch.
 MOST = 1000
+#: Seconds after which an attempt is due whose opening of the ledger follows nothing.
+UNHELD = 60.0
+#: Seconds of the longest lease: what is put off for longer stays so when its holder closes.
+LEASE = 60.0
 #: Seconds that closing waits for a server that cannot be reached, beyond what each operation waits.
 CLOSING = 30.0
 
@@ -66,10 +71,8 @@ class PostgresDatabase:
         self.connection = connection
         self._schema = schema
         self._prepared: dict[str, Any] | None = {}
-        #: The opening of the ledger, for as long as it is open.
-        self.owner = 0
-        #: Who follows what is permitted here from now on.
-        self.follower = 0
+        #: The opening of the ledger; who holds what is permitted here, and for how many seconds.
+        self.permits_of: tuple[int, int, float] = (0, 0, UNHELD)
         #: The server said something beside its answer: a commit may not have gone where it should.
         self._warned = False
         connection.add_log_listener(self._hear)
@@ -79,7 +82,7 @@ class PostgresDatabase:
 
     async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
         self._warned = False
-        columns: list[Any] = [self.owner, self.follower]
+        columns: list[Any] = [*self.permits_of]
         columns += zip(*permits, strict=True) if permits else [()] * _PERMIT_COLUMNS
         columns += zip(*changes, strict=True) if changes else [()] * _CHANGE_COLUMNS
         try:
@@ -127,8 +130,8 @@ class PostgresWriter(Writer):
         self._digest_key = digest_key
         #: This opening of the ledger; a lock of this key shows what it has asked of the server.
         self.owner = secrets.randbits(63)
-        #: Who follows what is permitted here from now on: this process, once it has said that it follows.
-        self.follower = 0
+        #: For how many seconds this opening holds what is permitted here; None: it follows nothing.
+        self.holds: float | None = None
         self._work = asyncio.Event()
         self._stopping = False
         self._database: PostgresDatabase | None = PostgresDatabase(connection, schema)
@@ -235,7 +238,8 @@ class PostgresWriter(Writer):
         database = self._database
         if database is None or not operations:
             return
-        database.owner, database.follower = self.owner, self.follower
+        holder = 0 if self.holds is None else self.owner
+        database.permits_of = (self.owner, holder, UNHELD if self.holds is None else self.holds)
         try:
             await batch.write(database)
             await batch.read(database)
@@ -308,40 +312,34 @@ class PostgresLedger(StoredLedger):
             self._listener = self._listen()
         return self._listener.watch(woken)
 
-    async def renew(self, seconds: float) -> bool:
-        rows = await self._read("renew", self._writer.owner, seconds)
-        self._writer.follower = self._writer.owner
-        return bool(rows[0][0])
+    def hold(self, seconds: float) -> None:
+        self._writer.holds = seconds
 
-    async def claim(self, limit: int, sending_after: float) -> list[Record]:
-        rows = await self._read("claim", self._writer.owner, limit, sending_after)
+    async def claim_due(self, limit: int, seconds: float) -> list[Record]:
+        rows = await self._read("claim_due", self._writer.owner, limit, seconds)
         return sorted(map(record_of, rows), key=lambda record: record.created_at)
+
+    async def renew(self, seconds: float) -> int:
+        return int((await self._read("renew", self._writer.owner, seconds))[0][0])
 
     async def held(self) -> set[str]:
         return {row[0] for row in await self._read("held", self._writer.owner)}
 
-    async def release(self, client_transaction_ids: Sequence[str]) -> None:
-        await self._read("release", self._writer.owner, client_transaction_ids)
+    async def defer(self, seconds: Mapping[str, float]) -> None:
+        await self._read("defer", self._writer.owner, list(seconds), list(seconds.values()))
 
-    async def take_lanes(self, lanes: Sequence[bytes]) -> set[bytes]:
-        return {row[0] for row in await self._read("take_lanes", self._writer.owner, lanes)}
+    async def reserve(self, queries: int, gap: float) -> float:
+        return float((await self._read("reserve", queries, gap))[0][0])
 
-    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        await self._read("drop_lanes", self._writer.owner, lanes)
-
-    async def reserve(self, budget: str, queries: int, gap: float) -> float:
-        rows = await self._read("reserve", budget, queries, gap)
-        return float(rows[0][0])
-
-    async def pause(self, budget: str, seconds: float) -> None:
-        await self._read("pause", budget, seconds)
+    async def pause(self, seconds: float) -> None:
+        await self._read("pause", seconds)
 
     async def aclose(self) -> None:
-        if self._writer.follower and not self._closed and asyncio.get_running_loop() is self._loop:
-            # What it follows is another's from now on, at once.
-            leaving = self._loop.create_future()
-            leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._writer.submit(Read(leaving, "leave", (self._writer.owner,)))
-        if self._listener is not None and asyncio.get_running_loop() is self._loop:
-            await self._listener.aclose()
+        if not self._closed and os.getpid() == self._process and asyncio.get_running_loop() is self._loop:
+            if self._writer.holds is not None:
+                # What this process follows is another's from now on, at once.
+                leaving = self._read("leave", self._writer.owner, LEASE)
+                leaving.add_done_callback(lambda done: done.cancelled() or done.exception())
+            if self._listener is not None:
+                await self._listener.aclose()
         await super().aclose()

@@ -2,8 +2,8 @@
 -- braces are made from `lifecycle` by records.py.
 --
 -- The tables and guards are SQLite's. Added is what several processes need: who was granted a permit, who follows what
--- is open, and that no attempt is written under settings that could lose its commit. Writers do not wait for each
--- other, unless they write about one client transaction id or one purchase; how the feed misses nothing all the same
+-- is open and until when, and that no attempt is written under settings that could lose its commit. Writers do not wait
+-- for each other, unless they write about one client transaction id or one purchase; how the feed misses nothing all the same
 -- says `news`.
 
 -- name: schema
@@ -15,7 +15,9 @@ CREATE TABLE payclient.meta (
     schema_version integer NOT NULL,
     digest_key bytea NOT NULL CHECK (length(digest_key) = 32),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    environment bytea
+    environment bytea,
+    -- When any process may make the next query, where the service limits their rate.
+    next_query_at timestamptz NOT NULL DEFAULT '-infinity'
 );
 
 -- Columns of fixed width stand first, so that none is padded. `owner` is the opening of the ledger that inserted the
@@ -75,31 +77,16 @@ CREATE TABLE payclient.form_links (
     until double precision NOT NULL
 );
 
+-- The queue: the attempts that are not decided. Until `due` its holder follows an attempt, who puts that off as long as
+-- it lives; then any process may claim it, one that is SENDING too. A claim is a lease, for efficiency only: two that
+-- follow one attempt query twice, and write nothing wrong.
 CREATE TABLE payclient.open_attempts (
     attempt_id bigint PRIMARY KEY,
-    permitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The process that follows it; empty: none.
-    follower bigint NOT NULL
-);
-
-CREATE INDEX open_attempts_of ON payclient.open_attempts (follower, attempt_id);
-
--- One row for each process: to live on costs one update, however much it follows.
-CREATE TABLE payclient.followers (
-    follower bigint PRIMARY KEY,
-    until timestamptz NOT NULL
-);
-
-CREATE UNLOGGED TABLE payclient.budgets (
-    name text PRIMARY KEY,
-    next_at timestamptz NOT NULL
-);
-
--- Who charges a customer: a courtesy between batches, which a crash of the server may forget.
-CREATE UNLOGGED TABLE payclient.lanes (
-    lane bytea PRIMARY KEY,
-    holder bigint NOT NULL
-);
+    holder bigint NOT NULL,
+    due timestamptz NOT NULL
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX open_attempts_due ON payclient.open_attempts (due);
+CREATE INDEX open_attempts_held ON payclient.open_attempts (holder);
 
 CREATE VIEW payclient.records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
@@ -124,7 +111,7 @@ FROM payclient.changes JOIN payclient.attempts ON id = attempt_id;
 -- wait for. A process that lost its connection waits by the lock for what it had asked. Rows are inserted in one order,
 -- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do.
 CREATE FUNCTION payclient.write(
-    bigint, bigint,
+    bigint, bigint, double precision,
     text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
     text[], double precision[], boolean[],
     text[], integer[], integer[], double precision[], text[], text[], text[], text[], text[], text[], bigint[],
@@ -133,7 +120,7 @@ CREATE FUNCTION payclient.write(
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock($1);
-    IF cardinality($3) > 0 THEN
+    IF cardinality($4) > 0 THEN
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
                 amount, currency, created_at, expires_at, purchase, links_dead_at, beside_open_form, owner, ask)
@@ -141,7 +128,7 @@ BEGIN
                 (SELECT coalesce(max(ask), 0) + 1 FROM payclient.attempts WHERE purchase = new.purchase)
             FROM (
                 SELECT nextval('payclient.cursors'), u.*
-                FROM unnest($3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u (client_transaction_id,
+                FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) AS u (client_transaction_id,
                     attempt, kind, digest, lane, credentials, amount, currency, created_at, expires_at, purchase,
                     links_dead_at, beside_open_form)
             ) AS new
@@ -155,11 +142,12 @@ BEGIN
             ORDER BY new.purchase, new.client_transaction_id
             ON CONFLICT DO NOTHING RETURNING a.id, a.client_transaction_id
         ), opened AS (
-            INSERT INTO payclient.open_attempts (attempt_id, follower) SELECT id, $2 FROM permitted
+            INSERT INTO payclient.open_attempts (attempt_id, holder, due)
+            SELECT id, $2, clock_timestamp() + make_interval(secs => $3) FROM permitted
         )
         SELECT client_transaction_id FROM permitted;
     END IF;
-    IF cardinality($16) > 0 THEN
+    IF cardinality($17) > 0 THEN
         RETURN QUERY WITH changed AS (
             INSERT INTO payclient.changes AS c (attempt_id, version, at, event, evidence, detail, before, after,
                 state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
@@ -167,8 +155,8 @@ BEGIN
             SELECT a.id, v.version, v.at, v.event, v.evidence, v.detail, v.before, v.after,
                 v.state_evidence, v.transaction_id, v.expires_at, v.candidate_ids, v.notified_at, v.decided_at,
                 v.error_code, v.error_type, v.messages, v.reason, v.receipt
-            FROM unnest($16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34,
-                $35)
+            FROM unnest($17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35,
+                $36)
                 AS v (client_transaction_id, attempt, version, at, event, evidence, detail, before, after,
                     state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
                     error_type, messages, reason, receipt)
@@ -176,10 +164,17 @@ BEGIN
                 ON a.client_transaction_id = v.client_transaction_id AND a.attempt = v.attempt
             WHERE v.event <> 'NotSent' OR a.owner = $1
             ORDER BY a.id
-            ON CONFLICT DO NOTHING RETURNING c.attempt_id, c.before, c.after
+            ON CONFLICT DO NOTHING RETURNING c.attempt_id, c.event, c.before, c.after
         ), opened AS (
-            INSERT INTO payclient.open_attempts (attempt_id, follower)
-            SELECT attempt_id, $2 FROM changed WHERE after = 'reversing' AND before <> after
+            INSERT INTO payclient.open_attempts (attempt_id, holder, due)
+            SELECT attempt_id, $2, clock_timestamp() + make_interval(secs => $3) FROM changed
+            WHERE after = 'reversing' AND before <> after
+        ), hastened AS (
+            UPDATE payclient.open_attempts SET due = least(due, clock_timestamp() + interval '30 seconds')
+            WHERE attempt_id IN (
+                SELECT o.attempt_id FROM payclient.open_attempts AS o JOIN changed USING (attempt_id)
+                WHERE event IN ('Notified', 'Returned') FOR NO KEY UPDATE OF o SKIP LOCKED
+            )
         )
         SELECT a.client_transaction_id FROM changed JOIN payclient.attempts AS a ON a.id = changed.attempt_id;
     END IF;
@@ -365,8 +360,8 @@ UPDATE payclient.meta SET environment = $1 WHERE environment IS NULL
 UPDATE payclient.meta SET environment = $1
 
 -- name: write
-SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-    $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
+SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+    $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36)
 
 -- name: attempts
 SELECT {record} FROM payclient.find($1)
@@ -422,67 +417,51 @@ SELECT pg_advisory_xact_lock($1::bigint)
 SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
 
 -- Who follows what. All times are the database's own.
--- Whether this process had lived on without a gap.
--- name: renew
-WITH before AS (SELECT until FROM payclient.followers WHERE follower = $1)
-INSERT INTO payclient.followers (follower, until) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
-ON CONFLICT (follower) DO UPDATE SET until = excluded.until
-RETURNING coalesce((SELECT until >= clock_timestamp() FROM before), false)
 
--- name: leave
-UPDATE payclient.followers SET until = '-infinity' WHERE follower = $1
-
--- The names of all who follow something are few: they are read by hopping over the index, not by reading it.
--- name: claim
-WITH RECURSIVE names (follower) AS (
-    (SELECT follower FROM payclient.open_attempts ORDER BY follower LIMIT 1)
-    UNION ALL SELECT (
-        SELECT o.follower FROM payclient.open_attempts AS o WHERE o.follower > names.follower
-        ORDER BY o.follower LIMIT 1
-    ) FROM names WHERE names.follower IS NOT NULL
-), taken AS (
-    UPDATE payclient.open_attempts SET follower = $1 WHERE attempt_id IN (
-        SELECT attempt_id FROM payclient.open_attempts AS o
-        WHERE follower = ANY (ARRAY(
-                SELECT follower FROM names WHERE follower IS NOT NULL
-                EXCEPT SELECT follower FROM payclient.followers WHERE until > clock_timestamp()
-            ))
-            AND (permitted_at <= clock_timestamp() - make_interval(secs => $3)
-                OR (SELECT state FROM payclient.records WHERE id = o.attempt_id) <> 'sending')
-        ORDER BY attempt_id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+-- name: claim_due
+WITH claimed AS (
+    UPDATE payclient.open_attempts SET holder = $1, due = clock_timestamp() + make_interval(secs => $3)
+    WHERE attempt_id IN (
+        SELECT attempt_id FROM payclient.open_attempts WHERE due <= (SELECT clock_timestamp())
+        ORDER BY due LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
     ) RETURNING attempt_id
 )
-SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM taken)
+SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM claimed)
+
+-- Puts off what is due within two thirds of the time, and counts what is held; what somebody writes at this moment is
+-- put off next time.
+-- name: renew
+WITH renewed AS (
+    UPDATE payclient.open_attempts SET due = clock_timestamp() + make_interval(secs => $2)
+    WHERE attempt_id IN (
+        SELECT attempt_id FROM payclient.open_attempts
+        WHERE holder = $1 AND due < (SELECT clock_timestamp() + make_interval(secs => $2 * 2 / 3))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+)
+SELECT count(*) FROM payclient.open_attempts WHERE holder = $1
 
 -- name: held
 SELECT client_transaction_id FROM payclient.open_attempts JOIN payclient.attempts ON id = attempt_id
-WHERE follower = $1
+WHERE holder = $1
 
--- name: release
-UPDATE payclient.open_attempts SET follower = 0 WHERE follower = $1 AND attempt_id IN (
-    SELECT id FROM payclient.attempts WHERE client_transaction_id = ANY($2)
-)
+-- name: defer
+UPDATE payclient.open_attempts AS o SET due = clock_timestamp() + make_interval(secs => v.seconds)
+FROM unnest($2::text[], $3::float8[]) AS v (id, seconds) JOIN payclient.attempts AS a ON a.client_transaction_id = v.id
+WHERE o.attempt_id = a.id AND o.holder = $1
 
--- Seconds until the first of so many queries, each of which takes so many seconds of the budget.
+-- What is put off for long stays so.
+-- name: leave
+UPDATE payclient.open_attempts SET holder = 0, due = CASE
+    WHEN due <= clock_timestamp() + make_interval(secs => $2) THEN clock_timestamp() ELSE due END
+WHERE holder = $1
+
+-- Seconds until the first of so many queries, each of which takes so many seconds of the rate.
 -- name: reserve
-INSERT INTO payclient.budgets AS b (name, next_at)
-VALUES ($1, clock_timestamp() + make_interval(secs => $2::integer * $3::float8))
-ON CONFLICT (name) DO UPDATE
-SET next_at = greatest(b.next_at, clock_timestamp()) + make_interval(secs => $2::integer * $3::float8)
-RETURNING greatest(extract(epoch FROM
-    next_at - make_interval(secs => $2::integer * $3::float8) - clock_timestamp()), 0)::float8
+UPDATE payclient.meta
+SET next_query_at = greatest(next_query_at, clock_timestamp()) + make_interval(secs => $1::integer * $2::float8)
+RETURNING greatest(
+    extract(epoch FROM next_query_at - make_interval(secs => $1::integer * $2::float8) - clock_timestamp()), 0)::float8
 
 -- name: pause
-INSERT INTO payclient.budgets AS b (name, next_at) VALUES ($1, clock_timestamp() + make_interval(secs => $2))
-ON CONFLICT (name) DO UPDATE SET next_at = greatest(b.next_at, excluded.next_at)
-
--- Those of so many lanes that this process holds from now on: nobody held them, or nobody living.
--- name: take_lanes
-INSERT INTO payclient.lanes AS l (lane, holder)
-SELECT DISTINCT v.lane, $1::bigint FROM unnest($2::bytea[]) AS v (lane) ORDER BY v.lane
-ON CONFLICT (lane) DO UPDATE SET holder = excluded.holder WHERE l.holder = excluded.holder OR NOT EXISTS (
-    SELECT FROM payclient.followers AS f WHERE f.follower = l.holder AND f.until > clock_timestamp()
-) RETURNING l.lane
-
--- name: drop_lanes
-UPDATE payclient.lanes SET holder = 0 WHERE lane = ANY($2) AND holder = $1
+UPDATE payclient.meta SET next_query_at = greatest(next_query_at, clock_timestamp() + make_interval(secs => $1))

@@ -362,25 +362,13 @@ class StoredLedger:
     ) -> None:
         self._writer = writer
         self._loop = loop
-        self._digest_key = digest_key
-        self._location = location
-        self._created = created
+        self.digest_key = digest_key
+        self.location = location
+        self.created = created
         self._process = os.getpid()
         self._closed = False
         # For a ledger that was not closed: runs when this is collected, or at exit, and does not keep it alive.
         self._forgotten = weakref.finalize(self, _abandon, writer, self._process)
-
-    @property
-    def digest_key(self) -> bytes:
-        return self._digest_key
-
-    @property
-    def location(self) -> str:
-        return self._location
-
-    @property
-    def created(self) -> bool:
-        return self._created
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read("environment")

@@ -27,7 +27,7 @@ from payclient.tracking.followup import Followed, Policy
 from payclient.tracking.late_writes import LateWrites, unwritten
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.rate_limit import DueTimes
-from payclient.tracking.sharing import LEASE, Sharing
+from payclient.tracking.sharing import LEASE, NO_MORE, Sharing
 
 __all__: list[str] = []
 
@@ -153,6 +153,9 @@ class OpenAsks:
         if when is None:
             self.wake(ask, exhausted=True)
             when = self.policy.recheck(ask, now)
+            if self.sharing is not None and ask.record.state is State.EXPIRED:
+                seconds = NO_MORE if when is None else when - now
+                self.sharing.defer(ask.record.client_transaction_id, seconds)
         if when is not None:
             self.due.put(ask, when)
 
@@ -271,6 +274,8 @@ class OpenAsks:
             self.touch()
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
+        elif self.sharing is not None and not record.state.decided:
+            self.sharing.defer(record.client_transaction_id, NO_MORE)  # until it is notified
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. It decides nothing."""

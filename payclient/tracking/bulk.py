@@ -52,12 +52,3 @@ class Bulk:
     def lane(self, request: SaleRequest) -> bytes:
         """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
         return self._attempts.lane(request)
-
-    async def take_lane(self, lane: bytes) -> bool:
-        """Charge this customer alone from now on; False: another process does."""
-        return self._poller.asks.sharing is None or await self._poller.asks.sharing.take_lane(lane)
-
-    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        """Let other processes charge these customers."""
-        if self._poller.asks.sharing is not None:
-            await self._poller.asks.sharing.drop_lanes(lanes)

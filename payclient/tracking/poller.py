@@ -68,8 +68,7 @@ class Poller:
         if isinstance(ledger, Shared):
             self.asks.sharing = Sharing(self, ledger)
             if profile.queries_per_minute:
-                name = f"queries {session.base_url}"
-                self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, name, self.asks.late)
+                self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, self.asks.late)
         self.queries = StatusQueries(session, self.asks, self.rate, status)
         self.confirmer = Confirmer(self)
         self._lines = RequestLines(profile.sale_window)

@@ -1,15 +1,15 @@
 """Shares the open asks out among the processes of one ledger, and reads what the others wrote.
 
-Each open ask is followed by one process at a time: the one that was permitted it, or that claimed it once the other's
-lease was over. The others keep an ask only where somebody waits: woken by the ledger they read again, they never
-query. A lease is for efficiency only. Two that follow one ask query twice, and write nothing wrong.
+Each open ask is held by one process at a time: the one that was permitted it, or that claimed it once it was due. The
+others keep an ask only where somebody waits: woken by the ledger they read again, they never query. Holding is for
+efficiency only. Two that follow one ask query twice, and write nothing wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from payclient.clock import Clock, start
@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 logger = logging.getLogger("payclient.tracker")
 
-#: Seconds for which this process says that it follows, and seconds after which it says so again.
+#: Seconds for which this process holds what it follows, and seconds after which it renews that.
 LEASE = 30.0
 RENEW = 10.0
 
@@ -39,6 +39,9 @@ ROUNDS = 6
 
 #: Records claimed, or read again, at once.
 PAGE = 500
+
+#: Seconds for which an ask is put off that is due no more: a year.
+NO_MORE = 365 * 86400.0
 
 #: Seconds after which a request that was reserved and not made is given up.
 UNUSED = 1.0
@@ -54,11 +57,10 @@ class SharedRateLimit(RateLimit):
     decided when it has come: a queue of reservations would make notified asks wait behind the routine.
     """
 
-    def __init__(self, per_minute: float, ledger: Shared, clock: Clock, name: str, late: LateWrites) -> None:
+    def __init__(self, per_minute: float, ledger: Shared, clock: Clock, late: LateWrites) -> None:
         super().__init__(per_minute)
         self._ledger = ledger
         self._clock = clock
-        self._name = name
         self._late = late
         #: From when on the reserved request may be made; infinity: none is reserved.
         self._slot = float("inf")
@@ -96,14 +98,14 @@ class SharedRateLimit(RateLimit):
     async def _tell(self, pause: float, *, reserves: bool) -> None:
         try:
             if pause:
-                await self._ledger.pause(self._name, pause)
+                await self._ledger.pause(pause)
         except LedgerError as error:
             self._late.failed(error)
         if not reserves:
             return
         seconds = max(PRESUMED * self._gap, self.gap)
         try:
-            seconds = await self._ledger.reserve(self._name, 1, self.gap)
+            seconds = await self._ledger.reserve(1, self.gap)
         except LedgerError as error:
             self._late.failed(error)
         finally:
@@ -124,9 +126,8 @@ class Sharing:
         #: Those that others should have followed to their end, and somebody here still waits for.
         self._beside: set[str] = set()
         self._changed: set[str] = set()
-        self._lanes: list[tuple[bytes, asyncio.Future[bool]]] = []
-        #: Lanes that could not be dropped yet: a process that waits for one of them must not wait for ever.
-        self._undropped: set[bytes] = set()
+        #: Those that have time, not yet written: for how many seconds.
+        self._deferred: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -150,13 +151,18 @@ class Sharing:
         self._ours.discard(client_transaction_id)
         self._beside.discard(client_transaction_id)
 
+    def defer(self, client_transaction_id: str, seconds: float) -> None:
+        """Hold it without renewal: nothing is due for it for so long, unless it is notified."""
+        if seconds > LEASE:
+            self._deferred[client_transaction_id] = seconds + LEASE
+
     # --- Whose they are
 
     async def begin(self) -> None:
-        """Watch what others write, and follow what nobody follows, now and from time to time."""
+        """Watch what others write, and follow what is due, now and from time to time."""
         self._unwatch = self._ledger.watch(self._woken)  # first, so that nothing is missed
-        if await self._ledger.renew(LEASE):
-            await self._compare()  # another tracker over this ledger left something
+        self._ledger.hold(self._sending_after)
+        await self._compare()  # another tracker over this ledger may have left something
         await self._claim()
         self._start(self._live())
 
@@ -167,17 +173,17 @@ class Sharing:
         return task
 
     async def _live(self) -> None:
-        # By real time: leases are the database's, whatever clock a test has.
+        # By real time: what is due the database says, whatever clock a test has.
         rounds = 0
         while True:
             await asyncio.sleep(RENEW)
             try:
                 rounds += 1
-                if not await self._ledger.renew(LEASE) or rounds % ROUNDS == 0:
+                deferred, self._deferred = self._deferred, {}
+                if deferred:
+                    await self._ledger.defer(deferred)
+                if await self._ledger.renew(LEASE) != len(self._ours) or rounds % ROUNDS == 0:
                     await self._compare()
-                if self._undropped:
-                    await self._ledger.drop_lanes(tuple(self._undropped))
-                    self._undropped.clear()
                 await self._claim()
                 self._poller.wake_up()
             except LedgerError as error:
@@ -186,9 +192,9 @@ class Sharing:
                 logger.error("sharing failed: %s", type(error).__name__)
 
     async def _claim(self) -> None:
-        """Take over what died with other processes."""
+        """Follow what is due: what died with other processes."""
         while True:
-            records = await self._ledger.claim(PAGE, self._sending_after)
+            records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:
                 self.permitted(record.client_transaction_id)
             if records:
@@ -215,38 +221,6 @@ class Sharing:
             # A permit of ours whose answer could not be written; or it is being sent right now.
             return self._poller.clock.time() - record.created_at > self._sending_after
         return record.kind == "sale" and not record.state.decided
-
-    # --- Whom a batch charges
-
-    async def take_lane(self, lane: bytes) -> bool:
-        """Whether this process charges this customer alone from now on; all that ask at once are asked for together."""
-        taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._lanes.append((lane, taken))
-        if len(self._lanes) == 1:
-            self._start(self._take_lanes())
-        return await taken
-
-    async def _take_lanes(self) -> None:
-        await asyncio.sleep(0)
-        wanted, self._lanes = self._lanes, []
-        taken: set[bytes] = set()
-        try:
-            taken = await self._ledger.take_lanes([lane for lane, _ in wanted])
-        except LedgerError as error:
-            self._poller.asks.late.failed(error)
-        finally:
-            self._undropped -= taken
-            for lane, future in wanted:
-                if not future.done():
-                    future.set_result(lane in taken)
-
-    async def drop_lanes(self, lanes: Sequence[bytes]) -> None:
-        """Let other processes charge these customers, as soon as the ledger can be told."""
-        try:
-            await self._ledger.drop_lanes(lanes)
-        except LedgerError as error:
-            self._undropped.update(lanes)
-            self._poller.asks.late.failed(error)
 
     # --- What others wrote
 
@@ -287,7 +261,7 @@ class Sharing:
             self._poller.notified(record)
 
     async def aclose(self) -> None:
-        """Stop; what is followed here stays ours until the ledger is closed, or the lease is over."""
+        """Stop; what is followed here stays ours until the ledger is closed, or it is due."""
         self._closed = True
         if self._unwatch is not None:
             self._unwatch()

@@ -362,6 +362,15 @@ async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: st
         assert second.queries >= 7
 
 
+async def test_a_check_by_hand_queries_whoever_follows(service: FakeService, url: str) -> None:
+    """One query, at once, also where another process follows the sale."""
+    async with working(service, url) as first, working(service, url) as second:
+        await first.tracker.sale(sale())
+        service.decide("Aceptado")
+        outcome = await asyncio.wait_for((await second.find()).check(), 20)
+        assert (outcome.paid, first.queries, second.queries) == (True, 0, 1)
+
+
 # One rate
 
 

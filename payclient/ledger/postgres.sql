@@ -3,8 +3,8 @@
 --
 -- The tables and guards are SQLite's. Added is what several processes need: who was granted a permit, who follows what
 -- is open and until when, and that no attempt is written under settings that could lose its commit. Writers do not wait
--- for each other, unless they write about one client transaction id or one purchase; how the feed misses nothing all the same
--- says `news`.
+-- for each other, unless they write about one client transaction id or one purchase; how the feed misses nothing all
+-- the same says `news`.
 
 -- name: schema
 CREATE SEQUENCE payclient.cursors;

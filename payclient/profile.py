@@ -411,10 +411,16 @@ PAYPHONE = ServiceProfile.load(Path(__file__).with_name("profiles") / "payphone.
 PRESETS = {profile.name: profile for profile in (DOCUMENT, PAYPHONE)}
 
 
-def find_profile(profile: ServiceProfile | str | os.PathLike[str]) -> ServiceProfile:
-    """Return a profile itself, a preset by its name, or the profile of a TOML file's path."""
+def find_profile(profile: ServiceProfile | str | os.PathLike[str] | None) -> ServiceProfile:
+    """Return a profile itself, a preset by its name, or the profile of a TOML file's path; `DOCUMENT` for None."""
+    if profile is None:
+        return DOCUMENT
     if isinstance(profile, ServiceProfile):
         return profile
+    if not isinstance(profile, (str, os.PathLike)):
+        raise ConfigurationError(
+            f"profile must be a ServiceProfile, a preset's name or a file's path; {type(profile).__name__} was given"
+        )
     preset = PRESETS.get(profile) if isinstance(profile, str) else None
     if preset is not None:
         return preset

@@ -107,7 +107,7 @@ class PaySession:
         base_url: str | None,
         token: TokenSource | Secret[TokenSource],
         *,
-        profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
+        profile: ServiceProfile | str | os.PathLike[str] | None = DOCUMENT,
         timeouts: Timeouts | None = None,
         connector: Connector | None = None,
         proxy: str | Secret[str] | None = None,
@@ -119,6 +119,10 @@ class PaySession:
         self.profile = find_profile(profile)
         self.base_url = check_base_url(self.profile.base_url if base_url is None else base_url)
         self.timeouts = timeouts if timeouts is not None else Timeouts()
+        if not isinstance(self.timeouts, Timeouts):
+            raise ConfigurationError(
+                f"timeouts must be Timeouts(connect=10, total=30); {type(timeouts).__name__} was given"
+            )
         self._token = Token(token, self.profile.message_language, self.timeouts.total)
         self._own_transport: AiohttpTransport | None = None
         if transport is None:

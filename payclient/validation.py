@@ -365,6 +365,12 @@ class CheckedModel:
             raise InvalidRequestError(errors=faults, client_transaction_id=loggable_id(identifier))
 
 
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise `TypeError` where an argument is of another type, which no type checker has seen."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}; {type(value).__name__} was given")
+
+
 def loggable_id(value: object) -> str | None:
     """Return an id that may stand in an error, or None for what is not an id."""
     return value if isinstance(value, str) and len(value) <= 200 and not text_fault(value) else None

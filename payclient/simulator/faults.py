@@ -139,6 +139,10 @@ class FaultPlan:
 
     def add(self, fault: Fault, times: int = 1) -> None:
         """Let it befall the next `times` exchanges that it is meant for; ValueError if `times` is not 1 or more."""
+        if not isinstance(fault, Fault):
+            raise TypeError(
+                f'fault must be a Fault, such as Fault("reset"); {type(fault).__name__} was given'
+            )
         if type(times) is not int or times < 1:
             raise ValueError("times must be a whole number from 1")
         self.script.append((fault, times))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from payclient.clock import Clock, Timer, start
-from payclient.errors import LedgerError
+from payclient.errors import ConfigurationError, LedgerError
 from payclient.events import Event, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
@@ -60,6 +60,10 @@ class Poller:
         self.clock = clock
         if schedule is None:
             schedule = Attentive(window=profile.sale_window)
+        elif not callable(getattr(schedule, "gap", None)):
+            raise ConfigurationError(
+                f"schedule must be a Schedule, such as Fixed(5) or Attentive(); {type(schedule).__name__} was given"
+            )
         elif not isinstance(schedule, Attentive | Fixed | Steps):
             schedule = _UsersSchedule(schedule, profile.sale_window)
         self.policy = Policy.of(profile, schedule, session.timeouts.total, own_source=status is not None)

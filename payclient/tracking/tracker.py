@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, Self
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
@@ -35,12 +36,14 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import take_over
 from payclient.tracking.withdrawal import withdraw
 from payclient.transport import Connector
-from payclient.validation import is_loopback
+from payclient.validation import check_type, is_loopback
 from payclient.wire import Transport
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 
 logger = logging.getLogger("payclient.tracker")
+
+_P = ParamSpec("_P")
 
 
 class Tracker:
@@ -119,6 +122,7 @@ class Tracker:
 
         Raises `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
+        check_type("request", request, SaleRequest)
         self._poller.asks.check_open(request.client_transaction_id)
         record = await self._attempts.send(self._attempts.for_sale(request), detached=True)
         return self._poller.handle(record)
@@ -176,6 +180,7 @@ class Tracker:
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id.
         """
+        check_type("request", request, PrepareRequest)
         return await self._forms.prepare(request)
 
     async def live_form(
@@ -201,6 +206,7 @@ class Tracker:
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """The sale of a client transaction id, open or decided; None if the ledger has none."""
+        check_type("client_transaction_id", client_transaction_id, str)
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
         if record is None:
             return None
@@ -244,7 +250,41 @@ async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-@asynccontextmanager
+class TrackerContext(AbstractAsyncContextManager[Tracker]):
+    """The tracker that `open_tracker` opens, once it is entered by `async with`."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Tracker]) -> None:
+        self._opening = opening
+
+    async def __aenter__(self) -> Tracker:
+        return await self._opening.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._opening.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker finds the mistake by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"open_tracker(...) has no attribute {name!r}: enter it by `async with open_tracker(...) as tracker:`"
+            )
+
+
+def _entered_by_async_with(
+    function: Callable[_P, AsyncIterator[Tracker]],
+) -> Callable[_P, TrackerContext]:
+    opening = asynccontextmanager(function)
+
+    @functools.wraps(function)
+    def open_tracker(*args: _P.args, **options: _P.kwargs) -> TrackerContext:
+        return TrackerContext(opening(*args, **options))
+
+    return open_tracker
+
+
+@_entered_by_async_with
 async def open_tracker(
     base_url: str | None,
     token: TokenSource | Secret[TokenSource],
@@ -254,7 +294,7 @@ async def open_tracker(
     status: StatusSource | None = None,
     schedule: Schedule | None = None,
     clock: Clock | None = None,
-    profile: ServiceProfile | str | os.PathLike[str] = DOCUMENT,
+    profile: ServiceProfile | str | os.PathLike[str] | None = DOCUMENT,
     timeouts: Timeouts | None = None,
     connector: Connector | None = None,
     proxy: str | Secret[str] | None = None,

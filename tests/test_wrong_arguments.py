@@ -1,0 +1,84 @@
+"""What a newcomer gets wrong is answered by an error that says what must be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import payclient
+from payclient import PrepareRequest, SaleRequest
+from payclient.simulator import Simulator
+
+SALE: dict[str, Any] = {
+    "phone_number": "0984111222", "country_code": "593", "currency": "USD", "client_transaction_id": "order-17",
+    "amount_with_tax": 1000, "tax": 150,
+}  # fmt: skip
+FORM = {name: value for name, value in SALE.items() if name not in ("phone_number", "country_code")}
+PREPARE = PrepareRequest(**FORM, store_id="S1", response_url="https://shop.example/back")
+ADDRESS = "https://pay.example"
+
+
+def open_tracker(**options: Any) -> Any:
+    return payclient.open_tracker(ADDRESS, "token", **options)
+
+
+async def test_a_tracker_that_was_not_entered_says_so() -> None:
+    """The call without `async with` names the cure, and opens nothing."""
+    for name in ("sale", "find", "open_sales"):
+        with pytest.raises(
+            AttributeError, match=rf"no attribute '{name}': enter it by `async with open_tracker"
+        ):
+            getattr(open_tracker(), name)
+
+
+def test_a_misspelt_option_is_open_trackers_own_error() -> None:
+    """At the call, not at `async with`."""
+    with pytest.raises(TypeError, match=r"open_tracker\(\) got an unexpected keyword argument 'ledgr'"):
+        open_tracker(ledgr="memory:")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (
+            {"schedule": 5},
+            r"^schedule must be a Schedule, such as Fixed\(5\) or Attentive\(\); int was given$",
+        ),
+        ({"timeouts": 5}, r"^timeouts must be Timeouts\(connect=10, total=30\); int was given$"),
+        (
+            {"profile": 5},
+            r"^profile must be a ServiceProfile, a preset.s name or a file.s path; int was given$",
+        ),
+    ],
+)
+async def test_a_setting_of_another_type_is_named(option: dict[str, Any], words: str) -> None:
+    """With what it must be."""
+    with pytest.raises(payclient.ConfigurationError, match=words):
+        async with open_tracker(**option):
+            pass
+
+
+async def test_no_profile_is_the_documents() -> None:
+    """As a setting that was left empty comes."""
+    async with payclient.open_tracker("http://127.0.0.1:9", "token", profile=None) as tracker:
+        assert tracker.profile is payclient.DOCUMENT
+    assert payclient.PaySession(ADDRESS, "token", profile=None).profile is payclient.DOCUMENT
+
+
+async def test_a_request_of_another_type_is_refused_before_anything() -> None:
+    """Nothing is sent for a dict, for a form's request as a sale, or for a number as an id."""
+    async with Simulator() as service, payclient.open_tracker(service.url, "token") as tracker:
+        wrong: Any = tracker
+        for request, kind in ((SALE, "dict"), (PREPARE, "PrepareRequest"), (None, "NoneType")):
+            with pytest.raises(TypeError, match=f"^request must be a SaleRequest; {kind} was given$"):
+                await wrong.sale(request)
+        with pytest.raises(TypeError, match=r"^request must be a PrepareRequest; SaleRequest was given"):
+            await wrong.prepare(SaleRequest(**SALE))
+        with pytest.raises(TypeError, match=r"^client_transaction_id must be a str; int was given"):
+            await wrong.find(17)
+        assert service.counts.created == 0
+        with pytest.raises(
+            TypeError, match=r'^fault must be a Fault, such as Fault\("reset"\); str was given$'
+        ):
+            service.fail_next("reset")  # type: ignore[arg-type]  # what is tested

@@ -28,7 +28,9 @@ from bench_ledger import fsync_rate
 from payclient.events import Created, Notified
 from payclient.ledger import Ledger, Shared, open_ledger
 from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
 from payclient.schedule import Fixed
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 NOW = 1_700_000_000.0
 ROUNDS = 3
@@ -153,27 +155,25 @@ class Service:
     def __init__(self) -> None:
         self.sales: dict[int, dict[str, object]] = {}
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
         if request.method == "GET":
             found: object = self.sales[int(request.path.rpartition("/")[2])]
-            return payclient.HttpResponse(200, {}, json.dumps(found).encode())
+            return HttpResponse(200, {}, json.dumps(found).encode())
         sale, number = json.loads(request.body), next(numbers)
         names = ("clientTransactionId", "amount", "currency")
         self.sales[number] = {"transactionId": number, "state": "Pendiente"} | {
             each: sale[each] for each in names
         }
-        return payclient.HttpResponse(200, {}, b'{"transactionId":%d}' % number)
+        return HttpResponse(200, {}, b'{"transactionId":%d}' % number)
 
 
 @asynccontextmanager
 async def worker(url: str, service: Service, *, deaf: bool = False) -> AsyncIterator[payclient.Tracker]:
     profile = payclient.ServiceProfile(
         name="bench",
-        status=payclient.StatusProfile(by_transaction_id="/sales/{transaction_id}", state_field="state"),
+        status=StatusProfile(by_transaction_id="/sales/{transaction_id}", state_field="state"),
     )
     ledger = await open_ledger(url)
     async with (

@@ -1,25 +1,24 @@
-"""An asyncio SDK with which a merchant charges people and knows what happened."""
+"""An asyncio SDK with which a merchant charges people and knows what happened.
+
+Start with `open_tracker` and `Tracker.sale`. The names here are those that an application uses. What it seldom needs
+is imported from its module: `payclient.wire` (requests, answers), `payclient.lifecycle` (states and records),
+`payclient.ledger`, `payclient.clock`, `payclient.profile`; `payclient.sync`, `payclient.web` and `payclient.simulator`
+stand beside.
+"""
 
 from payclient.amounts import (
-    TaxSplit,
     split_tax,
     to_cents,
 )
 from payclient.batch import (
     ChargeResult,
-    Charges,
     charge_all,
-)
-from payclient.clock import (
-    Clock,
-    SystemClock,
 )
 from payclient.errors import (
     AlreadyPaidError,
     ConfigurationError,
     CustomerBusyError,
     DifferentRequestError,
-    ErrorDetail,
     InvalidNotificationError,
     InvalidRequestError,
     LedgerError,
@@ -43,17 +42,12 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
-from payclient.events import Event, Evidence
 from payclient.ledger import (
-    Change,
-    Ledger,
-    backup_ledger,
     open_ledger,
 )
-from payclient.lifecycle import TRANSITIONS, Record, State, advance
+from payclient.lifecycle import State
 from payclient.models import (
     BillTo,
-    FormLinks,
     LineItem,
     Notification,
     Order,
@@ -74,11 +68,7 @@ from payclient.notifications import (
 from payclient.profile import (
     DOCUMENT,
     PAYPHONE,
-    ConfirmProfile,
-    ReturnProfile,
     ServiceProfile,
-    StatusProfile,
-    UndoProfile,
 )
 from payclient.schedule import (
     Attentive,
@@ -101,36 +91,22 @@ from payclient.tracking import (
     as_decided,
     open_tracker,
 )
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__ = [
     "DOCUMENT",
     "PAYPHONE",
-    "TRANSITIONS",
     "AlreadyPaidError",
     "Attentive",
-    "BeforeSend",
     "BillTo",
-    "Change",
     "ChargeResult",
-    "Charges",
-    "Clock",
     "ConfigurationError",
-    "ConfirmProfile",
     "CustomerBusyError",
     "DifferentRequestError",
-    "ErrorDetail",
-    "Event",
-    "Evidence",
     "Exchange",
     "Fixed",
     "FormLink",
-    "FormLinks",
-    "HttpRequest",
-    "HttpResponse",
     "InvalidNotificationError",
     "InvalidRequestError",
-    "Ledger",
     "LedgerError",
     "LedgerInUseError",
     "LedgerMissingError",
@@ -153,36 +129,27 @@ __all__ = [
     "PurchaseOpenError",
     "RateLimitedError",
     "Receipt",
-    "Record",
     "RefusedError",
-    "ReturnProfile",
     "SaleRequest",
     "SaleResult",
     "Schedule",
     "ServiceProfile",
     "State",
-    "StatusProfile",
     "StatusReport",
     "StatusSource",
     "Steps",
     "StillPendingError",
-    "SystemClock",
-    "TaxSplit",
     "Timeouts",
     "Tracker",
     "TrackerClosedError",
     "TransactionRef",
     "TransitionError",
-    "Transport",
     "TransportError",
     "UnauthorizedError",
-    "UndoProfile",
     "UsageError",
     "ValidationFailedError",
     "acknowledgement",
-    "advance",
     "as_decided",
-    "backup_ledger",
     "charge_all",
     "derive_id",
     "notification_url",

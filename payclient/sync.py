@@ -221,7 +221,7 @@ class Tracker:
     )
 
     @property
-    def clock(self) -> payclient.Clock:
+    def clock(self) -> payclient.clock.Clock:
         """Where this tracker's time comes from."""
         return self._run(self._aopen).clock
 
@@ -400,7 +400,7 @@ def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
 
 
 class Charges(_Stream[ChargeResult]):
-    """`payclient.Charges` without `await`: the results of one batch, for `with` and `for`. Made by `charge_all`.
+    """`payclient.batch.Charges` without `await`: the results of one batch, for `with` and `for`. Made by `charge_all`.
 
     The thread that iterates reads the requests while it waits for results. A list or tuple costs less than a generator.
     """
@@ -409,7 +409,7 @@ class Charges(_Stream[ChargeResult]):
         self,
         tracker: Tracker,
         requests: Iterable[SaleRequest],
-        charge: Callable[[payclient.Tracker, Any], payclient.Charges],
+        charge: Callable[[payclient.Tracker, Any], payclient.batch.Charges],
     ) -> None:
         self._requests = iter(requests)
         self._wanted = asyncio.Event()
@@ -491,7 +491,7 @@ def _opening(
 
 
 def _charging(
-    function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.Charges],
+    function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.batch.Charges],
 ) -> Callable[Concatenate[Tracker, Iterable[SaleRequest], _P], Charges]:
     @functools.wraps(function)
     def charge_all(

@@ -18,7 +18,9 @@ import attrs
 
 import payclient
 from payclient.ledger.memory import MemoryLedger
+from payclient.profile import StatusProfile
 from payclient.simulator import Answers, Settings, Simulator
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock, VirtualLoop
 from virtual_loop import run as run_in_virtual_time
 
@@ -31,7 +33,7 @@ SHORT_WINDOW = 6.0
 PROFILE = payclient.ServiceProfile(
     name="crowd",
     not_found_codes=frozenset({20}),
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_transaction_id="/api/Sale/{transaction_id}",
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
         state_field="state",
@@ -72,9 +74,7 @@ class Service:
         #: Told of each answer that a person gave, for notifications.
         self.answered: Callable[[int, str], object] | None = None
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if before_send is not None:
             await before_send()
         if request.method == "POST":
@@ -86,9 +86,9 @@ class Service:
         dice = self.query_random.random()
         await asyncio.sleep(2.0 if self.faults and dice < 0.01 else 0.02)
         if self.faults and dice > 0.99:
-            return payclient.HttpResponse(503, {}, b"")
+            return HttpResponse(503, {}, b"")
         if self.faults and dice > 0.9899:
-            return payclient.HttpResponse(429, {"Retry-After": "1"}, b"{}")
+            return HttpResponse(429, {"Retry-After": "1"}, b"{}")
         return self._answer(self.status(identifier))
 
     def status(self, identifier: str) -> dict[str, object]:
@@ -97,7 +97,7 @@ class Service:
         now = asyncio.get_running_loop().time()
         return self._bodies[identifier] | {"state": state if now >= when else "Pendiente"}
 
-    async def _sale(self, data: dict[str, object]) -> payclient.HttpResponse:
+    async def _sale(self, data: dict[str, object]) -> HttpResponse:
         loop = asyncio.get_running_loop()
         identifier, number = str(data["clientTransactionId"]), 1 + len(self._ids)
         assert identifier not in self.truth, "charged twice"
@@ -119,8 +119,8 @@ class Service:
         return self._answer({"transactionId": number})
 
     @staticmethod
-    def _answer(value: object) -> payclient.HttpResponse:
-        return payclient.HttpResponse(200, {}, json.dumps(value).encode())
+    def _answer(value: object) -> HttpResponse:
+        return HttpResponse(200, {}, json.dumps(value).encode())
 
 
 def request(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest:

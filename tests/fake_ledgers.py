@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import payclient
+from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 
 __all__ = ["FailingLedger", "SharedLedger"]
 
@@ -34,14 +36,14 @@ class SharedLedger(MemoryLedger):
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    async def permit(self, record: payclient.Record) -> bool:
+    async def permit(self, record: Record) -> bool:
         granted = await super().permit(record)
         if granted:
             name, seconds = (None, 60.0) if self.holds is None else (self.name, self.holds)
             self.holders[record.client_transaction_id] = (name, self._now() + seconds)
         return granted
 
-    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         after = await super().apply(record, event)
         for woken in tuple(self.watchers):
             asyncio.get_running_loop().call_soon(woken, record.client_transaction_id)
@@ -59,7 +61,7 @@ class SharedLedger(MemoryLedger):
     def hold(self, seconds: float) -> None:
         self.holds = seconds
 
-    async def claim_due(self, limit: int, seconds: float) -> list[payclient.Record]:
+    async def claim_due(self, limit: int, seconds: float) -> list[Record]:
         now = self._now()
         found = [
             record
@@ -105,25 +107,25 @@ class FailingLedger(MemoryLedger):
         if self.fails(name):
             raise payclient.LedgerUnavailableError("disk full")
 
-    async def peek(self, client_transaction_id: str) -> payclient.Record:
+    async def peek(self, client_transaction_id: str) -> Record:
         """What it holds, also while it fails."""
         record = await super().get(client_transaction_id)
         assert record is not None
         return record
 
-    async def permit(self, record: payclient.Record) -> bool:
+    async def permit(self, record: Record) -> bool:
         self._check("permit")
         return await super().permit(record)
 
-    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         self._check("apply")
         return await super().apply(record, event)
 
-    async def get(self, client_transaction_id: str) -> payclient.Record | None:
+    async def get(self, client_transaction_id: str) -> Record | None:
         self._check("get")
         return await super().get(client_transaction_id)
 
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, payclient.Record]:
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         self._check("get")
         return await super().get_many(client_transaction_ids)
 

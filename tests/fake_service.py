@@ -10,31 +10,32 @@ from contextlib import asynccontextmanager
 
 import payclient
 from manual_clock import ManualClock
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.profile import StatusProfile
 from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 PROFILE = payclient.ServiceProfile(
     name="test",
     duplicate_codes=frozenset({23}),
     not_found_codes=frozenset({20}),
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_transaction_id="/api/Sale/{transaction_id}",
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
         state_field="state",
     ),
 )
 
-Script = Callable[
-    ["FakeService", payclient.HttpRequest, payclient.BeforeSend], Awaitable[payclient.HttpResponse]
-]
+Script = Callable[["FakeService", HttpRequest, BeforeSend], Awaitable[HttpResponse]]
 
 
-def answer(status: int, value: object) -> payclient.HttpResponse:
+def answer(status: int, value: object) -> HttpResponse:
     """An answer with a JSON body."""
-    return payclient.HttpResponse(status, {}, json.dumps(value).encode())
+    return HttpResponse(status, {}, json.dumps(value).encode())
 
 
-def refusal(code: int, inner: int | None = None, status: int = 400) -> payclient.HttpResponse:
+def refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
     """An error object (§7)."""
     errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
     return answer(status, {"message": "general", "errorCode": code, "errors": errors})
@@ -44,7 +45,7 @@ def refusal(code: int, inner: int | None = None, status: int = 400) -> payclient
 LINKS = {"payWithPayPhone": "https://pay.example/w?x=1", "payWithCard": "https://pay.example/c?x=1"}
 
 #: What a query, a confirmation or a cancellation answers instead of the truth.
-Said = Callable[[], payclient.HttpResponse]
+Said = Callable[[], HttpResponse]
 
 
 class FakeService:
@@ -73,9 +74,7 @@ class FakeService:
         self.cancels: list[object] = []
         self._forms = 0
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         if request.method == "GET":
             await before_send()
@@ -93,9 +92,7 @@ class FakeService:
             return await self.scripts.pop(0)(self, request, before_send)
         return await self.take(request, before_send)
 
-    async def take(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def take(self, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         """The ordinary way: connect, permit, create, answer."""
         await asyncio.sleep(0)
         await before_send()
@@ -103,7 +100,7 @@ class FakeService:
             return self.prepare(json.loads(request.body))
         return answer(200, {"transactionId": self.create(request)})
 
-    def create(self, request: payclient.HttpRequest) -> int:
+    def create(self, request: HttpRequest) -> int:
         """Execute the charge."""
         data = json.loads(request.body)
         identifier = 1000 + len(self.sales)
@@ -117,7 +114,7 @@ class FakeService:
         }
         return identifier
 
-    def status(self, path: str) -> payclient.HttpResponse:
+    def status(self, path: str) -> HttpResponse:
         """Answer a query by either id."""
         self.reverse_late()
         if path.startswith("/api/Sale/client/"):
@@ -130,7 +127,7 @@ class FakeService:
         """The customer acts, or the request expires."""
         self.sales[transaction_id]["state"] = state
 
-    def prepare(self, body: dict[str, object]) -> payclient.HttpResponse:
+    def prepare(self, body: dict[str, object]) -> HttpResponse:
         """Prepare a form."""
         self.prepared[str(body["clientTransactionId"])] = body
         self._forms += 1
@@ -156,7 +153,7 @@ class FakeService:
             if transaction_id not in self.confirmed and self.clock.monotonic() - paid_at > 300:
                 self.sales[transaction_id]["transactionStatus"] = "Canceled"
 
-    def confirm(self, body: dict[str, object]) -> payclient.HttpResponse:
+    def confirm(self, body: dict[str, object]) -> HttpResponse:
         """Confirm a paid form."""
         transaction_id = body["id"]
         assert isinstance(transaction_id, int)
@@ -175,7 +172,7 @@ class FakeService:
 @asynccontextmanager
 async def tracking(
     service: FakeService,
-    ledger: payclient.Ledger | None = None,
+    ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     status: payclient.StatusSource | None = None,
     schedule: payclient.Schedule | None = None,
@@ -213,17 +210,13 @@ class Scripted:
     `refused` requests find no connection before the first answer.
     """
 
-    def __init__(
-        self, *said: payclient.HttpResponse | BaseException, sends: bool = True, refused: int = 0
-    ) -> None:
+    def __init__(self, *said: HttpResponse | BaseException, sends: bool = True, refused: int = 0) -> None:
         self.said = list(said)
         self.sends = sends
         self.refused = refused
-        self.requests: list[payclient.HttpRequest] = []
+        self.requests: list[HttpRequest] = []
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if self.refused:
             self.refused -= 1
             raise ConnectionRefusedError
@@ -260,26 +253,20 @@ class Permit:
         self.completed += 1
 
 
-async def lost_answer(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def lost_answer(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The charge is executed, and its answer never arrives."""
     await before_send()
     service.create(request)
     raise ConnectionResetError
 
 
-async def lost_request(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def lost_request(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The bytes leave and are lost."""
     await before_send()
     raise ConnectionResetError
 
 
-async def no_connection(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def no_connection(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """Nobody answers at the door."""
     raise ConnectionRefusedError
 
@@ -287,9 +274,7 @@ async def no_connection(
 def answers(status: int, value: object) -> Script:
     """These bytes are answered, whatever was asked."""
 
-    async def script(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         return answer(status, value)
 
@@ -299,9 +284,7 @@ def answers(status: int, value: object) -> Script:
 def refuses(code: int, inner: int | None = None, status: int = 400) -> Script:
     """An error object is answered."""
 
-    async def script(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         return refusal(code, inner, status)
 

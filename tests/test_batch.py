@@ -32,7 +32,9 @@ from payclient.batch.lanes import Lanes
 from payclient.batch.pace import send_rate
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 State = payclient.State
 
@@ -132,9 +134,7 @@ async def test_both_limits_hold(service: FakeService) -> None:
     in_flight = most_in_flight = most_pending = 0
     create = service.take
 
-    async def counted(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def counted(request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         nonlocal in_flight, most_in_flight
         in_flight += 1
         most_in_flight = max(most_in_flight, in_flight)
@@ -339,7 +339,7 @@ async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     sent: list[str] = []
     create = service.create
 
-    def noted(request: payclient.HttpRequest) -> int:
+    def noted(request: HttpRequest) -> int:
         sent.append(json.loads(request.body)["clientTransactionId"].split("-")[1])
         return create(request)
 
@@ -471,9 +471,7 @@ async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
     async def token() -> str:
         return next(tokens)
 
-    async def transport(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert request.headers is not None
         used.append(request.headers["Authorization"])
         return await service(request, before_send)
@@ -505,11 +503,11 @@ class Counting(MemoryLedger):
         self.single_reads = 0
         self.forgets = False
 
-    async def get(self, client_transaction_id: str) -> payclient.Record | None:
+    async def get(self, client_transaction_id: str) -> Record | None:
         self.single_reads += 1
         return await super().get(client_transaction_id)
 
-    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, payclient.Record]:
+    async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
         return {} if self.forgets else await super().get_many(client_transaction_ids)
 
 
@@ -574,9 +572,7 @@ async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
 async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
     """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
 
-    async def busy(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         charges.stop("interrupted")
         return await refuses(22, 2061)(service, request, before_send)
 
@@ -589,9 +585,7 @@ async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: Fake
 # --- At its edges
 
 
-async def unwritten(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def unwritten(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The connection is seen dead between the permit and the first byte."""
     await before_send()
     raise payclient.NotSentError("seen dead")
@@ -604,8 +598,8 @@ class Held:
         self.go = asyncio.Event()
 
     async def __call__(
-        self, service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+        self, service: FakeService, request: HttpRequest, before_send: BeforeSend
+    ) -> HttpResponse:
         answer = await service.take(request, before_send)
         await self.go.wait()
         return answer
@@ -813,9 +807,7 @@ async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeServ
     """Six sends, and then its 429 is the result; none comes before `Retry-After` allows it."""
     times: list[float] = []
 
-    async def limited(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def limited(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         times.append(service.clock.monotonic())
         said = await refuses(5, status=429)(service, request, before_send)
         return attrs.evolve(said, headers={"Retry-After": "30"})
@@ -842,12 +834,10 @@ async def test_the_customer_with_most_rows_comes_first(service: FakeService) -> 
 # --- Tokens and rates
 
 
-def rotating(service: FakeService, used: list[str]) -> payclient.Transport:
+def rotating(service: FakeService, used: list[str]) -> Transport:
     """The service, which notes the tokens of its Sales."""
 
-    async def transport(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "POST":
             used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
         return await service(request, before_send)
@@ -897,9 +887,7 @@ async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(service:
     used: list[str] = []
     held = Held()
 
-    async def again(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def again(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         held.go.set()
         await turns(50)
         return await refuses(1, status=401)(service, request, before_send)
@@ -917,7 +905,7 @@ def timed(service: FakeService) -> list[float]:
     times: list[float] = []
     create = service.create
 
-    def noted(request: payclient.HttpRequest) -> int:
+    def noted(request: HttpRequest) -> int:
         times.append(service.clock.monotonic())
         return create(request)
 
@@ -974,9 +962,7 @@ async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
     times = timed(service)
 
     def limited(seconds: int) -> Script:
-        async def script(
-            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-        ) -> payclient.HttpResponse:
+        async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
             said = await refuses(5, status=429)(service, request, before_send)
             return attrs.evolve(said, headers={"Retry-After": str(seconds)})
 

@@ -20,8 +20,12 @@ from fake_service import (
     sale,
     tracking,
 )
-from payclient.events import Lost
+from payclient.events import Event, Evidence, Lost
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 Receipt, State = payclient.Receipt, payclient.State
 
@@ -33,7 +37,7 @@ class Lagging(FakeService):
         super().__init__()
         self.lags = True
 
-    def status(self, path: str) -> payclient.HttpResponse:
+    def status(self, path: str) -> HttpResponse:
         if self.lags and path.startswith("/api/Sale/client/"):
             return refusal(20, status=404)
         return super().status(path)
@@ -49,7 +53,7 @@ def service() -> Lagging:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[payclient.Ledger]:
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
     opened = await payclient.open_ledger(url)
     yield opened
@@ -63,9 +67,7 @@ def hint(transaction_id: int) -> payclient.Notification:
 def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Script:
     """The charge is executed; the answer names it and is no success."""
 
-    async def script(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         created = service.create(request)
         return answer(status, {"transactionId": transaction_id or created})
@@ -73,7 +75,7 @@ def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Sc
     return script
 
 
-async def events(ledger: payclient.Ledger) -> list[str]:
+async def events(ledger: Ledger) -> list[str]:
     return [change.event for change in await ledger.history("order-17")]
 
 
@@ -131,7 +133,7 @@ async def test_a_forged_notification_of_our_own_id_does_not_mute_the_genuine_one
 
 @pytest.mark.parametrize("transaction_id", [1000, 2000], ids=["ours", "nobody's"])
 async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
-    transaction_id: int, ledger: payclient.Ledger
+    transaction_id: int, ledger: Ledger
 ) -> None:
     """A flood of one forged notification: a query a second, and one row."""
     service = Lagging()
@@ -150,7 +152,7 @@ async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
         assert len(await events(ledger)) <= written + 1
 
 
-async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: payclient.Ledger) -> None:
+async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: Ledger) -> None:
     """A hundred forged ids a second: one query a second, few rows; and a genuine one is found within seconds."""
     service = Lagging()
     service.scripts = [lost_answer]
@@ -212,7 +214,7 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
     assert (outcome.state, outcome.paid, outcome.evidence) == (
         State.REFUSED,
         False,
-        payclient.Evidence.ABSENT,
+        Evidence.ABSENT,
     )
 
 
@@ -224,7 +226,7 @@ async def test_absence_is_not_proven_while_a_candidate_answers_nothing(service: 
     service.scripts = [fails_with_an_id()]
     shipped = service.status
 
-    def status(path: str) -> payclient.HttpResponse:
+    def status(path: str) -> HttpResponse:
         return answer(400, {}) if path == "/api/Sale/1000" else shipped(path)
 
     service.status = status  # type: ignore[method-assign]  # this id's query is broken
@@ -254,7 +256,7 @@ async def test_absence_is_proven_once_every_candidate_is_not_found_too(
         await service.clock.advance(590 - heard)
         before = [service.by_id(number) for number in forged]
         outcome = await outcome_of(service, pending)
-        assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+        assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
         asked = [service.by_id(number) - known for number, known in zip(forged, before, strict=True)]
         assert all(1 <= times <= 2 for times in asked)
 
@@ -293,7 +295,7 @@ async def test_absence_is_not_proven_where_the_named_id_cannot_be_asked(
     service.scripts = [fails_with_an_id()]
     profile = payclient.ServiceProfile(
         not_found_codes=frozenset({20}),
-        status=payclient.StatusProfile(
+        status=StatusProfile(
             by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
         ),
     )
@@ -305,7 +307,7 @@ async def test_absence_is_not_proven_where_the_named_id_cannot_be_asked(
 
 
 @pytest.mark.parametrize("notified", [False, True], ids=["answer", "notification"])
-async def test_a_candidate_survives_a_restart(notified: bool, ledger: payclient.Ledger) -> None:
+async def test_a_candidate_survives_a_restart(notified: bool, ledger: Ledger) -> None:
     """It stands in the ledger, also where the process ended before it asked, and binds the sale afterwards."""
     service = Lagging()
     service.scripts = [lost_answer if notified else fails_with_an_id()]
@@ -324,10 +326,10 @@ async def test_a_candidate_survives_a_restart(notified: bool, ledger: payclient.
     assert service.posted == {"order-17": 1}
 
 
-async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: payclient.Ledger) -> None:
+async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Ledger) -> None:
     """Notified while it was being sent, and then the process ends: its id is asked for by the next one."""
     service = Lagging()
-    record = payclient.Record(
+    record = Record(
         client_transaction_id="order-17", amount=1150, currency="USD", created_at=service.clock.time()
     )
     async with tracking(service, ledger) as tracker:
@@ -348,7 +350,7 @@ class FailingLate(MemoryLedger):
 
     fails = True
 
-    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         after = await super().apply(record, event)
         if isinstance(event, Lost) and self.fails:
             self.fails = False
@@ -360,9 +362,7 @@ async def test_an_early_candidate_survives_a_write_that_seems_to_fail(service: L
     """The end of a send is written, and its commit fails: what was named meanwhile is asked for all the same."""
     ledger = FailingLate()
 
-    async def notified(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def notified(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         number = service.create(request)
         assert await tracker.notify(hint(number)) is Receipt.EARLY
@@ -413,9 +413,7 @@ async def test_absence_does_not_count_across_a_sighting(service: Lagging) -> Non
 async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: bool) -> None:
     """Nobody has paid it, so it is not found: that says nothing about whether it exists."""
 
-    async def prepares(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def prepares(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         if lost:
             raise ConnectionResetError

@@ -15,19 +15,23 @@ from hypothesis import strategies as st
 
 import payclient
 from fake_service import FakeService, answer, outcome_of, refusal, sale, tracking
-from payclient.events import DecidedRefused, FoundAccepted, Prepared, Returned
+from payclient.events import DecidedRefused, Event, Evidence, FoundAccepted, Prepared, Returned
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS, ReturnedForm
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
-State, Evidence = payclient.State, payclient.Evidence
+State = payclient.State
 
 #: As the preset, but that status queries need not wait for one another.
 PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 #: Nobody can be asked about a form by our own id.
 BLIND = attrs.evolve(
     PROFILE,
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_transaction_id="/api/Sale/{transaction_id}",
         state_field="transactionStatus",
         states={"Pending": "Pendiente", "Canceled": "Cancelado", "Approved": "Aceptado"},
@@ -54,11 +58,11 @@ def form(identifier: str = "form-1") -> payclient.PrepareRequest:
     )
 
 
-def lost() -> payclient.HttpResponse:
+def lost() -> HttpResponse:
     raise ConnectionResetError
 
 
-async def events_of(ledger: payclient.Ledger, identifier: str = "form-1") -> list[str]:
+async def events_of(ledger: Ledger, identifier: str = "form-1") -> list[str]:
     return [change.event for change in await ledger.history(identifier)]
 
 
@@ -515,7 +519,7 @@ async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: Fa
     """The ledger could not take the answer yet: the verdict comes when it can."""
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
-        record = payclient.Record(
+        record = Record(
             client_transaction_id="form-1",
             kind="form",
             amount=1150,
@@ -560,10 +564,10 @@ async def test_a_fault_of_ours_loses_no_form(
 @pytest.mark.parametrize(
     "said",
     [
-        lambda: payclient.HttpResponse(429, {"Retry-After": "7"}, b""),
+        lambda: HttpResponse(429, {"Retry-After": "7"}, b""),
         lambda: answer(401, {"message": "no"}),
         lambda: refusal(500),
-        lambda: payclient.HttpResponse(404, {}, b"<html>"),
+        lambda: HttpResponse(404, {}, b"<html>"),
         lambda: refusal(20, status=404),
         lambda: answer(200, True),
         lambda: answer(200, {}),
@@ -571,7 +575,7 @@ async def test_a_fault_of_ours_loses_no_form(
     ],
 )
 async def test_no_answer_but_a_report_ends_the_asking(
-    service: FakeService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], HttpResponse]
 ) -> None:
     """Rate limits, refusals and foreign bodies say nothing about the payment."""
     service.confirm_scripts = [said] * 2
@@ -605,7 +609,7 @@ async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FakeSe
     ledger = MemoryLedger()
     apply, failures = ledger.apply, ["FoundAccepted"] * 2
 
-    async def failing(record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def failing(record: Record, event: Event) -> Record:
         if failures and type(event).__name__ == failures[0]:
             failures.pop()
             raise payclient.LedgerUnavailableError("full")
@@ -674,9 +678,7 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
 ) -> None:
     """A POST was repeated in front: the one that we know of is withdrawn, and the customer may pay the other."""
 
-    async def twice(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def twice(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         service.sales[service.create(request)]["transactionStatus"] = state
         service.sales[own := service.create(request)]["transactionStatus"] = "Canceled"
@@ -694,7 +696,7 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
 
 @pytest.mark.parametrize("said", [lambda: refusal(25, 2029), lost, lambda: answer(200, "true")])
 async def test_a_customer_who_was_quicker_is_told_of(
-    service: FakeService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], HttpResponse]
 ) -> None:
     """Too late, or the answer is lost: then the status tells."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -725,7 +727,7 @@ async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FakeService
 
 @pytest.mark.parametrize("said", [lambda: refusal(20, status=404), lambda: answer(401, {"message": "no"})])
 async def test_another_refusal_of_a_withdrawal_is_raised(
-    service: FakeService, said: Callable[[], payclient.HttpResponse]
+    service: FakeService, said: Callable[[], HttpResponse]
 ) -> None:
     """Nothing was withdrawn, and the sale is still followed."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -747,7 +749,7 @@ async def test_withdrawing_needs_a_path(service: FakeService) -> None:
 # --- Hostile and unlucky
 
 
-async def paid_after_it_was_given_up(service: FakeService, ledger: payclient.Ledger) -> None:
+async def paid_after_it_was_given_up(service: FakeService, ledger: Ledger) -> None:
     """Returned cancelled, paid from another tab, returned once more, and the process dies."""
     async with tracking(service, ledger, PROFILE) as tracker:
         await tracker.prepare(form())
@@ -787,7 +789,7 @@ async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
     service: FakeService, wish: str, within: int
 ) -> None:
     """0 is at once by the back-off; an hour would be after the service has reversed it."""
-    service.confirm_scripts = [lambda: payclient.HttpResponse(429, {"Retry-After": wish}, b"")]
+    service.confirm_scripts = [lambda: HttpResponse(429, {"Retry-After": wish}, b"")]
     async with tracking(service, profile=BLIND) as tracker:
         await tracker.prepare(form())
         assert (await tracker.returned(service.pay("form-1"))).paid is None
@@ -839,9 +841,7 @@ async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeSer
     """The service hangs with another id of the form: nobody knows, and the page is answered."""
     stalled = asyncio.Event()
 
-    async def hanging(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def hanging(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.path.endswith("/Confirm"):
             await stalled.wait()
         return await service(request, before_send)
@@ -866,12 +866,12 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
     ledger = MemoryLedger()
     apply, get, down = ledger.apply, ledger.get, asyncio.Event()
 
-    async def failing_apply(record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def failing_apply(record: Record, event: Event) -> Record:
         if down.is_set():
             raise payclient.LedgerUnavailableError("full")
         return await apply(record, event)
 
-    async def failing_get(client_transaction_id: str) -> payclient.Record | None:
+    async def failing_get(client_transaction_id: str) -> Record | None:
         if down.is_set() and service.clock.monotonic() > 0:
             raise payclient.LedgerUnavailableError("gone")
         return await get(client_transaction_id)
@@ -895,7 +895,7 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
 class SlowLedger(MemoryLedger):
     """Writes take their time, as on a disk."""
 
-    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         for _ in range(5):
             await asyncio.sleep(0)
         return await super().apply(record, event)

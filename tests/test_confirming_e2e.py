@@ -11,6 +11,7 @@ from pathlib import Path
 
 import payclient
 from manual_clock import ManualClock
+from payclient.events import Evidence
 from payclient.simulator import PAYPHONE, Answers, Simulator
 
 ROOT = Path(payclient.__file__).parents[1]
@@ -149,4 +150,4 @@ async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
         back = await service.cancel_form(form.payment_id)
         assert back is not None
         outcome = await tracker.returned(back.partition("?")[2])
-        assert (outcome.paid, outcome.evidence) == (False, payclient.Evidence.UNPAID)
+        assert (outcome.paid, outcome.evidence) == (False, Evidence.UNPAID)

@@ -13,6 +13,9 @@ import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, answer, lost_answer, lost_request, outcome_of, refusal, sale
+from payclient.events import Evidence
+from payclient.ledger import Ledger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import PostgresServer
 
 State = payclient.State
@@ -29,9 +32,7 @@ class Accounts(FakeService):
         #: What every token was asked for.
         self.asked: list[tuple[str, str]] = []
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         token = (request.headers or {})["Authorization"].removeprefix("Bearer ")
         assert before_send is not None
         account = self.accounts.get(token)
@@ -49,7 +50,7 @@ class Accounts(FakeService):
             for created in set(self.sales) - before:
                 self.owners[created] = account
 
-    def seen_by(self, account: str, path: str) -> payclient.HttpResponse:
+    def seen_by(self, account: str, path: str) -> HttpResponse:
         everything, self.sales = (
             self.sales,
             {number: each for number, each in self.sales.items() if self.owners[number] == account},
@@ -67,7 +68,7 @@ def service() -> Accounts:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[payclient.Ledger]:
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
     opened = await payclient.open_ledger(url)
     yield opened
@@ -77,7 +78,7 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 @asynccontextmanager
 async def tracking(
     service: FakeService,
-    ledger: payclient.Ledger,
+    ledger: Ledger,
     token: str | Callable[[], Awaitable[str]],
     profile: payclient.ServiceProfile = PROFILE,
 ) -> AsyncIterator[payclient.Tracker]:
@@ -93,7 +94,7 @@ async def found(tracker: payclient.Tracker, identifier: str = "order-17") -> pay
 
 
 async def test_another_accounts_not_found_proves_nothing(
-    service: Accounts, ledger: payclient.Ledger, caplog: pytest.LogCaptureFixture
+    service: Accounts, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An executed charge stays unknown under another token, is not sent again, and one warning says why."""
     service.scripts = [lost_answer, lost_answer]
@@ -119,19 +120,19 @@ async def test_another_accounts_not_found_proves_nothing(
     assert "token-" not in caplog.text
 
 
-async def test_the_same_token_proves_absence(service: Accounts, ledger: payclient.Ledger) -> None:
+async def test_the_same_token_proves_absence(service: Accounts, ledger: Ledger) -> None:
     """After a restart too: the digest stands in the ledger."""
     service.scripts = [lost_request]
     async with tracking(service, ledger, "token-1") as tracker:
         await tracker.sale(sale())
     async with tracking(service, ledger, "token-1") as tracker:
         outcome = await outcome_of(service, await found(tracker))
-    assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+    assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
 @pytest.mark.parametrize("sees", [True, False])
 async def test_a_rotated_token_proves_itself_by_what_it_finds(
-    sees: bool, service: Accounts, ledger: payclient.Ledger
+    sees: bool, service: Accounts, ledger: Ledger
 ) -> None:
     """A token that finds what the old one made is the same account's; one that finds nothing of it is not."""
     service.scripts = [lost_request]
@@ -146,7 +147,7 @@ async def test_a_rotated_token_proves_itself_by_what_it_finds(
 
 
 async def test_what_another_account_made_under_the_same_ids_proves_no_account(
-    service: Accounts, ledger: payclient.Ledger
+    service: Accounts, ledger: Ledger
 ) -> None:
     """Only the transaction that our own answer named says whose it is: another's order-18 looks like ours."""
     service.scripts = [lost_request, lost_request]
@@ -165,7 +166,7 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
 @pytest.mark.parametrize("named", [False, True], ids=["by client id", "by a candidate"])
 @pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
 async def test_another_accounts_sale_of_the_same_id_decides_nothing(
-    service: Accounts, ledger: payclient.Ledger, state: str, named: bool, caplog: pytest.LogCaptureFixture
+    service: Accounts, ledger: Ledger, state: str, named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its order has our id, amount and currency: our unknown sale stays unknown, with one conflict."""
     service.scripts = [lost_answer]
@@ -191,7 +192,7 @@ async def test_another_accounts_sale_of_the_same_id_decides_nothing(
     assert sum("found under other credentials" in each for each in caplog.messages) == 1
 
 
-async def test_another_account_takes_no_candidate_away(service: Accounts, ledger: payclient.Ledger) -> None:
+async def test_another_account_takes_no_candidate_away(service: Accounts, ledger: Ledger) -> None:
     """Their transaction of that number is another order's; ours of the same number is asked for under our token."""
     service.scripts = [lost_answer]
     async with tracking(service, ledger, "token-1") as tracker:
@@ -206,9 +207,7 @@ async def test_another_account_takes_no_candidate_away(service: Accounts, ledger
     assert record.candidate_ids == (1001,)
 
 
-async def test_an_expired_sale_proves_a_rotated_token_too(
-    service: Accounts, ledger: payclient.Ledger
-) -> None:
+async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts, ledger: Ledger) -> None:
     """After a long stop all that was pending is expired; what it finds of one teaches about an unknown one."""
     service.scripts = [FakeService.take, lost_answer]
     async with tracking(service, ledger, "token-1") as tracker:
@@ -222,9 +221,7 @@ async def test_an_expired_sale_proves_a_rotated_token_too(
         assert (await outcome_of(service, await found(tracker))).paid is True
 
 
-async def test_a_form_is_not_cancelled_by_another_accounts_form(
-    service: Accounts, ledger: payclient.Ledger
-) -> None:
+async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, ledger: Ledger) -> None:
     """Its customer came back cancelled, and another account's form of the same id is cancelled: ours is not."""
     profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
     form = payclient.PrepareRequest(
@@ -240,7 +237,7 @@ async def test_a_form_is_not_cancelled_by_another_accounts_form(
         assert (outcome.state, outcome.paid) == (State.PENDING, None)
 
 
-async def test_a_number_alone_proves_no_account(service: Accounts, ledger: payclient.Ledger) -> None:
+async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledger) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
     service.scripts = [FakeService.take, lost_answer]
     async with tracking(service, ledger, "token-1") as tracker:
@@ -262,9 +259,7 @@ async def test_a_number_alone_proves_no_account(service: Accounts, ledger: paycl
     assert service.posted == {"order-18": 1, "order-17": 1}
 
 
-async def test_each_attempt_keeps_the_token_of_its_own_exchange(
-    service: Accounts, ledger: payclient.Ledger
-) -> None:
+async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Accounts, ledger: Ledger) -> None:
     """A callable gives another token while a request waits for its connection: that one goes with the old."""
     tokens = iter(["token-1", "token-2", "token-2"])
     connecting, renewed = asyncio.Event(), asyncio.Event()
@@ -272,9 +267,7 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(
     async def token() -> str:
         return next(tokens)
 
-    async def slow(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         connecting.set()
         await renewed.wait()
         await before_send()
@@ -302,7 +295,7 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(
 
 
 async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
-    service: Accounts, ledger: payclient.Ledger
+    service: Accounts, ledger: Ledger
 ) -> None:
     """A repeated POST is answered by 2061; the token is renewed, and another account's finds nothing."""
     tokens = iter(["token-1", "token-2"])
@@ -310,9 +303,7 @@ async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
     async def token() -> str:
         return next(tokens)
 
-    async def repeated(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def repeated(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         service.create(request)
         assert isinstance(service, Accounts)
@@ -325,7 +316,7 @@ async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
 
 
 async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
-    service: Accounts, ledger: payclient.Ledger
+    service: Accounts, ledger: Ledger
 ) -> None:
     """Absence needs each candidate not found under a token that may say so."""
     service.scripts = [lost_answer]
@@ -336,9 +327,7 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
         assert (await outcome_of(service, await found(tracker))).paid is None
 
 
-async def test_a_form_is_not_given_up_under_another_token(
-    service: Accounts, ledger: payclient.Ledger
-) -> None:
+async def test_a_form_is_not_given_up_under_another_token(service: Accounts, ledger: Ledger) -> None:
     """Its customer came back cancelled, and another account knows of no payment: that is nobody's word."""
     profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
     form = payclient.PrepareRequest(

@@ -12,6 +12,7 @@ import pytest
 import crowd as virtual
 import payclient
 from payclient.ledger.memory import MemoryLedger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms, form_request
 from test_storms import BOUND, Service, now, tracking
 
@@ -85,15 +86,13 @@ def test_a_token_is_renewed_each_time() -> None:
         return f"token-{given}"
 
     async def main() -> None:
-        async def transport(
-            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-        ) -> payclient.HttpResponse:
+        async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
             assert before_send is not None
             await before_send()
             assert request.headers is not None
             if request.headers["Authorization"] == f"Bearer token-{given}" and given % 2:
-                return payclient.HttpResponse(401, {}, b'{"message": "expired"}')
-            return payclient.HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
+                return HttpResponse(401, {}, b'{"message": "expired"}')
+            return HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
 
         async with payclient.PaySession(
             "https://pay.example", token, profile=virtual.PROFILE, transport=transport

@@ -10,8 +10,10 @@ import pytest
 
 import payclient
 from fake_service import FakeService, refuses, sale, tracking
+from payclient.ledger import Change, Ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from postgres_server import PostgresServer
 
 State = payclient.State
@@ -25,7 +27,7 @@ def service() -> FakeService:
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def ledger(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer, new_database: str
-) -> AsyncIterator[payclient.Ledger]:
+) -> AsyncIterator[Ledger]:
     url = {
         "memory": "memory:",
         "sqlite": f"sqlite:{tmp_path / 'charges.db'}",
@@ -42,7 +44,7 @@ async def taken(feed: AsyncIterator[payclient.Outcome], count: int) -> list[payc
 
 
 async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
-    service: FakeService, ledger: payclient.Ledger
+    service: FakeService, ledger: Ledger
 ) -> None:
     """Each outcome is its own attempt's: its error, its ids, its times."""
     service.scripts = [refuses(22)]
@@ -111,7 +113,7 @@ async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: Fake
 
 @pytest.mark.parametrize("closes_ledger", [True, False])
 async def test_the_feed_ends_when_the_tracker_closes(
-    service: FakeService, ledger: payclient.Ledger, closes_ledger: bool
+    service: FakeService, ledger: Ledger, closes_ledger: bool
 ) -> None:
     """`async for` just ends, waiting or not, whether or not the ledger is closed too."""
     told, some = [], asyncio.Event()
@@ -143,12 +145,12 @@ class Failing(MemoryLedger):
 
     fails = False
 
-    async def changes(self, since: int = 0, limit: int = 500) -> list[payclient.Change]:
+    async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
         if self.fails:
             raise payclient.LedgerUnavailableError("gone")
         return await super().changes(since, limit)
 
-    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[payclient.Record]]:
+    async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
         if self.fails:
             raise payclient.LedgerUnavailableError("gone")
         return await super().attempts(client_transaction_ids)

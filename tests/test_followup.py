@@ -8,7 +8,6 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-import payclient
 from payclient.errors import TransitionError
 from payclient.events import (
     Abandoned,
@@ -25,7 +24,7 @@ from payclient.events import (
     Returned,
     Withdrawn,
 )
-from payclient.lifecycle import Record, State, advance
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from payclient.models import StatusReport
 from payclient.schedule import Attentive, Fixed, Schedule, Steps
 from payclient.tracking.evidence import AnswerReader, Credentials, read_confirmation, read_form
@@ -295,10 +294,10 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
             assert report.state == "Aceptado"
 
 
-@given(st.sampled_from(list(State)), st.sampled_from(sorted(payclient.TRANSITIONS[State.UNKNOWN], key=repr)))
+@given(st.sampled_from(list(State)), st.sampled_from(sorted(TRANSITIONS[State.UNKNOWN], key=repr)))
 def test_the_table_lets_only_words_and_proofs_decide(state: State, kind: type[Event]) -> None:
     """Whatever the state: hints, clocks and losses leave `paid` as it was."""
-    target = payclient.TRANSITIONS[state].get(kind)
+    target = TRANSITIONS[state].get(kind)
     if target is not None and target.paid is not None:
         words = {Evidence.ANSWER, Evidence.QUERY, Evidence.ABSENT, Evidence.OPERATOR, Evidence.NOT_SENT}
         assert kind.evidence in words or kind in (Abandoned, Withdrawn)

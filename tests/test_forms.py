@@ -20,6 +20,7 @@ from fake_service import (
 )
 from payclient.ledger.memory import MemoryLedger
 from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ async def test_the_session_prepares_without_a_ledger(service: FakeService) -> No
     bodies: list[bytes] = []
     take = service.take
 
-    async def keep(http: payclient.HttpRequest, before_send: payclient.BeforeSend) -> payclient.HttpResponse:
+    async def keep(http: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         bodies.append(http.body)
         return await take(http, before_send)
 

@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from payclient import (
-    ConfigurationError,
-    Ledger,
-    LedgerMissingError,
-    LedgerUnavailableError,
-    backup_ledger,
-    open_ledger,
-)
+from payclient import ConfigurationError, LedgerMissingError, LedgerUnavailableError, open_ledger
 from payclient.cli import main
 from payclient.events import Created
+from payclient.ledger import Ledger, backup_ledger
 from payclient.lifecycle import Record
 
 NOW = 1_700_000_000.0

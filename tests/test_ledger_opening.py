@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from payclient import ConfigurationError, LedgerMissingError, backup_ledger, open_ledger, open_tracker
+from payclient import ConfigurationError, LedgerMissingError, open_ledger, open_tracker
 from payclient.cli import main
-from payclient.ledger import Shared
+from payclient.ledger import Shared, backup_ledger
 from payclient.lifecycle import State
 from postgres_server import PostgresServer
 from test_ledger import brought

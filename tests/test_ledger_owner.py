@@ -18,14 +18,13 @@ import pytest
 import payclient
 from payclient import (
     ConfigurationError,
-    Ledger,
     LedgerInUseError,
     LedgerMissingError,
     LedgerUnavailableError,
-    backup_ledger,
     open_ledger,
 )
 from payclient.events import Created
+from payclient.ledger import Ledger, backup_ledger
 from payclient.lifecycle import Record
 
 ROOT = Path(payclient.__file__).parents[1]
@@ -96,7 +95,8 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 #: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
 READ = """
 import asyncio, sys
-from payclient import LedgerUnavailableError, Record, open_ledger
+from payclient import LedgerUnavailableError, open_ledger
+from payclient.lifecycle import Record
 
 async def main():
     ledger = await open_ledger("sqlite:" + sys.argv[1], read_only=True)

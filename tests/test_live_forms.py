@@ -11,6 +11,7 @@ import pytest
 import payclient
 from fake_ledgers import SharedLedger
 from payclient.ledger.memory import MemoryLedger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_rates import FORMS, Forms, form_request
 from test_storms import in_virtual_time, tracking
 
@@ -23,9 +24,7 @@ class Shop(Forms):
 
     silent = False
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if self.silent and request.path.endswith("Confirm"):
             assert before_send is not None
             await before_send()

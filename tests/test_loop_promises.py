@@ -22,8 +22,10 @@ from fake_service import (
     tracking,
 )
 from payclient.batch import charge_all
-from payclient.events import DecidedRefused
+from payclient.events import DecidedRefused, Evidence
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 Receipt, State = payclient.Receipt, payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -40,9 +42,7 @@ class Held(FakeService):
         self.open = asyncio.Event()
         self.open.set()
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         response = await super().__call__(request, before_send)
         if request.method == "GET":
             await self.open.wait()
@@ -135,9 +135,7 @@ async def test_a_notification_before_the_answer_is_queried_with_it(service: Held
     """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
     answering = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         await answering.wait()
         return response
@@ -189,9 +187,7 @@ async def test_what_a_gone_caller_sent_is_followed(service: Held) -> None:
     """Nobody waits for it, and the feed has its end all the same."""
     answering = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         await answering.wait()
         return response
@@ -217,9 +213,7 @@ async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Held, 
     """The same id by `sale` while a batch sends it: one POST, and nobody hangs, also where the row is refused."""
     answering = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await (refuses(22) if fails else FakeService.take)(service, request, before_send)
         answering.set()
         await asyncio.sleep(0)
@@ -301,7 +295,7 @@ async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Held) ->
     """The commit is uncertain and the row is another process's, which sends: its attempt is left alone."""
 
     class Uncertain(MemoryLedger):
-        async def permit(self, record: payclient.Record) -> bool:
+        async def permit(self, record: Record) -> bool:
             assert await super().permit(attrs.evolve(record, created_at=record.created_at - 1))
             raise payclient.LedgerUnavailableError("the connection was lost")
 
@@ -339,9 +333,7 @@ async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(se
 async def test_the_window_counts_from_the_answer(service: Held) -> None:
     """The service may have begun it as late as it answered."""
 
-    async def slow(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         await service.clock.advance(20)
         return answer(200, {"transactionId": service.create(request)})
@@ -361,7 +353,7 @@ async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(servi
     """Permitted and then a crash: it may have reached the service as late as the total time-out."""
     ledger = MemoryLedger()
     began = service.clock.time()
-    record = payclient.Record(client_transaction_id="order-17", created_at=began, amount=1150, currency="USD")
+    record = Record(client_transaction_id="order-17", created_at=began, amount=1150, currency="USD")
     assert await ledger.permit(record)
     await service.clock.advance(10)
     async with tracking(service, ledger) as tracker:
@@ -384,9 +376,7 @@ async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(serv
     """UNKNOWN while the ledger fails; PENDING, with its id, as soon as it is written, without a query."""
     ledger = Flaky()
 
-    async def failing(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def failing(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         ledger.failing = {"apply"}
         return response
@@ -408,9 +398,7 @@ async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Held
     """Its transaction id is what the query goes by, though the ledger does not have it yet."""
     ledger = Flaky()
 
-    async def failing(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def failing(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         ledger.failing = {"apply"}
         return response
@@ -429,7 +417,7 @@ async def test_a_process_that_stood_still_sends_nothing(service: Held, which: st
     """By whichever of its clocks it sees that: a suspended machine stops one of them."""
 
     class Slow(MemoryLedger):
-        async def permit(self, record: payclient.Record) -> bool:
+        async def permit(self, record: Record) -> bool:
             granted = await super().permit(record)
             if which == "wall":
                 service.clock.jump_wall(31)
@@ -445,7 +433,7 @@ async def test_a_process_that_stood_still_sends_nothing(service: Held, which: st
     assert not service.posted
     record = await ledger.get("order-17")
     assert record is not None
-    assert (record.state, record.evidence) == (State.REFUSED, payclient.Evidence.NOT_SENT)
+    assert (record.state, record.evidence) == (State.REFUSED, Evidence.NOT_SENT)
 
 
 # --- The last queries
@@ -488,9 +476,7 @@ async def test_a_sale_of_another_tracker_in_one_process_is_not_taken_over_while_
     """The permit's own sender is alive: its answer is what is written, whoever enters meanwhile."""
     answering = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         await answering.wait()
         return response
@@ -511,9 +497,7 @@ async def test_without_a_source_what_was_notified_early_expires_all_the_same(ser
     """Nobody can be asked: the notification ends the wait, and the clock is still written down."""
     answering = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         await answering.wait()
         return response
@@ -537,9 +521,7 @@ async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(serv
     """The batch's task is cancelled in its send: who waits for the same send is let go, and the sale is not lost."""
     never = asyncio.Event()
 
-    async def hanging(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def hanging(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         response = await service.take(request, before_send)
         await never.wait()
         return response
@@ -602,7 +584,7 @@ async def test_a_busy_customer_is_evidence_about_nobody_else(service: Held) -> N
 async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(service: Held) -> None:
     """Nobody asks for it after the restart: it is found, and decided, all the same."""
     ledger = MemoryLedger()
-    record = payclient.Record(
+    record = Record(
         client_transaction_id="order-17", created_at=service.clock.time(), amount=1150, currency="USD"
     )
     assert await ledger.permit(record)
@@ -618,7 +600,7 @@ async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: He
     """Queried by the id that a notification named, the service repeats our client id only."""
 
     class Silent(Held):
-        def status(self, path: str) -> payclient.HttpResponse:
+        def status(self, path: str) -> HttpResponse:
             if path == "/api/Sale/1000":
                 return answer(200, {k: v for k, v in self.sales[1000].items() if k != "transactionId"})
             return answer(200, [])

@@ -14,6 +14,8 @@ import payclient
 from fake_service import FakeService, lost_answer, outcome_of, sale, tracking
 from payclient.ledger.memory import MemoryLedger
 from payclient.notifications import is_notification_key
+from payclient.profile import StatusProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
 EXPECTED = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
@@ -119,8 +121,8 @@ async def test_an_early_notification_is_kept_as_a_candidate(service: FakeService
     receipts = []
 
     async def notifies_first(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+        service: FakeService, request: HttpRequest, before_send: BeforeSend
+    ) -> HttpResponse:
         response = await service.take(request, before_send)
         receipts.append(await tracker.notify(hint()))
         service.decide("Aceptado")
@@ -142,7 +144,7 @@ async def test_a_candidate_binds_an_unknown_sale_where_only_the_transaction_id_c
     service.scripts = [lost_answer]
     profile = payclient.ServiceProfile(
         not_found_codes=frozenset({20}),
-        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
     )
     async with tracking(service, profile=profile) as tracker:
         pending = await tracker.sale(sale())

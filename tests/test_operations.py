@@ -25,7 +25,7 @@ from payclient.errors import (
     RefusedError,
     UnauthorizedError,
 )
-from payclient.profile import PAYPHONE
+from payclient.profile import PAYPHONE, UndoProfile
 from payclient.session import Exchange, PaySession
 from payclient.wire import HttpResponse, decode_confirm, decode_undone
 
@@ -254,8 +254,8 @@ async def test_a_profile_that_lacks_the_names_says_which() -> None:
     half = attrs.evolve(
         PAYPHONE,
         confirm=None,
-        cancel=payclient.UndoProfile(by_transaction_id="/c", transaction_id_field="id"),
-        reverse=payclient.UndoProfile(by_client_transaction_id="/r", client_transaction_id_field="id"),
+        cancel=UndoProfile(by_transaction_id="/c", transaction_id_field="id"),
+        reverse=UndoProfile(by_client_transaction_id="/r", client_transaction_id_field="id"),
     )
     async with session_of(Scripted(), half) as session:
         with pytest.raises(ConfigurationError, match=r"\[confirm\]"):

@@ -14,6 +14,7 @@ import pytest
 import crowd as virtual
 import payclient
 from fake_ledgers import FailingLedger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_storms import Service, in_virtual_time, now, tracking
 
 State = payclient.State
@@ -42,15 +43,13 @@ class Outage:
 class Losing(Service):
     """Loses the answers to some sales, refuses others, and decides the rest."""
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "POST":
             name = json.loads(request.body)["clientTransactionId"]
             if name == "refused":
                 assert before_send is not None
                 await before_send()
-                return payclient.HttpResponse(400, {}, b'{"message": "no", "errorCode": 22}')
+                return HttpResponse(400, {}, b'{"message": "no", "errorCode": 22}')
             answer = await super().__call__(request, before_send)
             if name == "lost":
                 raise ConnectionResetError
@@ -196,14 +195,12 @@ def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> N
         service = Service(undecided=True)
         ledger = FailingLedger(Outage(2, 20.0))
 
-        async def transport(
-            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-        ) -> payclient.HttpResponse:
+        async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
             if request.path != "/api/Cancel":
                 return await service(request, before_send)
             assert before_send is not None
             await before_send()
-            return payclient.HttpResponse(200, {}, b"true")
+            return HttpResponse(200, {}, b"true")
 
         profile = attrs.evolve(virtual.PROFILE, cancel=payclient.PAYPHONE.cancel)
         session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=transport)

@@ -14,8 +14,9 @@ import pytest
 import crowd as virtual
 import payclient
 from fake_service import PROFILE, FakeService, sale
-from payclient.events import FoundAccepted, Prepared
+from payclient.events import Event, FoundAccepted, Prepared
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.schedule import phase
 from payclient.session import PaySession
 from payclient.tracking.followup import Followed
@@ -194,7 +195,7 @@ def test_a_stream_of_new_sales_keeps_nothing_waiting() -> None:
             now = tracker.clock.time()
             for number in range(40 * PER_TURN):
                 tracker._poller.follow(
-                    payclient.Record(
+                    Record(
                         client_transaction_id=f"new-{number}",
                         state=State.PENDING,
                         transaction_id=10**6 + number,
@@ -218,7 +219,7 @@ def test_an_expiry_is_noted_before_the_first_query() -> None:
         async with tracker:
             await tracker.sale(virtual.request("order-1"))
             now = tracker.clock.time()
-            short = payclient.Record(
+            short = Record(
                 client_transaction_id="short",
                 kind="form",
                 state=State.PENDING,
@@ -309,7 +310,7 @@ def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
     writing, most = 0, 0
 
     class Slow(MemoryLedger):
-        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        async def apply(self, record: Record, event: Event) -> Record:
             nonlocal writing, most
             writing, most = writing + 1, max(most, writing + 1)
             await asyncio.sleep(0.01)
@@ -356,7 +357,7 @@ async def test_what_a_ledger_cannot_take_at_the_expiry_is_tried_again() -> None:
     class Full(MemoryLedger):
         full = False
 
-        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        async def apply(self, record: Record, event: Event) -> Record:
             if self.full:
                 raise payclient.LedgerUnavailableError("disk full")
             return await super().apply(record, event)

@@ -12,7 +12,7 @@ from payclient.cli.settings import ServiceOptions, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, PAYPHONE, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
-from payclient.wire import HttpRequest, HttpResponse, encode_prepare, encode_sale
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, encode_prepare, encode_sale
 
 SHOP = 'name = "shop"\nnick_name_flag = "byNickName"\n'
 
@@ -117,7 +117,7 @@ async def test_state_words_and_paths_are_the_services(word: str, code: int, stat
     """An object by transaction id, an array by client transaction id; messages in Spanish."""
     asked: list[HttpRequest] = []
 
-    async def transport(request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
         asked.append(request)
@@ -145,7 +145,7 @@ async def test_state_words_and_paths_are_the_services(word: str, code: int, stat
 async def test_an_unpaid_form_is_not_found() -> None:
     """HTTP 404 with code 20."""
 
-    async def transport(request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
         return HttpResponse(404, {}, b'{"message":"no","errorCode":20}')

@@ -11,6 +11,7 @@ import pytest
 import crowd as virtual
 import payclient
 from payclient.ledger.memory import MemoryLedger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_storms import Service, in_virtual_time, now, tracking
 
 RATE = 30.0
@@ -150,12 +151,12 @@ def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
 def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
     """A service that fails at every other query, or resets it, sees no more requests than the rate says."""
 
-    async def fails() -> payclient.HttpResponse | None:
+    async def fails() -> HttpResponse | None:
         if len(service.made) % 2:
             return None
         if trouble is None:
             raise ConnectionResetError
-        return payclient.HttpResponse(trouble, {}, b'{"message": "no"}')
+        return HttpResponse(trouble, {}, b'{"message": "no"}')
 
     async def token() -> str:
         return "token"
@@ -186,9 +187,7 @@ class Forms(Service):
         #: Form -> when it was first confirmed.
         self.confirmed: dict[str, float] = {}
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if not request.path.startswith("/api/button"):
             return await super().__call__(request, before_send)
         assert before_send is not None

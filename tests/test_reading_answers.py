@@ -13,6 +13,8 @@ import pytest
 import payclient
 from fake_service import PROFILE, FakeService, outcome_of, sale, tracking
 from payclient.cli import main
+from payclient.profile import StatusProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 
@@ -30,12 +32,10 @@ BUSY = '{"errorCode": 5, "errors": [{"errorCode": 2061}]}'
 async def read(status: int, body: str, profile: payclient.ServiceProfile) -> str:
     """Send one Sale that is answered so, and say what came of it: created, refused (by which class), unknown."""
 
-    async def transport(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
-        return payclient.HttpResponse(status, {}, body.encode())
+        return HttpResponse(status, {}, body.encode())
 
     async with payclient.PaySession(
         "https://pay.example", "token", profile=profile, transport=transport
@@ -171,7 +171,7 @@ async def test_a_field_of_another_type_is_a_conflict(field: str, value: object) 
         report = service.sales[1000] | {"state": "Aceptado", field: value}
         for kind in (report, [report]):
             service.status_scripts = [
-                lambda kind=kind: payclient.HttpResponse(200, {}, json.dumps(kind).encode())  # type: ignore[misc]  # bound now
+                lambda kind=kind: HttpResponse(200, {}, json.dumps(kind).encode())  # type: ignore[misc]  # bound now
             ] * 500
         outcome = await outcome_of(service, pending)
         assert outcome.paid is None
@@ -204,13 +204,11 @@ async def test_of_several_the_unreadable_one_never_decides(word: str, readable_f
     good = {"transactionId": 1, "clientTransactionId": "a", "amount": 5, "currency": "USD", "state": word}
     several = [good, good | {"transactionId": 2, "amount": "5"}]
 
-    async def transport(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
         body = json.dumps(several if readable_first else several[::-1]).encode()
-        return payclient.HttpResponse(200, {}, body)
+        return HttpResponse(200, {}, body)
 
     async with payclient.PaySession(
         "https://pay.example", "token", profile=PROFILE, transport=transport
@@ -225,7 +223,7 @@ async def test_of_several_the_unreadable_one_never_decides(word: str, readable_f
 
 CODED = attrs.evolve(
     PROFILE,
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_transaction_id="/api/Sale/{transaction_id}",
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
         state_field="state",
@@ -257,7 +255,7 @@ async def test_a_number_given_twice_decides_nothing() -> None:
     service = FakeService()
     async with tracking(service, profile=CODED) as tracker:
         pending = await tracker.sale(sale())
-        service.status_scripts = [lambda: payclient.HttpResponse(200, {}, body)] * 500
+        service.status_scripts = [lambda: HttpResponse(200, {}, body)] * 500
         assert (await outcome_of(service, pending)).paid is None
 
 
@@ -269,11 +267,11 @@ async def test_the_preset_reads_the_number_too() -> None:
             body = json.dumps({"transactionId": 5, "transactionStatus": word, "statusCode": code}).encode()
 
             async def transport(
-                request: payclient.HttpRequest, before_send: payclient.BeforeSend | None, body: bytes = body
-            ) -> payclient.HttpResponse:
+                request: HttpRequest, before_send: BeforeSend | None, body: bytes = body
+            ) -> HttpResponse:
                 assert before_send is not None
                 await before_send()
-                return payclient.HttpResponse(200, {}, body)
+                return HttpResponse(200, {}, body)
 
             async with payclient.PaySession(
                 None, "token", profile="payphone", transport=transport
@@ -389,12 +387,10 @@ def test_a_file_with_such_a_key_is_refused(
 async def test_a_cache_proves_no_absence(age: str, found: bool, body: str) -> None:
     """A "not found" of some age is of an earlier query, when the sale may not have been there yet."""
 
-    async def transport(
-        request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
-        return payclient.HttpResponse(200, {"age": age}, body.encode())
+        return HttpResponse(200, {"age": age}, body.encode())
 
     async with payclient.PaySession(
         "https://pay.example", "token", profile=PROFILE, transport=transport

@@ -14,6 +14,11 @@ import pytest
 import payclient
 from fake_service import FakeService, outcome_of, sale
 from fake_service import tracking as following
+from payclient.events import Event
+from payclient.ledger import Ledger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from raw_server import RawServer, answer, next_turns, read, write
 
 State = payclient.State
@@ -24,14 +29,14 @@ REFUSED = {"message": "no", "errorCode": 22, "errors": [{"message": "x", "errorC
 class FailingOnce:
     """A ledger whose first write of an answer fails."""
 
-    def __init__(self, ledger: payclient.Ledger) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._fails = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         if self._fails:
             self._fails = False
             raise payclient.LedgerUnavailableError("disk full")
@@ -43,9 +48,7 @@ def created(number: int) -> bytes:
 
 
 @asynccontextmanager
-async def tracking(
-    server: RawServer, ledger: payclient.Ledger | None = None
-) -> AsyncIterator[payclient.Tracker]:
+async def tracking(server: RawServer, ledger: Ledger | None = None) -> AsyncIterator[payclient.Tracker]:
     """A tracker over real connections, of a service that cannot be asked."""
     book = await payclient.open_ledger("memory:") if ledger is None else ledger
     async with (
@@ -86,7 +89,7 @@ async def test_a_not_found_ends_its_connection() -> None:
     profile = payclient.ServiceProfile(
         name="test",
         not_found_codes=frozenset({20}),
-        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
     )
     absent = answer({"message": "no", "errorCode": 20}, 404)
     async with (
@@ -144,11 +147,11 @@ async def test_one_answer_for_two_processes(
             assert first.transaction_id == 1000
 
         async def replayed(
-            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-        ) -> payclient.HttpResponse:
+            service: FakeService, request: HttpRequest, before_send: BeforeSend
+        ) -> HttpResponse:
             await before_send()
             service.create(request)
-            return payclient.HttpResponse(200, {}, b'{"transactionId": 1000}')
+            return HttpResponse(200, {}, b'{"transactionId": 1000}')
 
         service.scripts = [replayed]
         async with following(service, FailingOnce(ledger) if fails else ledger) as tracker:

@@ -30,7 +30,7 @@ from payclient.session import PaySession
 from payclient.simulator import Simulator
 from payclient.transport import AiohttpTransport
 from payclient.validation import from_service
-from payclient.wire import HttpRequest, HttpResponse, decode_status
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, decode_status
 from simulated import QUERIES
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -88,7 +88,7 @@ class Wire:
         self.carried: list[tuple[HttpRequest, HttpResponse]] = []
         self.on_its_way = 0
 
-    async def __call__(self, request: HttpRequest, before_send: payclient.BeforeSend | None) -> HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         self.on_its_way += 1
         try:
             response = await self.transport(request, before_send)

@@ -58,14 +58,16 @@ from payclient.errors import (
     UsageError,
     ValidationFailedError,
 )
-from payclient.events import Prepared
+from payclient.events import Event, Prepared
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.profile import ConfirmProfile, ReturnProfile, UndoProfile
 from payclient.session import Exchange, PaySession
 from payclient.tracking.tracker import Tracker
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from ports import kept_port
 from raw_server import (
     Connection,
@@ -131,12 +133,12 @@ PREPARE = PrepareRequest(
 PROFILE = attrs.evolve(
     fake_service.PROFILE,
     nick_name_flag="byNickName",
-    confirm=payclient.ConfirmProfile(
+    confirm=ConfirmProfile(
         path="/confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
     ),
-    cancel=payclient.UndoProfile(by_transaction_id="/cancel", transaction_id_field="id"),
-    reverse=payclient.UndoProfile(by_transaction_id="/reverse", transaction_id_field="id"),
-    returned=payclient.ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
+    cancel=UndoProfile(by_transaction_id="/cancel", transaction_id_field="id"),
+    reverse=UndoProfile(by_transaction_id="/reverse", transaction_id_field="id"),
+    returned=ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
 )
 
 #: Long enough never to be reached, and what only a time-out ends.
@@ -271,7 +273,7 @@ async def status(session: PaySession) -> object:
 
 @asynccontextmanager
 async def tracking(
-    session: PaySession, ledger: payclient.Ledger | None = None, clock: ManualClock | None = None
+    session: PaySession, ledger: Ledger | None = None, clock: ManualClock | None = None
 ) -> AsyncIterator[Tracker]:
     book = MemoryLedger() if ledger is None else ledger
     async with Tracker(session, book, clock=ManualClock() if clock is None else clock) as tracker:
@@ -444,7 +446,7 @@ def check_answer(operation: str, case: Answer, outcome: object) -> None:
         check_kind(operation, outcome, OutcomeUnknownError if busy else case.kind)
 
 
-def function_of(case: Answer) -> payclient.Transport:
+def function_of(case: Answer) -> Transport:
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
         await before_send()
@@ -698,9 +700,7 @@ async def test_a_session_that_is_forgotten(heard: Listener, monkeypatch: pytest.
 # --- Used wrongly
 
 
-def session_over(
-    transport: payclient.Transport | None = None, token: Any = TOKEN, **options: Any
-) -> PaySession:
+def session_over(transport: Transport | None = None, token: Any = TOKEN, **options: Any) -> PaySession:
     options.setdefault("profile", PROFILE)
     return PaySession("https://pay.example", token, transport=transport or function_of(ANSWERS[0]), **options)
 
@@ -1035,7 +1035,7 @@ class Failing(MemoryLedger):
             raise LedgerUnavailableError("the ledger could not be written")
         return await super().permit(record)
 
-    async def apply(self, record: Record, event: payclient.Event) -> Record:
+    async def apply(self, record: Record, event: Event) -> Record:
         if self.how == "answer":
             raise LedgerUnavailableError("the ledger could not be written")
         return await super().apply(record, event)

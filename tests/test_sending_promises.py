@@ -19,6 +19,8 @@ from fake_service import (
     sale,
     tracking,
 )
+from payclient.events import Evidence
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
 pytestmark = pytest.mark.usefixtures("delays")
@@ -36,25 +38,19 @@ class Counting:
         self.service = service
         self.begun = 0
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         self.begun += request.method == "POST"
         return await self.service(request, before_send)
 
 
-async def broken_after(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def broken_after(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The charge is executed, and then something of our own breaks."""
     await before_send()
     service.create(request)
     return None  # type: ignore[return-value]  # a fault of the transport's
 
 
-async def broken_before(
-    service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-) -> payclient.HttpResponse:
+async def broken_before(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """Something of our own breaks before the permit."""
     return None  # type: ignore[return-value]  # as above
 
@@ -90,8 +86,8 @@ def test_a_send_that_is_cancelled_with_its_loop_is_unknown(service: FakeService,
         begun = asyncio.Event()
 
         async def hanging(
-            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-        ) -> payclient.HttpResponse:
+            service: FakeService, request: HttpRequest, before_send: BeforeSend
+        ) -> HttpResponse:
             if sent:
                 await before_send()
             begun.set()
@@ -109,7 +105,7 @@ def test_a_send_that_is_cancelled_with_its_loop_is_unknown(service: FakeService,
     record = asyncio.run(ledger.get("order-17"))
     if sent:
         assert record is not None
-        assert (record.state, record.evidence) == (State.UNKNOWN, payclient.Evidence.NO_ANSWER)
+        assert (record.state, record.evidence) == (State.UNKNOWN, Evidence.NO_ANSWER)
         assert record.expires_at is not None
     else:
         assert record is None
@@ -193,7 +189,7 @@ async def test_a_report_of_another_transaction_decides_nothing(
         }  # fmt: skip
         empty = service.status
         service.status = lambda path: (  # type: ignore[method-assign]  # by id another's
-            payclient.HttpResponse(200, {}, json.dumps(report).encode())
+            HttpResponse(200, {}, json.dumps(report).encode())
             if path == "/api/Sale/1000"
             else empty(path.replace("order-17", "none"))
         )
@@ -222,17 +218,13 @@ async def test_a_report_of_anothers_sale_decides_nothing(
 async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeService) -> None:
     """Created, refused with its code and text, not sent, lost with the id that was seen."""
 
-    async def dead(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         raise payclient.NotSentError("the connection was seen dead")
 
-    async def half(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def half(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
-        return payclient.HttpResponse(500, {}, json.dumps({"transactionId": 55}).encode())
+        return HttpResponse(500, {}, json.dumps({"transactionId": 55}).encode())
 
     ledger = await payclient.open_ledger("memory:")
     service.scripts = [
@@ -261,12 +253,12 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
     assert dead_ is not None
     assert half_ is not None
     assert created is not None
-    assert (refused.state, refused.evidence) == (State.REFUSED, payclient.Evidence.ANSWER)
+    assert (refused.state, refused.evidence) == (State.REFUSED, Evidence.ANSWER)
     assert (refused.error_type, refused.error_code, refused.messages) == (
         "ValidationFailedError", 800, ("general",),
     )  # fmt: skip
-    assert (dead_.state, dead_.evidence) == (State.REFUSED, payclient.Evidence.NOT_SENT)
-    assert (half_.state, half_.evidence) == (State.UNKNOWN, payclient.Evidence.NO_ANSWER)
+    assert (dead_.state, dead_.evidence) == (State.REFUSED, Evidence.NOT_SENT)
+    assert (half_.state, half_.evidence) == (State.UNKNOWN, Evidence.NO_ANSWER)
     assert half_.expires_at == began + 30 + 300
     assert (created.state, created.transaction_id) == (State.PENDING, 1000)
     assert created.expires_at == began + 300

@@ -25,6 +25,11 @@ from fake_service import (
     sale,
     tracking,
 )
+from payclient.events import Evidence
+from payclient.ledger import Ledger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from virtual_loop import VirtualClock, VirtualLoop, run
 
 State = payclient.State
@@ -33,13 +38,13 @@ pytestmark = pytest.mark.usefixtures("delays")
 #: A profile that can be asked by client transaction id only, and one that cannot.
 BY_CLIENT = attrs.evolve(
     PROFILE,
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
     ),
 )
 BY_ID = attrs.evolve(
     PROFILE,
-    status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+    status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
 )
 NO_QUERY = attrs.evolve(PROFILE, status=None)
 
@@ -52,9 +57,7 @@ def service() -> FakeService:
 def posted(times: int, then: Script) -> Script:
     """Something in front sends the POST so many times more, and we see the last answer only."""
 
-    async def script(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         for _ in range(times):
             service.create(request)
@@ -67,7 +70,7 @@ def posted(times: int, then: Script) -> Script:
     return script
 
 
-async def events_of(ledger: payclient.Ledger, identifier: str = "order-17") -> list[str]:
+async def events_of(ledger: Ledger, identifier: str = "order-17") -> list[str]:
     return [change.event for change in await ledger.history(identifier)]
 
 
@@ -139,11 +142,11 @@ async def test_all_of_several_cancelled_is_cancelled(service: FakeService) -> No
     assert (outcome.paid, outcome.transaction_id) == (False, 1001)
 
 
-FAILING: list[Callable[[], payclient.HttpResponse]] = [
-    lambda: payclient.HttpResponse(502, {}, b"<html>"),
-    lambda: payclient.HttpResponse(429, {}, b""),
-    lambda: payclient.HttpResponse(401, {}, b'{"message": "no"}'),
-    lambda: payclient.HttpResponse(200, {}, b"{}"),
+FAILING: list[Callable[[], HttpResponse]] = [
+    lambda: HttpResponse(502, {}, b"<html>"),
+    lambda: HttpResponse(429, {}, b""),
+    lambda: HttpResponse(401, {}, b'{"message": "no"}'),
+    lambda: HttpResponse(200, {}, b"{}"),
     lambda: refusal(5),
 ]
 
@@ -184,9 +187,7 @@ async def test_a_look_that_finds_only_another_cancelled_one_is_cancelled(service
         service.decide("Cancelado")
         status, other = service.status, service.sales[1000] | {"transactionId": 999}
         service.status = lambda path: (  # type: ignore[method-assign]  # the newest is not listed yet
-            payclient.HttpResponse(200, {}, json.dumps([other]).encode())
-            if "client" in path
-            else status(path)
+            HttpResponse(200, {}, json.dumps([other]).encode()) if "client" in path else status(path)
         )
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == (False, 1000)
@@ -197,7 +198,7 @@ async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
     asked: list[float] = []
     status = service.status
 
-    def timed(path: str) -> payclient.HttpResponse:
+    def timed(path: str) -> HttpResponse:
         asked.append(service.clock.monotonic())
         return status(path)
 
@@ -279,9 +280,7 @@ EXISTS = pytest.mark.parametrize("says", [BUSY, DUPLICATE, refuses(22, 23)], ids
 async def test_a_repeated_post_is_found(service: FakeService, says: Script, word: str, state: State) -> None:
     """The first created, the second was refused: one query finds ours, and its handle is returned."""
 
-    async def decided(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def decided(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         service.decide(word)
         return await says(service, request, before_send)
 
@@ -315,9 +314,7 @@ async def test_two_that_were_paid_are_an_alarm(
 ) -> None:
     """Also where the first query of all finds them."""
 
-    async def both(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def both(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         service.decide("Aceptado", 1000)
         service.decide("Aceptado", 1001)
         return await BUSY(service, request, before_send)
@@ -380,7 +377,7 @@ async def test_one_that_is_not_ours_proves_nothing(
             "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
             "state": "Aceptado",
         }  # fmt: skip
-        service.status = lambda path: payclient.HttpResponse(200, {}, json.dumps([body | change]).encode())  # type: ignore[method-assign]  # whatever is asked
+        service.status = lambda path: HttpResponse(200, {}, json.dumps([body | change]).encode())  # type: ignore[method-assign]  # whatever is asked
         pending = await tracker.sale(sale())
         assert pending.state is State.UNKNOWN
         assert (await outcome_of(service, pending)).paid is None
@@ -415,7 +412,7 @@ async def test_a_duplicate_of_what_was_proven_absent_stays_unknown(service: Fake
     service.scripts = [lost_request, DUPLICATE]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        assert (await outcome_of(service, pending)).evidence is Evidence.ABSENT
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 
@@ -424,7 +421,7 @@ async def test_a_busy_customer_after_what_was_proven_absent_is_a_refusal(service
     service.scripts = [lost_request, BUSY]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        assert (await outcome_of(service, pending)).evidence is Evidence.ABSENT
         with pytest.raises(payclient.CustomerBusyError):
             await tracker.sale(sale())
 
@@ -433,7 +430,7 @@ def lagging(service: FakeService, seconds: float) -> None:
     """Let no query find anything before so many seconds have passed."""
     shipped, until = service.status, service.clock.monotonic() + seconds
 
-    def status(path: str) -> payclient.HttpResponse:
+    def status(path: str) -> HttpResponse:
         return answer(200, []) if service.clock.monotonic() < until else shipped(path)
 
     service.status = status  # type: ignore[method-assign]  # an index that lags
@@ -539,14 +536,12 @@ async def test_a_second_ledger_finds_what_the_first_one_charged(service: FakeSer
 def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
     """The query hangs until the total time-out: unknown, never refused; closing waits for it."""
 
-    async def main() -> payclient.Record | None:
+    async def main() -> Record | None:
         service = FakeService()
         service.scripts = [posted(1, BUSY)]
         asked = asyncio.Event()
 
-        async def hanging(
-            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-        ) -> payclient.HttpResponse:
+        async def hanging(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
             if request.method == "GET":
                 asked.set()
                 await asyncio.Event().wait()
@@ -575,7 +570,7 @@ async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
     asked: list[float] = []
     status = service.status
 
-    def timed(path: str) -> payclient.HttpResponse:
+    def timed(path: str) -> HttpResponse:
         asked.append(service.clock.monotonic())
         return status(path)
 
@@ -622,7 +617,7 @@ async def test_a_refused_attempt_that_was_paid_is_corrected(
 ) -> None:
     """The first query lagged. A notification is worth one more, and the feed shows the correction, with an alarm."""
     service.scripts = [posted(1, BUSY)]
-    service.status_scripts = [lambda: payclient.HttpResponse(200, {}, b"[]")]
+    service.status_scripts = [lambda: HttpResponse(200, {}, b"[]")]
     ledger = await payclient.open_ledger(url.format(tmp_path))
     async with tracking(service, ledger) as tracker:
         with pytest.raises(payclient.CustomerBusyError):
@@ -656,7 +651,7 @@ async def test_a_refused_attempt_stays_refused_on_any_other_word(
 ) -> None:
     """One query for a notification, and no state but paid takes it; what is open is said loudly."""
     service.scripts = [posted(1, BUSY)]
-    service.status_scripts = [lambda: payclient.HttpResponse(200, {}, b"[]")]
+    service.status_scripts = [lambda: HttpResponse(200, {}, b"[]")]
     ledger = await payclient.open_ledger("memory:")
     async with tracking(service, ledger) as tracker:
         with pytest.raises(payclient.CustomerBusyError):
@@ -684,16 +679,14 @@ class Repeated(FakeService):
         self.lag = lag
         self.created_at = 0.0
 
-    async def take(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def take(self, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await asyncio.sleep(0)
         await before_send()
         self.create(request)
         self.created_at = self.clock.monotonic()
         return refusal(22, 2061)
 
-    def status(self, path: str) -> payclient.HttpResponse:
+    def status(self, path: str) -> HttpResponse:
         if self.clock.monotonic() - self.created_at < self.lag:
             return refusal(20, status=404)
         return super().status(path)

@@ -15,7 +15,8 @@ from fake_service import PROFILE, FakeService, refuses, sale
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
-from payclient.events import Created
+from payclient.events import Created, Event
+from payclient.ledger import Change
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
@@ -189,7 +190,7 @@ async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
         assert second.ledger._listener is not None
         second.ledger._listener._tasks[1].cancel()
 
-        async def apply_slowly(record: Record, event: payclient.Event) -> Record:
+        async def apply_slowly(record: Record, event: Event) -> Record:
             if isinstance(event, Created):
                 record = await apply(record, event)
                 written.set()
@@ -242,7 +243,7 @@ async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url
     assert history == ["Permitted", "Created", "FoundAccepted"]
 
 
-async def history_of(url: str, identifier: str = "order-17") -> list[payclient.Change]:
+async def history_of(url: str, identifier: str = "order-17") -> list[Change]:
     ledger = await PostgresLedger.open(Address(url))
     try:
         return await ledger.history(identifier)
@@ -250,7 +251,7 @@ async def history_of(url: str, identifier: str = "order-17") -> list[payclient.C
         await ledger.aclose()
 
 
-def await_events(changes: list[payclient.Change]) -> list[str]:
+def await_events(changes: list[Change]) -> list[str]:
     return [change.event for change in changes]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import payclient
 from payclient import Fixed, State, Timeouts, Tracker, open_tracker
+from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Fault, FaultPlan, Faults, JumpClock, Simulator
 from payclient.simulator.faults import KINDS
@@ -25,7 +26,7 @@ BY_CLIENT_ID = "/api/Sale/client/{client_transaction_id}"
 PROFILE = payclient.ServiceProfile(
     name="faults",
     not_found_codes=frozenset({20}),
-    status=payclient.StatusProfile(
+    status=StatusProfile(
         by_transaction_id=BY_ID, by_client_transaction_id=BY_CLIENT_ID, state_field="transactionStatus"
     ),
 )

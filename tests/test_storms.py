@@ -15,12 +15,13 @@ import pytest
 import crowd as virtual
 import payclient
 from fake_ledgers import SharedLedger
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 #: Seconds in which a wait must have ended: the sale window, and ten minutes.
 BOUND = 900.0
 
-HttpResponse = payclient.HttpResponse
 Trouble = Callable[[], Awaitable[HttpResponse | None]]
 
 
@@ -53,9 +54,7 @@ class Service(virtual.Service):
         #: When each query was made, and when it was answered.
         self.made: list[float] = []
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         if request.method == "GET":
             self.made.append(now())
             if self.trouble is not None:
@@ -72,7 +71,7 @@ class Service(virtual.Service):
 def tracking(
     service: Service,
     *,
-    ledger: payclient.Ledger | None = None,
+    ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = virtual.PROFILE,
     status: payclient.StatusSource | None = None,
     schedule: payclient.Schedule | None = None,
@@ -382,9 +381,7 @@ def test_a_service_that_sheds_does_not_keep_absence_from_being_proven() -> None:
     class Loses(Service):
         """Every POST is lost on its way."""
 
-        async def __call__(
-            self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-        ) -> HttpResponse:
+        async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
             if request.method == "GET":
                 missing = HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
                 return await shed() or missing

@@ -88,7 +88,7 @@ def shape(function: Callable[..., object]) -> list[tuple[str, object, str]]:
 @pytest.mark.parametrize("name", NOT_HERE)
 def test_each_async_method_is_here_with_its_signature(name: str) -> None:
     """A method that the async classes gain is missing here until it is added."""
-    theirs, ours = getattr(payclient, name), getattr(sync, name)
+    theirs, ours = getattr(payclient.batch if name == "Charges" else payclient, name), getattr(sync, name)
     assert public(theirs) - NOT_HERE[name] - public(ours) == set()
     extra = {"Tracker": {"open", "close"}, "PendingSale": set(), "Charges": {"stopped", "pending"}}[name]
     assert public(ours) - public(theirs) == extra

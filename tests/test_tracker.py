@@ -20,10 +20,13 @@ from fake_service import (
     sale,
     tracking,
 )
-from payclient.events import DecidedRefused, NotSent
+from payclient.events import DecidedRefused, Event, Evidence, NotSent
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
+from payclient.lifecycle import Record
+from payclient.profile import StatusProfile
 from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 __all__ = ["outcome_of", "tracking"]  # where other tests import them from
 
@@ -47,7 +50,7 @@ async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
         service.decide("Aceptado")
         outcome = await outcome_of(service, pending)
     assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.ACCEPTED, True, 1000)
-    assert outcome.evidence is payclient.Evidence.QUERY
+    assert outcome.evidence is Evidence.QUERY
     assert outcome.report is not None
     assert outcome.report.amount == 1150
 
@@ -150,9 +153,7 @@ async def test_no_connection_leaves_no_row(service: FakeService) -> None:
 async def test_a_connection_seen_dead_after_the_permit_is_a_refused_attempt(service: FakeService) -> None:
     """The permit is committed and no byte left: REFUSED by proof, and another attempt is allowed."""
 
-    async def dead(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         raise payclient.NotSentError("dead")
 
@@ -162,7 +163,7 @@ async def test_a_connection_seen_dead_after_the_permit_is_a_refused_attempt(serv
             await tracker.sale(sale())
         found = await tracker.find("order-17")
         assert found is not None
-        assert found.refusal == (payclient.Evidence.NOT_SENT, None)
+        assert found.refusal == (Evidence.NOT_SENT, None)
         assert (await tracker.sale(sale())).state is State.PENDING
     assert service.posted == {"order-17": 1}
 
@@ -191,7 +192,7 @@ async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -
         await service.clock.advance(30)
         assert pending.state is State.UNKNOWN
         outcome = await outcome_of(service, pending)
-        assert (outcome.state, outcome.evidence) == (State.REFUSED, payclient.Evidence.ABSENT)
+        assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
         assert (await tracker.sale(sale())).state is State.PENDING
     assert service.posted == {"order-17": 1}
 
@@ -201,7 +202,7 @@ async def test_without_a_query_by_client_id_nothing_proves_absence(service: Fake
     service.scripts = [lost_request]
     profile = payclient.ServiceProfile(
         not_found_codes=frozenset({20}),
-        status=payclient.StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
+        status=StatusProfile(by_transaction_id="/api/Sale/{transaction_id}", state_field="state"),
     )
     async with tracking(service, profile=profile) as tracker:
         outcome = await outcome_of(service, await tracker.sale(sale()))
@@ -214,7 +215,7 @@ async def test_a_duplicate_code_after_an_absence_means_that_it_exists(service: F
     service.scripts = [lost_request, refuses(23)]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        assert (await outcome_of(service, pending)).evidence is payclient.Evidence.ABSENT
+        assert (await outcome_of(service, pending)).evidence is Evidence.ABSENT
         again = await tracker.sale(sale())
         assert again.state is State.UNKNOWN
 
@@ -325,9 +326,7 @@ async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open
     async with tracking(service, ledger) as tracker:
         await tracker.sale(sale("pending"))
 
-        async def crash(
-            service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-        ) -> payclient.HttpResponse:
+        async def crash(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
             await before_send()
             service.create(request)
             await asyncio.Event().wait()
@@ -442,12 +441,12 @@ async def test_a_failing_ledger_never_hides_what_was_created(
     failing = True
 
     class Failing(MemoryLedger):
-        async def permit(self, record: payclient.Record) -> bool:
+        async def permit(self, record: Record) -> bool:
             if failing and moment == "permit":
                 raise payclient.LedgerUnavailableError("disk full")
             return await super().permit(record)
 
-        async def apply(self, record: payclient.Record, event: payclient.Event) -> payclient.Record:
+        async def apply(self, record: Record, event: Event) -> Record:
             if failing and moment == "answer":
                 raise payclient.LedgerUnavailableError("disk full")
             return await super().apply(record, event)
@@ -475,7 +474,7 @@ async def test_a_process_stopped_after_its_permit_sends_nothing(service: FakeSer
     """Woken later than the total time-out, the sender aborts: others already count it as unknown or gone."""
 
     class Slow(MemoryLedger):
-        async def permit(self, record: payclient.Record) -> bool:
+        async def permit(self, record: Record) -> bool:
             granted = await super().permit(record)
             service.clock.jump_wall(31)  # suspended here: the monotonic clock stood still
             return granted
@@ -487,7 +486,7 @@ async def test_a_process_stopped_after_its_permit_sends_nothing(service: FakeSer
     assert not service.posted
     record = await ledger.get("order-17")
     assert record is not None
-    assert (record.state, record.evidence) == (State.REFUSED, payclient.Evidence.NOT_SENT)
+    assert (record.state, record.evidence) == (State.REFUSED, Evidence.NOT_SENT)
 
 
 async def test_an_operators_word_during_the_send_stands(service: FakeService) -> None:
@@ -495,8 +494,8 @@ async def test_an_operators_word_during_the_send_stands(service: FakeService) ->
     ledger = MemoryLedger()
 
     async def decided_meanwhile(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+        service: FakeService, request: HttpRequest, before_send: BeforeSend
+    ) -> HttpResponse:
         await before_send()
         record = await ledger.get("order-17")
         assert record is not None
@@ -522,11 +521,11 @@ async def test_rate_limits_and_errors_of_the_status_query_fail_nobodys_wait(serv
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
         service.status_scripts = [
-            lambda: payclient.HttpResponse(429, {"Retry-After": "20"}, b""),
-            lambda: payclient.HttpResponse(503, {}, b""),
-            lambda: payclient.HttpResponse(503, {}, b""),
-            lambda: payclient.HttpResponse(503, {}, b""),
-            lambda: payclient.HttpResponse(401, {}, b'{"message": "no"}'),
+            lambda: HttpResponse(429, {"Retry-After": "20"}, b""),
+            lambda: HttpResponse(503, {}, b""),
+            lambda: HttpResponse(503, {}, b""),
+            lambda: HttpResponse(503, {}, b""),
+            lambda: HttpResponse(401, {}, b'{"message": "no"}'),
         ]
         service.decide("Aceptado")
         await service.clock.advance(15)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import crowd as virtual
 import payclient
+from payclient.events import Evidence
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_storms import BOUND, Service, in_virtual_time, limited, now, tracking
-
-Body = payclient.HttpResponse
 
 #: What a query may come to; the last is the truth.
 BEHAVIOURS = [
@@ -22,20 +22,20 @@ BEHAVIOURS = [
 ]  # fmt: skip
 
 
-async def misbehave(what: str) -> Body | None:
+async def misbehave(what: str) -> HttpResponse | None:
     """Answer as told; None is the truth."""
     await asyncio.sleep(0.05)
     match what.split():
         case ["429", *after]:
             return limited(after[0] if after else None)
         case ["401"]:
-            return Body(401, {}, b'{"message": "no"}')
+            return HttpResponse(401, {}, b'{"message": "no"}')
         case ["500" | "503"]:
-            return Body(int(what), {}, b"{}")
+            return HttpResponse(int(what), {}, b"{}")
         case ["html"]:
-            return Body(200, {}, b"<html>busy</html>")
+            return HttpResponse(200, {}, b"<html>busy</html>")
         case ["empty"]:
-            return Body(200, {}, b"")
+            return HttpResponse(200, {}, b"")
         case ["hangs"]:
             await asyncio.sleep(3600.0)
         case ["resets"]:
@@ -43,11 +43,11 @@ async def misbehave(what: str) -> Body | None:
         case ["slow"]:
             await asyncio.sleep(20.0)
         case ["unmapped"]:
-            return Body(200, {}, b'{"transactionId": 1, "state": "Pondering"}')
+            return HttpResponse(200, {}, b'{"transactionId": 1, "state": "Pondering"}')
         case ["not", "found"]:
-            return Body(404, {}, b'{"message": "none", "errorCode": 20}')
+            return HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
         case ["another's"]:
-            return Body(
+            return HttpResponse(
                 200, {}, b'{"transactionId": 999999, "clientTransactionId": "x", "state": "Aceptado"}'
             )
     return None
@@ -57,16 +57,14 @@ def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
     async def main() -> None:
         number = 0
 
-        async def trouble() -> Body | None:
+        async def trouble() -> HttpResponse | None:
             nonlocal number
             number += 1
             return await misbehave(behaviours[number % len(behaviours)])
 
         service = Service(trouble)
 
-        async def transport(
-            request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-        ) -> payclient.HttpResponse:
+        async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
             answer = await service(request, before_send)
             if lost and request.method == "POST" and len(service.truth) % 3 == 0:
                 raise ConnectionResetError
@@ -82,7 +80,7 @@ def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
                 outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
             assert now() - began <= BOUND, f"the last wait took {now() - began:.0f} s"
         for outcome in outcomes:
-            if outcome.paid is not None and outcome.evidence is not payclient.Evidence.ABSENT:
+            if outcome.paid is not None and outcome.evidence is not Evidence.ABSENT:
                 assert outcome.paid is (service.truth[outcome.client_transaction_id][1] == "Aceptado")
 
     in_virtual_time(main)

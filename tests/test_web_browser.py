@@ -19,6 +19,7 @@ import payclient
 from browser import open_browser
 from fake_service import sale
 from manual_clock import ManualClock
+from payclient.profile import StatusProfile
 from payclient.simulator import Settings, Simulator
 from payclient.tracking.forms import FormLink
 from payclient.web import is_waiting, redirect_page, waiting_page
@@ -295,7 +296,7 @@ async def test_the_pages_work_under_a_policy_of_the_whole_site(browser: Browser,
         page = waiting_page(sale, "/orders/order-1/status", "en", assets="/orders/assets", cancel_url="/cart")
         return page_response(page) if is_waiting(sale) else web.Response(text=f"paid: {sale.outcome.paid}")
 
-    profile = payclient.ServiceProfile(status=payclient.StatusProfile(
+    profile = payclient.ServiceProfile(status=StatusProfile(
         by_transaction_id="/api/Sale/{transaction_id}", state_field="transactionStatus"
     ))  # fmt: skip
     async with payclient.open_tracker(service.url, "secret", profile=profile, clock=service.clock) as tracker:

@@ -10,6 +10,7 @@ import pytest
 import payclient
 from fake_service import FakeService, answer, lost_answer, sale, tracking
 from payclient.web import is_waiting, sale_status, waiting_page
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_forms import request
 from test_web_redirect import Read, assert_policy_fits
 
@@ -117,9 +118,7 @@ async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
     """The customer's page may be loaded before the service has answered the Sale."""
     go = asyncio.Event()
 
-    async def held(
-        service: FakeService, request: payclient.HttpRequest, before_send: payclient.BeforeSend
-    ) -> payclient.HttpResponse:
+    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         await go.wait()
         return answer(200, {"transactionId": service.create(request)})

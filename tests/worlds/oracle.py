@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 import payclient
-from payclient import Record, State
+from payclient import State
 from payclient.events import Evidence
+from payclient.lifecycle import Record
 
 if TYPE_CHECKING:
     from worlds.process import Process

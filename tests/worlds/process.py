@@ -11,6 +11,7 @@ import payclient
 from fake_service import sale
 from payclient.clock import Timer
 from payclient.events import Decision
+from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 from virtual_loop import VirtualLoop
 from worlds.service import Line
@@ -293,7 +294,7 @@ class Process:
             if record is not None and record.state in (payclient.State.SENDING, payclient.State.UNKNOWN):
                 world.service.name(transaction)
 
-    async def decide(self, record: payclient.Record, event: Decision) -> None:
+    async def decide(self, record: Record, event: Decision) -> None:
         """An operator decides."""
         try:
             await self.ledger.apply(record, event)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import payclient
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from worlds.oracle import Post, Transaction, account_of
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["Line", "Service"]
 
 
-def _answer(status: int, value: object, **headers: str) -> payclient.HttpResponse:
+def _answer(status: int, value: object, **headers: str) -> HttpResponse:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return payclient.HttpResponse(status, headers, body)
+    return HttpResponse(status, headers, body)
 
 
-def _refusal(code: int, inner: int | None = None, status: int = 400) -> payclient.HttpResponse:
+def _refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
     errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
     return _answer(status, {"message": "general", "errorCode": code, "errors": errors})
 
@@ -54,7 +55,7 @@ _USELESS = (
 )
 
 #: Answers that name what was created, and yet are not a success.
-_NAMING: tuple[Callable[[int], payclient.HttpResponse], ...] = (
+_NAMING: tuple[Callable[[int], HttpResponse], ...] = (
     lambda number: _answer(500, {"transactionId": number}),
     lambda number: _answer(500, {"message": "oops", "errorCode": 22, "transactionId": number}),
     lambda number: _answer(408, {"message": "late", "errorCode": 5, "transactionId": number}),
@@ -93,7 +94,7 @@ class Service:
 
     # --- Sales
 
-    def execute(self, post: Post, data: dict[str, Any]) -> payclient.HttpResponse:
+    def execute(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         """Carry out a Sale, and give its true answer. Something in front of the service may repeat it."""
         world, settings = self._world, self._world.settings
         answer = self._execute(post, data)
@@ -106,7 +107,7 @@ class Service:
             post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
         return answer
 
-    def _execute(self, post: Post, data: dict[str, Any]) -> payclient.HttpResponse:
+    def _execute(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         world, settings = self._world, self._world.settings
         if post.refused or (not post.transactions and world.happens(settings.refuse)):
             post.refused = True
@@ -176,7 +177,7 @@ class Service:
 
     # --- Queries
 
-    def query(self, path: str, account: str) -> payclient.HttpResponse:
+    def query(self, path: str, account: str) -> HttpResponse:
         """Answer a status query by either id."""
         name, by_client = path.rpartition("/")[2], path.startswith("/api/Sale/client/")
         found = self.find(account, client_id=name) if by_client else self.find(account, number=name)
@@ -227,7 +228,7 @@ class Service:
         return report
 
 
-def _token(request: payclient.HttpRequest) -> str:
+def _token(request: HttpRequest) -> str:
     assert request.headers is not None
     return request.headers["Authorization"].removeprefix("Bearer ")
 
@@ -239,9 +240,7 @@ class Line:
         self._world = world
         self._process = process
 
-    async def __call__(
-        self, request: payclient.HttpRequest, before_send: payclient.BeforeSend | None
-    ) -> payclient.HttpResponse:
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         """Connect, ask for the permit, let the bytes go, and wait for what comes back."""
         world, settings = self._world, self._world.settings
         if world.happens(settings.no_connection):
@@ -250,7 +249,7 @@ class Line:
         await asyncio.sleep(world.random.choice((0.0, 0.01, 0.1)))
         if before_send is not None:
             await before_send()
-        answer: asyncio.Future[payclient.HttpResponse] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         if request.method == "GET":
             self._send_query(request, answer)
         else:
@@ -259,9 +258,7 @@ class Line:
             self._send_sale(request, answer)
         return await answer
 
-    def _send_query(
-        self, request: payclient.HttpRequest, answer: asyncio.Future[payclient.HttpResponse]
-    ) -> None:
+    def _send_query(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
         world, settings, token = self._world, self._world.settings, _token(request)
         world.oracle.queried(self._process)
         if not world.service.knows(token):
@@ -279,9 +276,7 @@ class Line:
             account = account_of(token)
             world.after(0.02, lambda: self._reply(answer, world.service.query(request.path, account), 0.02))
 
-    def _send_sale(
-        self, request: payclient.HttpRequest, answer: asyncio.Future[payclient.HttpResponse]
-    ) -> None:
+    def _send_sale(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
         world, settings, random = self._world, self._world.settings, self._world.random
         data, token = json.loads(request.body), _token(request)
         post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"], account_of(token))
@@ -311,12 +306,10 @@ class Line:
         for number, when in enumerate(copies):
             world.at(when, self._arrive, post, data, answer if number == 0 else None)
 
-    def _arrive(
-        self, post: Post, data: dict[str, Any], answer: asyncio.Future[payclient.HttpResponse] | None
-    ) -> None:
+    def _arrive(self, post: Post, data: dict[str, Any], answer: asyncio.Future[HttpResponse] | None) -> None:
         world, settings = self._world, self._world.settings
         post.under_way -= 1
-        response: payclient.HttpResponse | Exception = world.service.execute(post, data)
+        response: HttpResponse | Exception = world.service.execute(post, data)
         if answer is None or world.happens(settings.drop_answer):
             return
         if post.transactions and world.happens(settings.named):
@@ -330,7 +323,7 @@ class Line:
             response = world.random.choice((ConnectionResetError(), *_USELESS))
         self._reply(answer, response, world.random.choice((0.01, 0.2, 2.0)))
 
-    def _copy(self, post: Post) -> payclient.HttpResponse | None:
+    def _copy(self, post: Post) -> HttpResponse | None:
         """The answer to an earlier Sale under the same token, of which the ledger knows."""
         world = self._world
         numbers = [
@@ -348,8 +341,8 @@ class Line:
 
     def _reply(
         self,
-        answer: asyncio.Future[payclient.HttpResponse],
-        response: payclient.HttpResponse | Exception,
+        answer: asyncio.Future[HttpResponse],
+        response: HttpResponse | Exception,
         delay: float,
         naming: Post | None = None,
     ) -> None:
@@ -357,8 +350,8 @@ class Line:
 
     def _hear(
         self,
-        answer: asyncio.Future[payclient.HttpResponse],
-        response: payclient.HttpResponse | Exception,
+        answer: asyncio.Future[HttpResponse],
+        response: HttpResponse | Exception,
         naming: Post | None,
     ) -> None:
         if self._process.dead or answer.done():

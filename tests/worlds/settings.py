@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 import payclient
+from payclient.profile import StatusProfile
 
 __all__ = ["KINDS", "Settings"]
 
@@ -161,7 +162,7 @@ class Settings:
         """What the merchant knows of the service."""
         status = None
         if self.by_transaction or self.by_client:
-            status = payclient.StatusProfile(
+            status = StatusProfile(
                 by_transaction_id="/api/Sale/{transaction_id}" if self.by_transaction else None,
                 by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
                 if self.by_client

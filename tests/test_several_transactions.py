@@ -119,6 +119,29 @@ async def test_the_cancelled_one_that_we_know_hides_no_paid_one(
     assert json.loads(last.detail or "") == {"transaction_id": 1000, "instead_of": 1001}
 
 
+@pytest.mark.parametrize("profile", [PROFILE, BY_CLIENT])
+@pytest.mark.parametrize("state", ["Cancelado", "Aceptado"])
+async def test_several_that_are_not_ours_decide_nothing(
+    service: FakeService, profile: payclient.ServiceProfile, state: str
+) -> None:
+    """Two transactions of another account under our client transaction id, and ours not among them: a conflict."""
+    ledger = await payclient.open_ledger("memory:")
+    shipped = service.status
+
+    def theirs(path: str) -> payclient.HttpResponse:
+        if path.endswith("/1000"):
+            return shipped(path)
+        body = {"clientTransactionId": "order-17", "amount": 1150, "currency": "USD", "state": state}
+        return answer(200, [body | {"transactionId": number} for number in (2001, 2002)])
+
+    service.status = theirs  # type: ignore[method-assign]  # whatever is asked by client id
+    async with tracking(service, ledger, profile) as tracker:
+        pending = await tracker.sale(sale())
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.transaction_id) == (None, 1000)
+    assert ("Conflicted" in await events_of(ledger)) is (profile is BY_CLIENT)
+
+
 async def test_all_cancelled_is_cancelled_after_one_look(service: FakeService) -> None:
     """One query by the id that is ours, and one that looks at all; the second one ends it."""
     async with tracking(service) as tracker:

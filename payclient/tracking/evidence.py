@@ -105,6 +105,8 @@ def find_mismatch(
     known = record.transaction_id if record.transaction_id is not None else candidate_id
     if known is not None and report.transaction_id not in (None, known) and known not in report.others:
         return f"transaction id {report.transaction_id}"
+    if known is not None and report.transaction_id is None and report.others and known not in report.others:
+        return f"transaction ids {', '.join(map(str, report.others))}"
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
     if by_candidate and record.transaction_id is None and report.client_transaction_id is None:
@@ -214,7 +216,7 @@ class AnswerReader:
                 return Reading()
             report = StatusReport(state="Cancelado")
         elif report.state == "Cancelado":
-            report = attrs.evolve(report, transaction_id=None)  # all are, whichever it names
+            report = attrs.evolve(report, transaction_id=None, others=())  # all are, whichever it names
         else:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(ask.record, report):

@@ -235,10 +235,9 @@ class World:
             self.start(machine)
         for process in self.processes.values():
             process.resume()
-        # What is shed for ever is waited for as long as a wait may last.
-        self.run(
-            self.now + max(2.5 * settings.absent_after, settings.longest_wait if settings.endless else 0.0)
-        )
+        # What is shed for ever, or queued for a rate, is waited for as long as a wait may last.
+        slow = settings.endless or settings.queries_per_minute is not None
+        self.run(self.now + max(2.5 * settings.absent_after, settings.longest_wait if slow else 0.0))
         self._none_waits("calm")
         self._restart(client_ids)
         if not self.oracle.violations:
@@ -264,7 +263,8 @@ class World:
         for process in self.processes.values():
             for client_id in client_ids:
                 process.do(process.look(client_id))
-        longest = self.settings.longest_wait if self.settings.endless else 0.0
+        slow = self.settings.endless or self.settings.queries_per_minute is not None
+        longest = self.settings.longest_wait if slow else 0.0
         self.run(self.now + max(1.5 * self.settings.absent_after + self.settings.window, longest))
         self._none_waits("the restart")
 

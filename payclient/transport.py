@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
 import select
+import socket
+import struct
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -35,13 +38,37 @@ Connector = aiohttp.BaseConnector
 #: Where a connection that carried a request keeps the poll of its socket.
 _POLL = "_payclient_poll"
 
-#: Where an answer keeps the connection that brought it, which the network library takes back when it is read.
-_TRANSPORT = "_payclient_transport"
-
 #: Bytes of an answer that are read; the service's are a few hundred.
 MAX_ANSWER = 1 << 20
 
-_before_send: ContextVar[BeforeSend | None] = ContextVar("payclient_before_send", default=None)
+
+class _Call:
+    """One request on its way: what is awaited before its first byte, and the connection that carries it."""
+
+    __slots__ = ("before_send", "transport")
+
+    def __init__(self, before_send: BeforeSend | None) -> None:
+        self.before_send = before_send
+        #: None before the first byte.
+        self.transport: asyncio.Transport | None = None
+
+    def reset(self) -> None:
+        """Close the connection and let the kernel forget what it has not delivered yet.
+
+        A plain close would deliver the request as soon as the network works again, up to two minutes later.
+        """
+        if self.transport is None:
+            return
+        known = self.transport.get_extra_info("socket")
+        # A copy, since the socket that the loop shows takes no options with uvloop.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(known.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+
+_NO_CALL = _Call(None)
+
+_call: ContextVar[_Call] = ContextVar("payclient_call", default=_NO_CALL)
 
 if not asyncio.iscoroutinefunction(
     getattr(ClientRequest, "send", None)
@@ -61,20 +88,17 @@ class _ProvingRequest(ClientRequest):
     """Awaits `before_send` between the connection and the first byte."""
 
     async def send(self, conn: Connection) -> ClientResponse:
-        protocol = conn.protocol
-        before_send = _before_send.get()
+        protocol, call = conn.protocol, _call.get()
         # A kept connection that died, or speaks unasked, costs no permit: another one is tried.
         if protocol is None or not _alive(protocol) or _speaks(protocol):
             raise _ConnectionDeadError
-        if before_send is not None:
-            await before_send()
+        if call.before_send is not None:
+            await call.before_send()
             if not _alive(protocol):
                 raise _ConnectionDeadError
-        transport = protocol.transport
+        call.transport = protocol.transport
         # From here to the write nothing is awaited.
-        response = await super().send(conn)
-        setattr(response, _TRANSPORT, transport)
-        return response
+        return await super().send(conn)
 
 
 def _alive(protocol: ResponseHandler) -> bool:
@@ -126,7 +150,8 @@ class AiohttpTransport:
         if direct and request.headers is not None and request.headers is not self._headers:
             self._headers = request.headers
             session.headers.update(request.headers)
-        token = _before_send.set(before_send)
+        call = _Call(before_send)
+        token = _call.set(call)
         try:
             response = await session.request(
                 request.method,
@@ -142,13 +167,15 @@ class AiohttpTransport:
             finally:
                 if not response.closed:
                     response.release()
-            transport = getattr(response, _TRANSPORT, None)
-            discard = None if transport is None else transport.abort
+            discard = None if call.transport is None else call.transport.abort
             return HttpResponse(response.status, response.headers, body, discard)
         except _ConnectionDeadError:
             pass
+        except asyncio.CancelledError:
+            call.reset()
+            raise
         finally:
-            _before_send.reset(token)
+            _call.reset(token)
         raise NotSentError("the connection was dead before the first byte")
 
     async def _read_on(self, response: ClientResponse, block: bytes) -> bytes:
@@ -190,6 +217,8 @@ class AiohttpTransport:
             raise_for_status=False,
             proxy=None if self._proxy is None else self._proxy.reveal(),
         )
+        # aiohttp sends a GET again by itself where a kept connection broke: callers count their requests.
+        self._session._retry_connection = False
         return self._session
 
     async def aclose(self) -> None:

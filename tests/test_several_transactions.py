@@ -128,7 +128,7 @@ async def test_several_that_are_not_ours_decide_nothing(
     ledger = await payclient.open_ledger("memory:")
     shipped = service.status
 
-    def theirs(path: str) -> payclient.HttpResponse:
+    def theirs(path: str) -> HttpResponse:
         if path.endswith("/1000"):
             return shipped(path)
         body = {"clientTransactionId": "order-17", "amount": 1150, "currency": "USD", "state": state}

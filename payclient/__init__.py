@@ -82,6 +82,7 @@ from payclient.timeouts import (
 )
 from payclient.tracking import (
     FormLink,
+    Health,
     Outcome,
     PaymentForm,
     PendingSale,
@@ -105,6 +106,7 @@ __all__ = [
     "Exchange",
     "Fixed",
     "FormLink",
+    "Health",
     "InvalidNotificationError",
     "InvalidRequestError",
     "LedgerError",

@@ -131,6 +131,8 @@ class PaySession:
             )
         self._transport = transport
         self._on_exchange = on_exchange
+        #: When the service last answered, in UTC seconds; a 5xx may be a proxy's word.
+        self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generation = _generation
@@ -405,6 +407,8 @@ class PaySession:
         except Exception as error:
             failure = _describe(error)
         else:
+            if response.status < 500:
+                self.answered_at = time.time()
             if response.status == 401:
                 self._token.discard(authorization)
             return response

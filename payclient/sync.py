@@ -215,6 +215,7 @@ class Tracker:
     notify: Final = _blocking(payclient.Tracker.notify)
     returned: Final = _blocking(payclient.Tracker.returned)
     prepare: Final = _blocking(payclient.Tracker.prepare)
+    health: Final = _blocking(payclient.Tracker.health)
     forget_form: Final = _blocking(_plain(payclient.Tracker.forget_form))
     open_sales: Final = _giving(
         lambda self, sales: [PendingSale(self, sale) for sale in sales], _plain(payclient.Tracker.open_sales)

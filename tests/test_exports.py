@@ -23,6 +23,7 @@ NAMES = [
     "Exchange",
     "Fixed",
     "FormLink",
+    "Health",
     "InvalidNotificationError",
     "InvalidRequestError",
     "LedgerError",

@@ -142,6 +142,7 @@ async def shopping(
                 await early(customer, service)
                 await forms(customer, service, links_are_kept=workers == 1)
                 await forged(customer, service)
+                assert '"ok": true' in await customer.get("/health")
                 await customer.pay("left-open", "0984111299")  # the end finds one open
     receipts: dict[str, list[str]] = {}
     for identifier, receipt in shop.heard:

@@ -7,11 +7,13 @@ form that came back, `rate_limit` when the next request may be made.
 
 from payclient.tracking.followup import StatusSource, TransactionRef
 from payclient.tracking.forms import FormLink, PaymentForm
+from payclient.tracking.health import Health
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker, as_decided, open_tracker
 
 __all__ = [
     "FormLink",
+    "Health",
     "Outcome",
     "PaymentForm",
     "PendingSale",

@@ -211,7 +211,7 @@ class OpenAsks:
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
             self.policy.findings(ask, self.clock.monotonic()).failures += 1
-            self.late.failed(error)
+            self.late.failed_write(error)
 
     async def reread(self, ask: Followed) -> bool:
         """Take what an operator or another process wrote; False if nothing is new."""

@@ -261,7 +261,7 @@ class Attempts:
             created_at=wall,
         )
         attempt.record = record
-        if not await self._ledger.permit(record):
+        if not await self._poller.asks.late.permit(record):
             attempt.record = None
             raise PermitDeniedError
         if self._poller.asks.sharing is not None:

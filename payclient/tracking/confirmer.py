@@ -63,6 +63,18 @@ class Confirmer:
             self._poller.plan_form(form)
         return confirmation
 
+    def ends(self) -> list[float]:
+        """Return when the service reverses each form that is being confirmed, in UTC seconds; early where unsure."""
+        now, at = self._poller.clock.monotonic(), self._poller.clock.time()
+        found = []
+        for form in self._forms.values():
+            begun = [at - (now - each.begun) for each in form.open() if each.transaction_id is not None]
+            if begun:
+                # A restart begins anew, but not for the service.
+                noted = form.record.notified_at
+                found.append(min(begun if noted is None else [*begun, noted]) + self._window)
+        return found
+
     def forget(self, form: ReturnedForm) -> None:
         """Keep nothing of a form about which nothing is asked: the ledger knows what came of it."""
         if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:

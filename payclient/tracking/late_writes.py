@@ -57,6 +57,11 @@ class LateWrites:
         self._late: dict[str, LateWrite] = {}
         self._silent_until = float("-inf")
         self._failures = 0
+        #: When the last write failed, by the monotonic clock; never, once one has succeeded.
+        self.write_failed_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._late)
 
     def failed(self, error: Exception) -> None:
         """Log that the ledger fails: one line a minute, however many operations do."""
@@ -70,6 +75,21 @@ class LateWrites:
                 self._failures,
             )
             self._failures = 0
+
+    def failed_write(self, error: Exception) -> None:
+        """Log that a write failed, and remember it until one succeeds."""
+        self.write_failed_at = self._clock.monotonic()
+        self.failed(error)
+
+    async def permit(self, record: Record) -> bool:
+        """Let the ledger permit an attempt, as `Ledger.permit` does."""
+        try:
+            granted = await self._ledger.permit(record)
+        except LedgerUnavailableError:
+            self.write_failed_at = self._clock.monotonic()  # its caller has the error
+            raise
+        self.write_failed_at = float("-inf")
+        return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
         """Let the ledger take how an attempt ended."""
@@ -95,7 +115,7 @@ class LateWrites:
 
     def keep(self, record: Record, event: Event, error: Exception) -> LateWrite | None:
         """Keep what the ledger could not take, to be written later; None: its id is planned already."""
-        self.failed(error)
+        self.failed_write(error)
         late = self._late.setdefault(record.client_transaction_id, LateWrite(record.client_transaction_id))
         late.events.append((record, event))
         return late if len(late.events) == 1 else None
@@ -121,8 +141,9 @@ class LateWrites:
                     # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
                     after = await self._ledger.get(client_transaction_id)
             except LedgerUnavailableError as error:
-                self.failed(error)
+                self.failed_write(error)
                 return written, True
+            self.write_failed_at = float("-inf")
             if late.events and late.events[0][1] is event:
                 del late.events[0]
             if not late.events:

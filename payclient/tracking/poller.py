@@ -42,6 +42,9 @@ PER_TURN = 250
 EXPIRIES_AT_ONCE = 64
 REQUESTS_AT_ONCE = 32
 
+#: Seconds after which something due that was not looked at means that the poller has stopped.
+MOST_LATE = 10.0
+
 
 class Poller:
     """Looks at each ask when it is due, and makes the requests of all."""
@@ -79,6 +82,8 @@ class Poller:
         self._to_expire: deque[Followed] = deque()
         self._timer: Timer | None = None
         self._timer_at = math.inf
+        #: When the timer was last set, or last fired.
+        self._looked_at = math.inf
         #: Requests and expiries in flight, and all else.
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
@@ -100,6 +105,12 @@ class Poller:
         """Learn what the ledger took from elsewhere: a send, a confirmation, an operator's word."""
         self.asks.took(record)
         self.wake_up()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nothing that is due has waited too long for the timer."""
+        due = max(self.asks.due.first(), self._looked_at)
+        return not self.asks.closed and self.clock.monotonic() - due < MOST_LATE
 
     def wake_up(self) -> None:
         """Look at the due times: something may be due sooner than it was."""
@@ -198,13 +209,14 @@ class Poller:
         if when < self._timer_at and not self.asks.closed:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer_at = when
-            self._timer = self.clock.call_at(max(when, self.clock.monotonic()), self._turn)
+            self._timer_at, self._looked_at = when, self.clock.monotonic()
+            self._timer = self.clock.call_at(max(when, self._looked_at), self._turn)
 
     def _turn(self) -> None:
         """Look at what is due: bounded, so that no crowd stalls the loop."""
         self._timer, self._timer_at = None, math.inf
         now, due = self.clock.monotonic(), self.asks.due
+        self._looked_at = now
         for _ in range(PER_TURN):
             # One of each, so that no stream of new ones keeps waiting what is due.
             new = due.pop_new(now)

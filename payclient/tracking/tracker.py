@@ -31,6 +31,7 @@ from payclient.tracking.bulk import Bulk
 from payclient.tracking.feed import feed
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
+from payclient.tracking.health import Health, look
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import take_over
@@ -215,6 +216,10 @@ class Tracker:
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
         return [self._poller.handle(ask.record) for ask in self._poller.asks.all()]
+
+    async def health(self) -> Health:
+        """Return how this process's tracker fares: one probe of the ledger, and counts. Raises nothing."""
+        return await look(self._poller)
 
     async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
         """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.

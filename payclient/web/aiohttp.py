@@ -10,12 +10,14 @@ from aiohttp import web
 from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
 from payclient.web.redirect import redirect_page
 
 __all__ = [
+    "health_route",
     "notification_route",
     "order_routes",
     "page_response",
@@ -94,6 +96,19 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
         web.get(f"{prefix.rstrip('/')}/{{id}}/status", status),
         web.get(f"{prefix.rstrip('/')}/assets/{{name:{names}}}", asset),
     ]
+
+
+def health_route(path: str = "/health") -> web.RouteDef:
+    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+
+    The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
+    """
+
+    async def health(request: web.Request) -> web.Response:
+        code, body = await health_status(tracker_of(request))
+        return web.Response(status=code, body=body, headers=JSON_HEADERS)
+
+    return web.get(path, health)
 
 
 def page_response(page: Page) -> web.Response:

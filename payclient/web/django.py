@@ -18,6 +18,7 @@ from django.urls import URLPattern, path
 from payclient.errors import PayError, UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
@@ -26,6 +27,7 @@ from payclient.web.referrer import advice, effective_policy, sends_origin
 
 __all__ = [
     "TrackerApplication",
+    "health_route",
     "notification_route",
     "order_routes",
     "page_response",
@@ -136,6 +138,19 @@ def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> li
 
     folder = f"{prefix.strip('/')}/"
     return [path(f"{folder}<str:id>/status", status), *map(asset_route, ASSETS)]
+
+
+def health_route(route: str = "health") -> URLPattern:
+    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+
+    The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
+    """
+
+    async def health(request: HttpRequest) -> HttpResponse:
+        code, body = await health_status(tracker_of(request))
+        return HttpResponse(body, status=code, headers=JSON_HEADERS)
+
+    return path(route.lstrip("/"), health)
 
 
 def page_response(page: Page) -> HttpResponse:

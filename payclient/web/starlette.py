@@ -14,12 +14,14 @@ from starlette.types import Receive, Scope, Send
 from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
+from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
 from payclient.web.redirect import redirect_page
 
 __all__ = [
+    "health_route",
     "notification_route",
     "order_routes",
     "page_response",
@@ -100,6 +102,19 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
         return Route(f"{prefix.rstrip('/')}/assets/{name}", asset)
 
     return [Route(f"{prefix.rstrip('/')}/{{id}}/status", status), *map(asset_route, ASSETS)]
+
+
+def health_route(path: str = "/health") -> Route:
+    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+
+    The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
+    """
+
+    async def health(request: Request) -> Response:
+        code, body = await health_status(tracker_of(request))
+        return Response(body, code, headers=JSON_HEADERS)
+
+    return Route(path, health)
 
 
 def page_response(page: Page) -> Response:

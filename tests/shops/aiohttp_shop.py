@@ -10,6 +10,7 @@ from aiohttp import web
 import payclient
 from payclient.web import is_waiting, waiting_page
 from payclient.web.aiohttp import (
+    health_route,
     notification_route,
     order_routes,
     page_response,
@@ -78,6 +79,7 @@ def make_app() -> web.Application:
             web.get("/back/{id}", back),
             web.get("/cancelled/{id}", cancelled),
             *order_routes(),
+            health_route("/health"),
             notification_route("/pay/notify", secret=shop.SECRET, on_receipt=shop.heard),
         ]
     )

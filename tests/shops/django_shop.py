@@ -13,6 +13,7 @@ import payclient
 from payclient.web import is_waiting, waiting_page
 from payclient.web.django import (
     TrackerApplication,
+    health_route,
     notification_route,
     order_routes,
     page_response,
@@ -89,6 +90,7 @@ urlpatterns = [
     path("back/<str:identifier>", back),
     path("cancelled/<str:identifier>", cancelled),
     *order_routes(),
+    health_route("/health"),
     notification_route("pay/notify", secret=shop.SECRET, on_receipt=shop.heard),
 ]
 

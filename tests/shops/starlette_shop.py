@@ -11,6 +11,7 @@ from starlette.routing import Route
 import payclient
 from payclient.web import is_waiting, waiting_page
 from payclient.web.starlette import (
+    health_route,
     notification_route,
     order_routes,
     page_response,
@@ -75,6 +76,7 @@ routes = [
     Route("/back/{id}", back),
     Route("/cancelled/{id}", cancelled),
     *order_routes(),
+    health_route("/health"),
     notification_route("/pay/notify", secret=shop.SECRET or None, on_receipt=shop.heard),
 ]
 

@@ -1,0 +1,89 @@
+"""`Health`: whether one tracker can charge and follow, and what an operator wants to see of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from payclient.clock import within
+from payclient.errors import LedgerError
+from payclient.lifecycle import State
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
+
+__all__ = ["Health"]
+
+#: Seconds that a ledger may take for the probe.
+PROBE = 5.0
+
+#: Seconds for which a write that failed counts, where none has succeeded since.
+RECENT = 60.0
+
+
+@attrs.frozen(kw_only=True)
+class Health:
+    """How one process's tracker fares. No ids, no amounts. Times are UTC seconds since the epoch.
+
+    - `ledger_writable`: the ledger took a probe within 5 s, and no write failed in the last minute without a later one
+      that succeeded. The probe deletes expired links, so that it needs no row of its own.
+    - `poller_alive`: what is due is looked at in time.
+    - `answered_at`: when the service last answered, with anything but a 5xx; None: not since the start.
+    - `open`, `unknown`: how many asks this process follows, and how many of them are UNKNOWN.
+    - `oldest_unknown`: the age of the oldest of those, in seconds.
+    - `unwritten`: attempts whose end the ledger could not take yet.
+    - `unconfirmed`: returned forms that are being confirmed. A forged return counts until its window is over.
+    - `confirm_by`: when the first of those is reversed by the service, if it was paid.
+
+    `problems` is about the process alone. Neither an outage of the service nor an old unknown sale takes a process out
+    of service: browsers that come back still need it.
+    """
+
+    ledger_writable: bool
+    poller_alive: bool
+    answered_at: float | None
+    open: int
+    unknown: int
+    oldest_unknown: float | None
+    unwritten: int
+    unconfirmed: int
+    confirm_by: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether this process can charge and follow."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it cannot; empty if it can."""
+        return (
+            *(() if self.ledger_writable else ("the ledger takes no writes: nothing is sent",)),
+            *(() if self.poller_alive else ("the poller is not running: outcomes are not followed",)),
+        )
+
+
+async def look(poller: Poller) -> Health:
+    """Probe the ledger, and count what is followed. Raises nothing of the ledger's."""
+    asks, clock, writable = poller.asks, poller.clock, False
+    if not asks.closed:
+        try:
+            await within(clock, PROBE, asks.ledger.drop_links(clock.time()))
+            writable = clock.monotonic() - asks.late.write_failed_at > RECENT
+        except (LedgerError, TimeoutError) as error:
+            asks.late.failed(error)
+    records = [ask.record for ask in asks.all() if not ask.elsewhere]
+    unknown = [record.created_at for record in records if record.state is State.UNKNOWN]
+    confirm_by = poller.confirmer.ends()
+    return Health(
+        ledger_writable=writable,
+        poller_alive=poller.is_alive,
+        answered_at=poller.session.answered_at,
+        open=len(records),
+        unknown=len(unknown),
+        oldest_unknown=max(clock.time() - min(unknown), 0.0) if unknown else None,
+        unwritten=len(asks.late),
+        unconfirmed=len(confirm_by),
+        confirm_by=min(confirm_by, default=None),
+    )

@@ -1,0 +1,193 @@
+"""`tracker.health()` and its routes: what is said of a tracker that fares well, and of one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import nullcontext
+
+import aiohttp
+import pytest
+from aiohttp import web
+from starlette.applications import Starlette
+
+import payclient
+import payclient.web.aiohttp
+import payclient.web.starlette
+from asgi import ask
+from fake_ledgers import FailingLedger
+from fake_service import FakeService, lost_answer, refusal, sale, tracking
+from manual_clock import ManualClock
+from payclient.profile import PAYPHONE
+
+
+async def test_a_tracker_that_has_done_nothing() -> None:
+    """Nothing is open, and the service has not answered yet."""
+    async with tracking(FakeService()) as tracker:
+        assert await tracker.health() == payclient.Health(
+            ledger_writable=True, poller_alive=True, answered_at=None, open=0, unknown=0, oldest_unknown=None,
+            unwritten=0, unconfirmed=0, confirm_by=None,
+        )  # fmt: skip
+
+
+async def test_what_is_open_and_unknown() -> None:
+    """Unknown sales are no reason to take a process out of service."""
+    service = FakeService()
+    before = time.time()
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        answered = (await tracker.health()).answered_at
+        service.scripts.append(lost_answer)
+        service.status_scripts = [lambda: refusal(0, status=503)] * 50
+        await tracker.sale(sale("order-18", phone="0984111333"))
+        await service.clock.advance(40)
+        health = await tracker.health()
+    assert answered is not None
+    assert before <= answered <= time.time()
+    assert (health.open, health.unknown, health.oldest_unknown) == (2, 1, 40.0)
+    assert health.answered_at == answered, "a 5xx may be a proxy's"
+    assert health.ok
+
+
+async def test_a_ledger_that_fails_the_probe() -> None:
+    """The process cannot charge until the probe succeeds."""
+    broken = False
+    async with tracking(FakeService(), FailingLedger(lambda name: broken)) as tracker:
+        broken = True
+        health = await tracker.health()
+        assert (health.ok, health.ledger_writable) == (False, False)
+        assert health.problems == ("the ledger takes no writes: nothing is sent",)
+        broken = False
+        assert (await tracker.health()).ok
+
+
+async def test_a_ledger_that_never_answers() -> None:
+    """The probe is given up after five seconds."""
+
+    class Stuck(FailingLedger):
+        async def drop_links(self, now: float) -> None:
+            await asyncio.Event().wait()
+
+    service = FakeService()
+    async with tracking(service, Stuck(lambda name: False)) as tracker:
+        asked = asyncio.ensure_future(tracker.health())
+        await service.clock.advance(5.1)
+        assert (await asked).ledger_writable is False
+
+
+async def test_a_write_that_failed() -> None:
+    """A full disk may pass the probe: a failed permit counts for a minute, unless a write succeeds before."""
+    full = True
+    service = FakeService()
+    async with tracking(service, FailingLedger(lambda name: full and name == "permit")) as tracker:
+        for _ in range(2):
+            full = True
+            with pytest.raises(payclient.LedgerUnavailableError):
+                await tracker.sale(sale())
+            assert (await tracker.health()).ok is False
+            full = False
+            if not service.posted:
+                await tracker.sale(sale("order-18", phone="0984111333"))
+            else:
+                await service.clock.advance(61)
+            assert (await tracker.health()).ok is True
+
+
+async def test_an_end_that_is_not_written_yet() -> None:
+    """The sale was answered, the ledger could not take the answer."""
+    full = True
+    service = FakeService()
+    async with tracking(service, FailingLedger(lambda name: full and name == "apply")) as tracker:
+        await tracker.sale(sale())
+        health = await tracker.health()
+        assert (health.unwritten, health.ok) == (1, False)
+        full = False
+        await service.clock.advance(5)
+        health = await tracker.health()
+        assert (health.unwritten, health.ok) == (0, True)
+
+
+async def test_a_poller_that_stopped() -> None:
+    """Its timer does not fire: outcomes are not followed any more."""
+
+    class Stopped(ManualClock):
+        is_stopped = False
+
+        async def advance(self, seconds: float) -> None:
+            if self.is_stopped:
+                self._monotonic += seconds
+            else:
+                await super().advance(seconds)
+
+    service = FakeService()
+    service.clock = clock = Stopped()
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        await clock.advance(100)
+        assert (await tracker.health()).poller_alive
+        clock.is_stopped = True
+        await clock.advance(60)
+        health = await tracker.health()
+        assert health.problems == ("the poller is not running: outcomes are not followed",)
+    health = await tracker.health()
+    assert not health.poller_alive, "it is closed"
+    assert not health.ledger_writable
+
+
+async def test_forms_whose_confirmation_runs_out() -> None:
+    """The first of them is reversed five minutes after its customer came back."""
+    service = FakeService()
+    async with tracking(service, profile=PAYPHONE) as tracker:
+        request = payclient.PrepareRequest(
+            amount_without_tax=100, currency="USD", store_id="S1", client_transaction_id="form-1",
+            response_url="https://shop.example/back", cancellation_url="https://shop.example/no",
+        )  # fmt: skip
+        await tracker.prepare(request)
+        service.confirm_scripts = [lambda: refusal(0, status=503)] * 20
+        back, came = service.pay("form-1"), service.clock.time()
+        await tracker.returned(back)
+        health = await tracker.health()
+        assert (health.unconfirmed, health.confirm_by) == (1, came + 300)
+        assert health.ok
+        service.confirm_scripts = []
+        await service.clock.advance(30)
+        health = await tracker.health()
+        assert (health.unconfirmed, health.confirm_by) == (0, None)
+
+
+async def answers(kind: str, tracker: payclient.Tracker) -> tuple[int, str, dict[str, object]]:
+    """The HTTP status, the content type and the JSON of `/health`."""
+    if kind == "starlette":
+        starlette = Starlette(routes=[payclient.web.starlette.health_route("/health")])
+        one = await ask(starlette, "GET", "/health", (), "", {"tracker": tracker})
+        return one.status, one.headers["content-type"], json.loads(one.body)
+    app = web.Application()
+    app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(lambda: nullcontext(tracker)))
+    app.add_routes([payclient.web.aiohttp.health_route("/health")])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session,
+            session.get("/health") as answer,
+        ):
+            return answer.status, answer.headers["Content-Type"], await answer.json()
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", ["aiohttp", "starlette"])
+async def test_the_route(kind: str) -> None:
+    """200 or 503, and counts only. Django's is in `test_web_shops.py`."""
+    broken = False
+    async with tracking(FakeService(), FailingLedger(lambda name: broken)) as tracker:
+        await tracker.sale(sale())
+        status, content_type, body = await answers(kind, tracker)
+        assert (status, body["ok"], body["problems"], body["open"]) == (200, True, [], 1)
+        assert content_type.startswith("application/json")
+        assert "order-17" not in json.dumps(body)
+        broken = True
+        status, _, body = await answers(kind, tracker)
+        assert (status, body["ok"], body["ledger_writable"]) == (503, False, False)

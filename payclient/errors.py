@@ -114,7 +114,7 @@ class InvalidRequestError(PayError):
         errors: Iterable[ErrorDetail] = (),
         client_transaction_id: str | None = None,
     ) -> None:
-        self.errors = tuple(errors)
+        self.errors: tuple[ErrorDetail, ...] = tuple(errors)
         super().__init__(
             "; ".join(self.user_messages) if message is None else message,
             client_transaction_id=client_transaction_id,
@@ -172,7 +172,7 @@ class RefusedError(PayError):
         super().__init__(message, client_transaction_id=client_transaction_id)
         self.message = message
         self.error_code = error_code
-        self.errors = tuple(errors)
+        self.errors: tuple[ErrorDetail, ...] = tuple(errors)
         self.http_status = http_status
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -141,7 +141,7 @@ class _Charge(CheckedModel):
     lng: str | None = private(degrees(180))
 
     # §2.1.1, §2.1.4; a sum of 0 may be that of no part.
-    agreement = (
+    agreement: ClassVar[str] = (
         "0 < amount == (amount_without_tax or 0) + (amount_with_tax or 0) + (tax or 0) + (service or 0) + (tip or 0)"
         " and (tax is not None or amount_without_tax is None or amount_with_tax is None)"
     )
@@ -188,7 +188,7 @@ class SaleRequest(_Charge):
     by_nick_name: bool = attrs.field(default=False, metadata=flag())
     nick_name: str | None = private(text(rare=True))
 
-    agreement = _Charge.agreement + " and phone_number"
+    agreement: ClassVar[str] = _Charge.agreement + " and phone_number"
 
     def _find_faults(self) -> list[ErrorDetail]:
         """Return every fault: the field that names the customer is required."""

@@ -55,7 +55,7 @@ __all__: list[str] = ["Exchange", "PaySession"]
 #: Seconds before a second and a third try; jittered.
 RETRY_DELAYS = (0.1, 0.5)
 
-logger = logging.getLogger("payclient.session")
+logger: logging.Logger = logging.getLogger("payclient.session")
 
 #: Forks of this process so far, counted in the child: cheaper than asking the system for the process id at each call.
 _generation = 0
@@ -116,9 +116,9 @@ class PaySession:
     ) -> None:
         token = Secret.of(token)  # a frame that raises shows its local variables to error trackers
         proxy = None if proxy is None else Secret.of(proxy)
-        self.profile = find_profile(profile)
-        self.base_url = check_base_url(self.profile.base_url if base_url is None else base_url)
-        self.timeouts = timeouts if timeouts is not None else Timeouts()
+        self.profile: ServiceProfile = find_profile(profile)
+        self.base_url: str = check_base_url(self.profile.base_url if base_url is None else base_url)
+        self.timeouts: Timeouts = timeouts if timeouts is not None else Timeouts()
         if not isinstance(self.timeouts, Timeouts):
             raise ConfigurationError(
                 f"timeouts must be Timeouts(connect=10, total=30); {type(timeouts).__name__} was given"
@@ -424,9 +424,9 @@ class SendProof:
     """The `before_send` handed to the transport: whether it was passed proves what was sent."""
 
     #: Whether the permit may be spent: `before_send` was begun.
-    permit_spent = False
+    permit_spent: bool = False
     #: Whether the first byte may have left.
-    passed = False
+    passed: bool = False
     #: What `before_send` raised.
     error: BaseException | None = None
     trace: TracebackType | None = None

@@ -24,7 +24,7 @@ from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
 
 __all__ = ["Charges", "PendingSale", "Tracker", "as_decided", "charge_all", "open_tracker"]
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -33,7 +33,7 @@ class Deadline:
     """One call's end; after it the call's task is cancelled, which `overran` tells from other cancellations."""
 
     # Defaults of the class, so that making one, which every call does, sets three attributes only.
-    done = False
+    done: bool = False
     timer: asyncio.TimerHandle | None = None
     _fired = False
 

@@ -333,13 +333,13 @@ class Answer:
         self.response = response
         self.profile = profile
         self.client_transaction_id = client_transaction_id
-        self.status = response.status
-        self.is_success = 200 <= response.status <= 299
-        self.data = _parse_json(response.body)
+        self.status: int = response.status
+        self.is_success: bool = 200 <= response.status <= 299
+        self.data: Any = _parse_json(response.body)
         #: Whether an object of the body may give a deciding field twice.
-        self.contradicts_itself = _contradicts_itself(response.body, self.data, profile)
+        self.contradicts_itself: bool = _contradicts_itself(response.body, self.data, profile)
         self.object: dict[str, Any] = self.data if isinstance(self.data, dict) else {}
-        self.fields = _converter_of(profile).read_fields(self.object, _Fields)
+        self.fields: _Fields = _converter_of(profile).read_fields(self.object, _Fields)
 
     @property
     def error_code(self) -> int | None:

@@ -25,7 +25,7 @@ from payclient.tracking.tracker import Tracker
 
 __all__ = ["Charges"]
 
-logger = logging.getLogger("payclient.batch")
+logger: logging.Logger = logging.getLogger("payclient.batch")
 
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
@@ -99,7 +99,7 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
         #: Sales of this batch that wait for a customer.
-        self.pending = 0
+        self.pending: int = 0
 
     async def __aenter__(self) -> Self:
         self._start(self._feed())

@@ -17,7 +17,7 @@ from payclient.tracking.outcomes import PendingSale
 
 __all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "Lanes", "Row", "Turns"]
 
-logger = logging.getLogger("payclient.batch")
+logger: logging.Logger = logging.getLogger("payclient.batch")
 
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
@@ -40,11 +40,11 @@ class Row:
     __slots__ = ("busy_since", "known", "looked_at", "request", "tries")
 
     def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
-        self.request = request
-        self.known = known
+        self.request: SaleRequest = request
+        self.known: PendingSale | None = known
         #: When the ledger was last asked what other processes did with it, by the monotonic clock.
-        self.looked_at = float("-inf")
-        self.tries = 0
+        self.looked_at: float = float("-inf")
+        self.tries: int = 0
         #: When its customer was first found busy with a sale that is not ours.
         self.busy_since: float | None = None
 
@@ -60,14 +60,14 @@ class Lane:
     __slots__ = ("ahead", "key", "rows", "turn", "waits")
 
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
-        self.key = key
+        self.key: Hashable = key
         self.rows: deque[Row] = deque()
         #: Rows that the source still has of it.
-        self.ahead = ahead
+        self.ahead: int = ahead
         #: Its first row waits for its turn, or is being charged.
-        self.waits = False
+        self.waits: bool = False
         #: The number of its place among `Turns`; 0 where it has none.
-        self.turn = 0
+        self.turn: int = 0
 
     def __len__(self) -> int:
         return len(self.rows) + self.ahead

@@ -42,7 +42,7 @@ class Tries:
         self._unknown_in_a_row = 0
         self._not_sent_in_a_row = 0
         #: How often a fresh token was asked for: a row is sent with the token of the number that stood here then.
-        self.token = 0
+        self.token: int = 0
         #: Whether the service has taken anything with it.
         self._proven = True
 

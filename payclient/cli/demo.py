@@ -126,11 +126,11 @@ class Files:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.charges = directory / "charges.csv"
-        self.profile = directory / "profile.toml"
-        self.ledger = directory / "demo.db"
-        self.report = directory / "report.csv"
-        self.page = directory / "report.html"
+        self.charges: Path = directory / "charges.csv"
+        self.profile: Path = directory / "profile.toml"
+        self.ledger: Path = directory / "demo.db"
+        self.report: Path = directory / "report.csv"
+        self.page: Path = directory / "report.html"
 
     def write(self) -> frozenset[str]:
         """Write the charges and the profile, and return the phones that the service will refuse."""

@@ -56,7 +56,7 @@ _RECORD_COLUMNS = (
 #: Of an export.
 COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
 
-ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
+ledger: App = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
 
 
 def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:

@@ -46,7 +46,8 @@ class RunPage:
     def __init__(self, path: Path, *, title: str, window: float) -> None:
         """Raises `ConfigurationError` where the path is not a place for a page."""
         check_output("--html", path, ".html", ".htm")
-        self.path, self._title, self._window = path, title, window
+        self.path = path
+        self._title, self._window = title, window
         if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
             raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
         jinja = Environment(autoescape=True, undefined=StrictUndefined)

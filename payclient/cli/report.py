@@ -35,7 +35,7 @@ NEVER_SENT = "never sent"
 OTHER_CONTENT = "other content"
 
 #: What `paid` is, in words.
-PAID_WORDS = {True: "yes", False: "no", None: "unknown"}
+PAID_WORDS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 
 _FIRST = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
 

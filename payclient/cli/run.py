@@ -21,7 +21,7 @@ from cyclopts.validators import Number as Range
 from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
-from payclient.cli.progress import Look, progress_of
+from payclient.cli.progress import Look, Progress, progress_of
 from payclient.cli.report import NEVER_SENT, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import Count, Number, Service
 from payclient.cli.signals import handled
@@ -104,13 +104,13 @@ class Run:
         self._limits = limits
         self._report = report
         self._page = page
-        self.tally = Tally()
+        self.tally: Tally = Tally()
         #: What became of each row, by its client transaction id.
         self.lines: dict[str, Line] = {}
         #: Rows without a result of `charge_all`.
         self._under_way = {request.client_transaction_id: request for request in requests}
         self._queues = LaneQueues(requests)
-        self.progress = progress_of(look)(self.tally, len(requests), self._under_way)
+        self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False

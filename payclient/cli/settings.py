@@ -42,8 +42,8 @@ def _number(_: object, tokens: Sequence[Token]) -> float:
     return float(text)
 
 
-Whole = Parameter(converter=_whole)
-Number = Parameter(converter=_number)
+Whole: Parameter = Parameter(converter=_whole)
+Number: Parameter = Parameter(converter=_number)
 Count = Annotated[int, Parameter(converter=_whole, validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
 BaseUrl = Annotated[

@@ -67,7 +67,7 @@ def out() -> Console:
 
 
 #: Where progress, questions and warnings go.
-err = Console(file=cast(IO[str], _Stream("stderr")), highlight=False, soft_wrap=True)
+err: Console = Console(file=cast(IO[str], _Stream("stderr")), highlight=False, soft_wrap=True)
 
 #: The arguments of this run, to say how it goes on.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())

@@ -25,7 +25,7 @@ from payclient.lifecycle import Record, State
 
 __all__ = ["Change", "Ledger", "backup_ledger", "open_ledger"]
 
-logger = logging.getLogger("payclient.ledger")
+logger: logging.Logger = logging.getLogger("payclient.ledger")
 
 
 class TransactionTakenError(TransitionError):

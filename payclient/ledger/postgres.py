@@ -114,7 +114,8 @@ class PostgresDatabase:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
 
-    unavailable = staticmethod(unavailable)
+    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
+        return unavailable(error, doing)
 
 
 class PostgresWriter(Writer):
@@ -129,13 +130,13 @@ class PostgresWriter(Writer):
         self._schema = schema
         self._digest_key = digest_key
         #: This opening of the ledger; a lock of this key shows what it has asked of the server.
-        self.owner = secrets.randbits(63)
+        self.owner: int = secrets.randbits(63)
         #: For how many seconds this opening holds what is permitted here; None: it follows nothing.
         self.holds: float | None = None
         self._work = asyncio.Event()
         self._stopping = False
         self._database: PostgresDatabase | None = PostgresDatabase(connection, schema)
-        self.task = loop.create_task(self._run())
+        self.task: asyncio.Task[None] = loop.create_task(self._run())
 
     def submit(self, operation: Operation) -> None:
         operation.since = self._loop.time()

@@ -38,7 +38,7 @@ __all__ = [
     "unavailable",
 ]
 
-logger = logging.getLogger("payclient.ledger")
+logger: logging.Logger = logging.getLogger("payclient.ledger")
 
 #: What makes a schema ours.
 APPLICATION = "payclient ledger"
@@ -217,7 +217,7 @@ class Schema:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.statements = {
+        self.statements: dict[str, str] = {
             key: sql.replace("payclient.", f'"{name}".')
             for key, sql in read_statements("postgres.sql").items()
         }

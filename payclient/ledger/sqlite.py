@@ -118,7 +118,8 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
-    unavailable = staticmethod(unavailable)
+    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
+        return unavailable(error, doing)
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> None:

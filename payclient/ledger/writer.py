@@ -35,7 +35,7 @@ from payclient.lifecycle import Record, State, advance
 
 __all__ = ["Apply", "Batch", "Database", "Get", "Operation", "Permit", "Read", "StoredLedger", "Writer"]
 
-logger = logging.getLogger("payclient.ledger")
+logger: logging.Logger = logging.getLogger("payclient.ledger")
 
 #: Seconds from one log line about an outage to the next.
 LINE_EVERY = 60.0

@@ -106,11 +106,11 @@ class Columns:
     """What the names of a header, or of one JSON object, mean."""
 
     def __init__(self, names: Sequence[str], form: Format) -> None:
-        self.names = [name.strip() for name in names]
-        self.fields = [form.fields_of(name) for name in self.names]
-        self.known = [field for fields in self.fields for field in fields]
+        self.names: list[str] = [name.strip() for name in names]
+        self.fields: list[list[str]] = [form.fields_of(name) for name in self.names]
+        self.known: list[str] = [field for fields in self.fields for field in fields]
         #: The name under which the file has each field.
-        self.spelled = {KEY: form.key} | {
+        self.spelled: dict[str, str] = {KEY: form.key} | {
             field: name for name, fields in zip(self.names, self.fields, strict=True) for field in fields
         }
         #: What is wrong with the names; a name that may be a person's data is not repeated.

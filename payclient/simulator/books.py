@@ -29,7 +29,7 @@ class Books:
     def __init__(self, settings: Settings, clock: ServiceClock) -> None:
         self.settings = settings
         self.clock = clock
-        self.timetable = Timetable(clock)
+        self.timetable: Timetable = Timetable(clock)
         #: The only token that is taken, or the account of each; without either any token is.
         self.token: str | None = None
         self.accounts: Mapping[str, str] | None = None

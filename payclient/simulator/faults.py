@@ -124,7 +124,7 @@ class FaultPlan:
     def __init__(self, faults: Faults | None = None) -> None:
         #: How often each kind has really happened.
         self.done: Counter[str] = Counter()
-        self.chances = Faults() if faults is None else faults
+        self.chances: Faults = Faults() if faults is None else faults
         #: Scripted faults that have not happened yet, with how often.
         self.script: list[tuple[Fault, int]] = []
         self._seen: Counter[tuple[str, str]] = Counter()

@@ -59,9 +59,11 @@ class Simulator(Books):
         )
         if clock is None:  # a test at night is to pass as well
             self.set_time_of_day("12:00")
-        self.answers, self.token, self.accounts = answers, token, accounts
+        self.answers = answers
+        self.token: str | None = token
+        self.accounts: Mapping[str, str] | None = accounts
         #: The plan of what goes wrong; `done` counts what did.
-        self.faults = FaultPlan(faults)
+        self.faults: FaultPlan = FaultPlan(faults)
         #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
         self.waits_for_delivery = True
         self._notifications = Notifications(self, self.faults)
@@ -185,7 +187,7 @@ class Simulator(Books):
 
     def change_settings(self, changes: Mapping[str, object]) -> None:
         """Change settings, as JSON has them, for all requests to come; ValueError for what cannot be."""
-        self.settings = self.settings.changed(changes)
+        self.settings: Settings = self.settings.changed(changes)
         self._routes = self._all_routes()
         self.write("service", f"settings: {', '.join(changes)}")
 

@@ -20,7 +20,7 @@ from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Arrivals:

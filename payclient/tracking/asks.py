@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from payclient.clock import Clock
@@ -31,7 +31,7 @@ from payclient.tracking.sharing import LEASE, NO_MORE, Sharing
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
@@ -50,13 +50,13 @@ class OpenAsks:
         self.ledger = ledger
         self.clock = clock
         self.policy = policy
-        self.due = DueTimes(SLOT * policy.scale)
-        self.late = LateWrites(ledger, clock, policy.total_timeout)
+        self.due: DueTimes = DueTimes(SLOT * policy.scale)
+        self.late: LateWrites = LateWrites(ledger, clock, policy.total_timeout)
         #: None: no other process has this ledger.
         self.sharing: Sharing | None = None
         self._asks: dict[str, Followed] = {}
         #: What is followed here under this id, or waited for.
-        self.find = self._asks.get
+        self.find: Callable[[str], Followed | None] = self._asks.get
         self._offset = 0.0
         self._changed = asyncio.Event()
         #: Whether anybody has the event; making one costs as much as all the rest of a decision.

@@ -33,7 +33,7 @@ from payclient.wire import HttpRequest
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 

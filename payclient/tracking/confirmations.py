@@ -74,7 +74,7 @@ class ReturnedForm(Scheduled):
 
     def __init__(self, record: Record, window: float) -> None:
         super().__init__()
-        self.record = record
+        self.record: Record = record
         self._window = window
         self._scale = window / NORMAL_WINDOW
         self._least_gap = min(1.0, self._scale)
@@ -83,7 +83,7 @@ class ReturnedForm(Scheduled):
         self.writing: set[int | None] = set()
         #: Transaction id -> when a status query first found it accepted.
         self.found: dict[int | None, float] = {}
-        self.tried_at = float("-inf")
+        self.tried_at: float = float("-inf")
         #: What is being asked right now.
         self.asked: Confirmation | None = None
         self.report: StatusReport | None = None

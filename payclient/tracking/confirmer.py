@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Confirmer:
@@ -41,7 +41,7 @@ class Confirmer:
         self._session = poller.session
         profile = poller.session.profile
         #: Whether the service wants confirmations at all.
-        self.confirms = profile.confirm is not None
+        self.confirms: bool = profile.confirm is not None
         self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
         self._forms: dict[str, ReturnedForm] = {}
 

@@ -14,7 +14,7 @@ from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds after which outcomes are read again where the ledger could not be.
 AGAIN = 1.0

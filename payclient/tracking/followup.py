@@ -154,7 +154,7 @@ class Scheduled:
         #: Where the due times have it; an item of another slot is stale.
         self.slot: deque[Any] | None = None
         #: The line in which it waits for its request; 0: in none.
-        self.line = 0
+        self.line: int = 0
         #: Its request in flight.
         self.task: Awaitable[Any] | None = None
 
@@ -168,24 +168,24 @@ class Followed(Scheduled):
 
     def __init__(self, record: Record, offset: float) -> None:
         # All in one place: this is done for every sale, and another call would cost a tenth of it.
-        self.slot = None
-        self.line = 0
-        self.task = None
-        self.record = record
+        self.slot: deque[Any] | None = None
+        self.line: int = 0
+        self.task: Awaitable[Any] | None = None
+        self.record: Record = record
         #: From the wall clock's time, which records have, to the monotonic clock's. One number for most.
-        self.offset = offset
+        self.offset: float = offset
         self.findings: Findings | None = None
-        self.queried_at = NEVER
+        self.queried_at: float = NEVER
         #: Queries made after the expiry.
-        self.final_queries = 0
+        self.final_queries: int = 0
         #: Every query that a wait hopes for has been made.
-        self.exhausted = False
+        self.exhausted: bool = False
         #: The service's last word other than `Pendiente`.
         self.report: StatusReport | None = None
         #: The futures of those who wait.
         self.waiters: set[Any] | None = None
         #: Another process follows it; here it is only waited for.
-        self.elsewhere = False
+        self.elsewhere: bool = False
 
     @property
     def expires(self) -> float:

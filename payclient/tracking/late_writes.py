@@ -17,7 +17,7 @@ from payclient.tracking.followup import Scheduled
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds from one log line about a ledger that fails to the next.
 LINE_EVERY = 60.0
@@ -36,9 +36,9 @@ class LateWrite(Scheduled):
 
     def __init__(self, client_transaction_id: str) -> None:
         super().__init__()
-        self.client_transaction_id = client_transaction_id
+        self.client_transaction_id: str = client_transaction_id
         self.events: list[tuple[Record, Event]] = []
-        self.tries = 0
+        self.tries: int = 0
 
     def delay(self) -> float:
         """Count one more try; the seconds until then."""

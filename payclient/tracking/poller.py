@@ -33,7 +33,7 @@ from payclient.tracking.sharing import SharedRateLimit, Sharing
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Asks looked at, and new ones planned, in one turn of the loop.
 PER_TURN = 250
@@ -69,15 +69,17 @@ class Poller:
             )
         elif not isinstance(schedule, Attentive | Fixed | Steps):
             schedule = _UsersSchedule(schedule, profile.sale_window)
-        self.policy = Policy.of(profile, schedule, session.timeouts.total, own_source=status is not None)
-        self.asks = OpenAsks(ledger, clock, self.policy)
-        self.rate = RateLimit(profile.queries_per_minute)
+        self.policy: Policy = Policy.of(
+            profile, schedule, session.timeouts.total, own_source=status is not None
+        )
+        self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
+        self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
             self.asks.sharing = Sharing(self, ledger)
             if profile.queries_per_minute:
                 self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, self.asks.late)
-        self.queries = StatusQueries(session, self.asks, self.rate, status)
-        self.confirmer = Confirmer(self)
+        self.queries: StatusQueries = StatusQueries(session, self.asks, self.rate, status)
+        self.confirmer: Confirmer = Confirmer(self)
         self._lines = RequestLines(profile.sale_window)
         self._to_expire: deque[Followed] = deque()
         self._timer: Timer | None = None

@@ -21,7 +21,7 @@ from payclient.tracking.recovery import is_noted
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0
@@ -44,9 +44,9 @@ class StatusQueries:
         self._rate = rate
         status = session.profile.status
         #: Whether the session can query by our own id, and by the service's.
-        self.by_client_id = status is not None and status.by_client_transaction_id is not None
+        self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
         self._by_id = status is not None and status.by_transaction_id is not None
-        self.credentials = Credentials(asks.ledger.digest_key)
+        self.credentials: Credentials = Credentials(asks.ledger.digest_key)
         self._reader = AnswerReader(self._policy, self.credentials if source is None else None)
         #: Of late, the share of queries that brought no answer.
         self._failed = 0.0

@@ -205,7 +205,7 @@ class DueTimes:
         self._order: list[int] = []
         self._new: deque[Scheduled] = deque()
         #: When the new ones come out; infinity if there are none.
-        self.new_due = math.inf
+        self.new_due: float = math.inf
 
     def put_new(self, item: Scheduled, soonest: float) -> None:
         """Add a new one, which is due then or later: `pop_new` returns it in time to `put` it."""

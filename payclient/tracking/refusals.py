@@ -15,7 +15,7 @@ from payclient.tracking.recovery import is_noted
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Refusals:

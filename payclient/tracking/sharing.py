@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds for which this process holds what it follows, and seconds after which it renews that.
 LEASE = 30.0

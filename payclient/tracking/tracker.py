@@ -42,7 +42,7 @@ from payclient.wire import Transport
 
 __all__ = ["Tracker", "as_decided", "open_tracker"]
 
-logger = logging.getLogger("payclient.tracker")
+logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 _P = ParamSpec("_P")
 

@@ -24,7 +24,7 @@ from payclient.tracking.tracker import Tracker
 
 __all__ = ["OnReceipt", "Receiving"]
 
-logger = logging.getLogger("payclient.web")
+logger: logging.Logger = logging.getLogger("payclient.web")
 
 #: The one answer.
 ANSWER = b"OK"

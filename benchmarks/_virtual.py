@@ -19,8 +19,7 @@ from payclient.models import Notification, StatusReport
 from payclient.schedule import Schedule
 from payclient.session import PaySession
 from payclient.tracking.arrivals import Arrivals
-from payclient.tracking.asks import Scheduled
-from payclient.tracking.followup import Followed, TransactionRef
+from payclient.tracking.followup import Followed, Scheduled, TransactionRef
 from payclient.tracking.poller import Poller
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 

@@ -138,8 +138,10 @@ def test_a_nick_name_needs_no_phone(read: Read) -> None:
         ("phone_number,country_code,currency\n1,2,USD\n", {}, "there is no column client_transaction_id"),
         ('"phone_number,country_code\n', {}, "line 1 is not a header"),
         (f"{HEADER},store_id\n{GOOD},S1\n", {"columns": {KEY: "store_id"}}, f"{KEY} stands beside the column store_id"),
-        (f"{HEADER}\n{GOOD}\n", {"columns": {KEY: "invoice"}}, "there is no column invoice"),
-        (f"{HEADER}\n{GOOD}\n", {"columns": {"reference": "movil"}}, "there is no column movil"),
+        (f"{HEADER}\n{GOOD}\n", {"columns": {KEY: "invoice"}}, "--key names the column invoice, and the file has ph"),
+        (f"{HEADER},Mövil,a b\n{GOOD},1,2\n", {"columns": {"reference": "celular"}},
+         r"--map reference names the column celular, and the file has phone_number, .*, Mövil, \(column 8\)$"),
+        (f"{HEADER},Móvil,movil\n{GOOD},1,2\n", {"columns": {"reference": "movil"}}, "reference is there twice"),
         (f"{HEADER}\n{GOOD}\n", {"constants": {"tax": "1"}}, "tax is a column, and --set gives it as well"),
     ],
 )  # fmt: skip
@@ -402,6 +404,14 @@ def test_mapped_and_ignored_columns(read: Read) -> None:
     assert read(text, columns=columns, ignored=frozenset({"nota interna"})).rows[0].key == "a"
     row = {"tel": "1", "pais": "593", "cur": "USD", "tip": 5, "clave": "a", "x": 1}
     assert read(json_lines(row), "r.jsonl", columns=columns, ignored=frozenset({"x"})).requests
+
+
+def test_a_mapped_column_is_found_without_accents_and_capitals(read: Read) -> None:
+    """As a person writes its name on a command line."""
+    text = "Clave,Teléfono,Total\na,0991112223,5\n"
+    columns = {KEY: "clave", "phone_number": "telefono", "amount_with_tax": "TOTAL"}
+    constants = {"country_code": "593", "currency": "USD"}
+    assert the_request(read(text, columns=columns, constants=constants)).phone_number == "0991112223"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -27,13 +28,18 @@ AMOUNTS = frozenset({"amount", *COMPONENTS})
 INTEGERS = AMOUNTS | {"time_zone"}
 
 #: A name that cannot be a person's data.
-SHOWABLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+SHOWABLE = re.compile(r"[^\W\d_][\w.-]{0,63}")
 
 
 def _field_of(name: str) -> str | None:
     """Return the field that a name means in one of its two exact spellings."""
     field = from_service(name)
     return field if field in _FIELDS and name in (field, to_service(field)) else None
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column without its accents and capitals: Teléfono is telefono."""
+    return "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)).casefold()
 
 
 def _fields(given: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +101,7 @@ class Format:
         fields = [
             field
             for field, column in self.columns.items()
-            if name == column or (own and own == _field_of(column))
+            if _plain(name) == _plain(column) or (own and own == _field_of(column))
         ]
         if own and own not in self.columns and name not in self.ignored and fields in ([], [KEY]):
             fields.append(own)
@@ -135,5 +141,15 @@ class Columns:
         given, wanted = {*self.known, *form.constants}, [*form.columns, KEY, "country_code", "currency"]
         wanted += [] if {"phone_number", "nick_name"} & given else ["phone_number"]
         order = ["order must be in a JSONL file"] if "order" in given else []
-        lacking = [form.columns.get(field, field) for field in dict.fromkeys(wanted) if field not in given]
-        return order + [f"there is no column {name}" for name in lacking]
+        lacking = [field for field in dict.fromkeys(wanted) if field not in given]
+        mapped = [
+            f"{'--key' if field == KEY else f'--map {field}'} names the column {form.columns[field]}"
+            for field in lacking
+            if field in form.columns
+        ]
+        if mapped:
+            names = [
+                name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in enumerate(self.names, 1)
+            ]
+            mapped[-1] += f", and the file has {', '.join(names)}"
+        return order + mapped + [f"there is no column {name}" for name in lacking if name not in form.columns]

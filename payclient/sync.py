@@ -441,7 +441,7 @@ class Charges(_Stream[ChargeResult]):
         return self._take()
 
     def stop(self, why: str) -> None:
-        """Send nothing more: what is pending is followed to its end, the rest comes out as never sent."""
+        """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""
 
         async def stop() -> None:
             self._charges.stop(why)

@@ -706,7 +706,7 @@ async def test_the_first_reason_to_stop_is_the_reason(
     assert charges.stopped == "the first"
     assert "the first" in caplog.text
     assert "the second" not in caplog.text
-    assert all("never sent: the first" in str(result.error) for result in results)
+    assert all("not sent yet: the first" in str(result.error) for result in results)
     assert {result.paid for result in results} == {None}
     assert len(results) == 50
 

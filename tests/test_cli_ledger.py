@@ -396,7 +396,7 @@ def test_export_csv(book: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str
     fill_export(book)
     out = tmp_path / "out.csv"
     assert main(["ledger", "export", "--out", str(out)]) == 0
-    assert "11 attempts are in" in capfd.readouterr().err
+    assert "11 attempts written to" in capfd.readouterr().err
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS

@@ -58,6 +58,7 @@ def test_the_demo_agrees_with_what_the_simulator_did(
     commands = [shlex.split(line) for line in next_steps.splitlines() if line.startswith("  ")]
     assert [command[command.index("payclient") + 1] for command in commands] == ["simulate", "charge"]
     assert "Traceback" not in done.stderr
+    assert "warning" not in done.stderr
     assert "0943464097" not in done.stdout + done.stderr
     assert main(["demo", "--dir", str(directory)]) == 2
     assert "is there already" in capfd.readouterr().err

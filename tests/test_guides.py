@@ -7,7 +7,10 @@ import asyncio
 import contextlib
 import inspect
 import io
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -220,11 +223,27 @@ def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert all(f"payclient guide {topic}" in listed for topic in TOPICS)
     assert main(["guide", "es/empezar"]) == 0
-    assert "Su primer cobro real" in capsys.readouterr().out
+    assert capsys.readouterr().out == text("es/empezar")
     assert main(["guide", "--all"]) == 0
     assert capsys.readouterr().out == "\n".join(text(topic) for topic in TOPICS)
     assert main(["guide", "cooking"]) == 2
     assert "must be one of start, payphone" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_code_as_it_is_copied() -> None:
+    """Prose is set for reading; a line of code begins at the left edge, and ends where it ends."""
+    master, terminal = os.openpty()
+    with open(master, "rb", buffering=0) as reading, os.fdopen(terminal, "wb") as end:
+        command = [sys.executable, "-m", "payclient", "guide", "ledger"]
+        process = subprocess.Popen(command, stdout=end, env={**os.environ, "TERM": "xterm"}, cwd=ROOT)
+        end.close()
+        shown = b""
+        with contextlib.suppress(OSError):  # what a terminal raises at its end
+            while part := reading.read(4096):
+                shown += part
+        assert process.wait(20) == 0
+    plain = re.sub(r"\x1b(\[[0-9;]*m|\]8;[^\x1b]*\x1b\\\\)", "", shown.decode()).replace("\r\n", "\n")
+    assert "\npayclient ledger list --unresolved --ledger sqlite:charges.db\n" in plain
 
 
 def test_every_option_in_the_shell_examples_exists() -> None:

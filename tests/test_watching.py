@@ -24,10 +24,11 @@ from payclient.cli.progress import (
     PlainProgress,
     Progress,
     Unfinished,
+    outcome_table,
     progress_of,
     unfinished,
 )
-from payclient.cli.report import NEVER_SENT, Line, Tally
+from payclient.cli.report import NOT_SENT_YET, Line, Tally
 from payclient.errors import ConfigurationError
 from payclient.ledger.memory import MemoryLedger
 from payclient.models import SaleRequest
@@ -162,6 +163,20 @@ async def test_a_plain_line_says_all_of_it() -> None:
     )
 
 
+async def test_rows_that_are_not_sent_yet_are_counted_apart(tmp_path: Path) -> None:
+    """Neither done nor unknown, in the progress, at the end, and on the page."""
+    lines = [line(1), *(line(n, "", message="not sent yet: interrupted") for n in range(2, 5))]
+    sentence = PlainProgress(tally_of(*lines), 4, {}).sentence()
+    assert "1 of 4 done; 3 not sent yet (USD 30.09); 1 accepted (USD 10.01)" in sentence
+    console = Console(width=100, file=io.StringIO())
+    console.print(outcome_table(tally_of(*lines)))
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(r"not sent yet +3 +USD 30\.09", console.file.getvalue())
+    page = read_page(page_of(tmp_path / "r.html", *lines, code=130)).text
+    assert "1 of 4 charges were paid: USD 10.01. 3 are not sent yet." in page
+    assert "unknown" not in console.file.getvalue() + page.partition("When it ran")[0]
+
+
 async def test_a_machine_that_hangs_up_ends_no_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,11 +278,11 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
     late = line(10, "cancelled", created_at=NOW, decided_at=NOW + 303)
     text = page_of(
         tmp_path / "r.html", *timed, late, line(11, "unknown", currency="EUR"), line(12, "expired"),
-        line(13, "refused", error_code=22, message="El cliente no existe"), line(14, "", message="never sent"),
+        line(13, "refused", error_code=22, message="El cliente no existe"), line(14, "", message="not sent yet"),
     )  # fmt: skip
     page = read_page(text)
     assert "8 of 15 charges were paid: USD 80.28." in page.text
-    assert "4 rows need a person." in page.text
+    assert "3 rows need a person. 1 is not sent yet." in page.text
     assert "Half of them answered within 10 s, nine of ten within 10 s. 3 did not answer in time" in page.text
     for word in (
         "row-11",
@@ -276,11 +291,11 @@ def test_the_page_says_what_came_of_the_rows(tmp_path: Path) -> None:
         "row-13",
         "El cliente no existe",
         "22",
-        NEVER_SENT.capitalize(),
+        NOT_SENT_YET.capitalize(),
     ):
         assert word in page.text
     assert "row-3" not in page.text
-    assert 'aria-label="8 accepted, 3 cancelled, 1 refused, 1 expired, 1 unknown, 1 never sent"' in text
+    assert 'aria-label="8 accepted, 3 cancelled, 1 refused, 1 expired, 1 unknown, 1 not sent yet"' in text
     assert 'http-equiv="refresh"' not in text
 
 
@@ -434,7 +449,7 @@ def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> 
     assert waiting["until"].endswith("Z")
     text = read_page(page.read_text()).text
     assert "Interrupted" in text
-    assert "Never sent" in text
+    assert "Not sent yet" in text
     assert os.environ["PAYCLIENT_TOKEN"] not in page.read_text()
 
 

@@ -133,7 +133,7 @@ class Charges(AsyncIterator[ChargeResult]):
         raise StopAsyncIteration
 
     def stop(self, why: str) -> None:
-        """Send nothing more: what is pending is followed to its end, the rest comes out as never sent."""
+        """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""
         if self.stopped is None:
             self.stopped = why
             if not self._left:
@@ -343,13 +343,13 @@ class Charges(AsyncIterator[ChargeResult]):
     async def _send(self, row: Row) -> PendingSale | ChargeResult | float:
         """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
         if self._shares and self.stopped is not None:
-            await self._look(row)  # never sent by us may be sent by another
+            await self._look(row)  # what we did not send may be sent by another
         key, known = row.request.client_transaction_id, row.known
         sends = row.sends(retry_refused=self._retry_refused)
         if known is not None and known.state is State.REFUSED and not sends:
             return ChargeResult(request_key=key, outcome=known.outcome)
         if sends and self.stopped is not None:
-            unsent = NotSentError(f"never sent: {self.stopped}", client_transaction_id=key)
+            unsent = NotSentError(f"not sent yet: {self.stopped}", client_transaction_id=key)
             return ChargeResult(request_key=key, error=unsent)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a row is charged by a task

@@ -112,7 +112,7 @@ def charge(
 
     Run again, the same command goes on where it stopped and charges nobody twice. A file has 100,000 rows at most.
     Exit codes: 0 all accepted; 3 finished, some refused or cancelled; 4 for some it is not known whether they paid, or
-    they were never sent; 2 bad input, nothing sent; 130 interrupted, run it again.
+    they are not sent yet; 2 bad input, nothing sent; 130 interrupted, run it again.
     """
     if shown.quiet and shown.json:
         raise ConfigurationError("--quiet and --json: give one of them")
@@ -147,9 +147,11 @@ def charge(
         )
     if service is None:
         terminal.out().print(plan.picture(), soft_wrap=False)
-        bad = f", and {len(rows.bad):,} rows that would be left out" if rows.bad else ""
+        bad = f", and {terminal.counted(len(rows.bad), 'row')} that would be left out" if rows.bad else ""
         if good:
-            terminal.say(f"{file.name} has {len(rows.requests):,} good charges{bad}; nothing was sent")
+            terminal.say(
+                f"{file.name} has {terminal.counted(len(rows.requests), 'good charge')}{bad}; nothing was sent"
+            )
         return 0 if good else 2
     report = None if shown.report is None else Report(shown.report)
     page = None if shown.html is None else RunPage(shown.html, title=file.name, window=profile.sale_window)
@@ -159,14 +161,14 @@ def charge(
             raise LedgerInUseError(f"the ledger {place} is in use by another run; nothing was sent")
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
-        question = f"Send these {plan.to_send:,} charges?"
+        question = f"Send {terminal.counted(plan.to_send, 'charge')}?"
         if plan.to_send and not terminal.agrees(question, "nothing was sent"):
             return 2
         # The plan showed that the ledger is new.
         service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
     if written.skip_bad is not None and left_out is not None and rows.bad:
         _write_skipped(written.skip_bad, left_out)
-        terminal.say(f"{len(rows.bad):,} rows are left out; they are in {written.skip_bad}")
+        terminal.say(f"left out: {terminal.counted(len(rows.bad), 'row')}, now in {written.skip_bad}")
     look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
     return asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))[0]
 
@@ -179,14 +181,15 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     for error in errors[:MAX_ERRORS]:
         terminal.say(str(error))
     more = f", of which the first {MAX_ERRORS} are above" if len(errors) > MAX_ERRORS else ""
-    words = f"{file.path.name}: {len(errors):,} fault{'' if len(errors) == 1 else 's'}{more}"
+    words = f"{file.path.name}: {terminal.counted(len(errors), 'fault')}{more}"
     if skip_bad is not None and file.requests:
         terminal.say(f"{words}; these rows are left out")
         return True
     terminal.complain(f"{words}; nothing was sent")
     if file.requests:
         terminal.say(
-            f"--skip-bad FILE charges the other {len(file.requests):,} rows, and writes these to FILE"
+            f"--skip-bad FILE charges the other {terminal.counted(len(file.requests), 'row')}, and writes these to "
+            "FILE"
         )
     return False
 

@@ -22,6 +22,7 @@ from payclient.cli.run import Limits
 from payclient.cli.settings import Service
 from payclient.cli.simulate import settings_of
 from payclient.errors import ConfigurationError
+from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows import read_file
@@ -70,6 +71,8 @@ async def _run(files: Files, refused: frozenset[str]) -> int:
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )
+    # Made here, where a new ledger is nothing to be warned of.
+    await (await SqliteLedger.open(str(files.ledger))).aclose()
     answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
     async with Simulator(settings=settings, answers=answers) as simulator:
         terminal.say(

@@ -7,7 +7,9 @@ from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.markdown import Markdown
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.text import Text
 
 from payclient.cli import terminal
 from payclient.errors import ConfigurationError
@@ -19,6 +21,17 @@ TOPICS = (
     "start", "payphone", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",
     "profile", "ledger", "operations", "design", "es/empezar",
 )  # fmt: skip
+
+
+class _Code(CodeBlock):
+    """A block of code as it is copied: flush, and not padded."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(str(self.text).rstrip(), style="cyan", no_wrap=True, overflow="ignore")
+
+
+class _Guide(Markdown):
+    elements = Markdown.elements | {"fence": _Code, "code_block": _Code}
 
 
 def guide(
@@ -33,7 +46,10 @@ def guide(
     if every:
         print("\n".join(_text(each) for each in TOPICS), end="")
     elif topic in TOPICS:
-        terminal.out().print(Markdown(_text(topic)))
+        if terminal.out().is_terminal:
+            terminal.out().print(_Guide(_text(topic)), soft_wrap=False)
+        else:
+            print(_text(topic), end="")
     elif topic:
         raise ConfigurationError(f"guide: the topic must be one of {', '.join(TOPICS)}")
     else:

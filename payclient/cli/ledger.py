@@ -357,7 +357,7 @@ def export(
             raise
         raise ConfigurationError(f"--out {out.name}: cannot be written: {error.strerror}") from None
     if out is not None:
-        terminal.say(f"{count:,} attempts are in {out}")
+        terminal.say(f"{terminal.counted(count, 'attempt')} written to {out}")
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
+from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import duration, money
 from payclient.errors import ConfigurationError
 from payclient.ledger.records import sanitize_text
@@ -33,7 +33,7 @@ RELOAD = 30
 
 #: Outcomes of which a person has to look at the rows, in this order.
 _NEEDS = (
-    State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, OTHER_CONTENT, State.REFUSED, NEVER_SENT,
+    State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, OTHER_CONTENT, State.REFUSED, NOT_SENT_YET,
 )  # fmt: skip
 
 #: What every page of ours holds near its begin.
@@ -64,7 +64,8 @@ class RunPage:
         ]
         text = self._template.render(
             title=self._title, code=code, reload=RELOAD, tally=tally, total=total, people=people, labels=LABELS,
-            need=sum(count for *_, count in people), paid_word=paid_word, when=_when(lines, tally, total),
+            need=sum(count for label, _, count in people if label != NOT_SENT_YET), paid_word=paid_word,
+            when=_when(lines, tally, total),
             outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
             **self._answers(lines, tally),
         )  # fmt: skip

@@ -125,7 +125,7 @@ class Plan:
             return text.append(" knows none of the rows")
         counts = ", ".join(f"{known.states[state]:,} {state}" for state in LABELS if known.states[state])
         again = f" ({known.again:,} of them tried again)" if known.again else ""
-        return text.append(f" knows {known.states.total():,} rows: {counts}{again}")
+        return text.append(f" knows {terminal.counted(known.states.total(), 'row')}: {counts}{again}")
 
     def _to_send(self, longest_lane: int) -> str:
         if not self.to_send:
@@ -136,9 +136,8 @@ class Plan:
         asked = "no status queries: the profile names none"
         if self.profile.status is not None:
             asked = f"{float(f'{queries:.2g}'):,.0f} status queries"
-        return (
-            f"{self.to_send:,} charges; expect about {terminal.duration(seconds)} ({bound_by}), and {asked}"
-        )
+        charges, about = terminal.counted(self.to_send, "charge"), terminal.duration(seconds)
+        return f"{charges}; expect about {about} ({bound_by}), and {asked}"
 
 
 def expected(

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from payclient.batch import Charges
 from payclient.cli import terminal
-from payclient.cli.report import LABELS, NEVER_SENT, OTHER_CONTENT, Line, Tally, paid_word
+from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, Line, Tally, paid_word
 from payclient.cli.terminal import at, duration, iso, money
 from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
@@ -32,7 +32,7 @@ Look = Literal["auto", "quiet", "json"]
 #: Seconds between two plain lines (in the first minute, and later), two pictures, and two JSON events of progress.
 PLAIN_EVERY, PLAIN_LATER, LIVE_EVERY, JSON_EVERY = 5.0, 30.0, 0.25, 1.0
 
-#: Reasons shown at the end of rows that were never sent.
+#: Reasons shown at the end of rows that are not sent yet.
 REASONS = 3
 
 #: Always in the live picture; other labels only where they occur.
@@ -248,9 +248,9 @@ def outcome_table(tally: Tally) -> Table:
         if count := tally.counts[label]:
             text = Text(label, _COLOURS.get(label, "bold magenta"))
             table.add_row(text, paid_word(label), f"{count:,}", lines(label))
-    if tally.done:
+    if total := tally.counts.total():
         table.add_section()
-        table.add_row("all", "", f"{tally.done:,}", lines())
+        table.add_row("all", "", f"{total:,}", lines())
     return table
 
 
@@ -259,7 +259,7 @@ def say_reasons(lines: Iterable[Line]) -> None:
     reasons = Counter(
         (line.label, sanitize_text(line.message))
         for line in lines
-        if line.message and line.label in (NEVER_SENT, OTHER_CONTENT)
+        if line.message and line.label in (NOT_SENT_YET, OTHER_CONTENT)
     )
     for (label, reason), count in reasons.most_common(REASONS):
-        terminal.say(f"{count:,} {label}: {reason.removeprefix(f'{NEVER_SENT}: ')}")
+        terminal.say(f"{count:,} {label}: {reason.removeprefix(f'{NOT_SENT_YET}: ')}")

@@ -28,8 +28,8 @@ from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
 
-#: The label of a row that this run sent nothing for.
-NEVER_SENT = "never sent"
+#: The label of a row that this run sent nothing for, and that the ledger does not have: the same command sends it.
+NOT_SENT_YET = "not sent yet"
 
 #: The label of a row whose id the ledger has with other content: nothing was sent for it, and the id may be paid.
 OTHER_CONTENT = "other content"
@@ -40,12 +40,12 @@ PAID_WORDS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 _FIRST = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
 
 #: The order of tables.
-LABELS = (*_FIRST, *(state for state in State if state not in _FIRST), OTHER_CONTENT, NEVER_SENT)
+LABELS = (*_FIRST, *(state for state in State if state not in _FIRST), OTHER_CONTENT, NOT_SENT_YET)
 
 
 def paid_word(label: str) -> str:
     """Return what `paid` is for a label, in words."""
-    return PAID_WORDS[None if label in (NEVER_SENT, OTHER_CONTENT) else State(label).paid]
+    return "" if label == NOT_SENT_YET else PAID_WORDS[None if label == OTHER_CONTENT else State(label).paid]
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +71,7 @@ class Line:
     @property
     def label(self) -> str:
         """The state, or why there is none."""
-        return self.state or (OTHER_CONTENT if self.evidence == OTHER_CONTENT else NEVER_SENT)
+        return self.state or (OTHER_CONTENT if self.evidence == OTHER_CONTENT else NOT_SENT_YET)
 
     def cells(self) -> dict[str, Any]:
         """Return what a report holds of the row: times are ISO 8601, in UTC."""
@@ -130,8 +130,8 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Rows counted so far."""
-        return self.counts.total()
+        """Rows that were sent, now or before, or are refused; without those that are not sent yet."""
+        return self.counts.total() - self.counts[NOT_SENT_YET]
 
     def totals(self, label: str | None = None) -> dict[str, int]:
         """Return cents by currency, of one label or of all rows."""

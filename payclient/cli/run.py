@@ -22,7 +22,7 @@ from payclient.batch import charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
-from payclient.cli.report import NEVER_SENT, OTHER_CONTENT, Line, Report, Tally, line_of
+from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import Count, Number, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
@@ -150,9 +150,9 @@ class Run:
                 ):
                     self._count(line_of(request, pending.outcome))
         if missing:
-            more = ", ..." if len(missing) > SHOWN else ""
+            more, rows = ", ..." if len(missing) > SHOWN else "", terminal.counted(len(missing), "row")
             raise ConfigurationError(
-                f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
+                f"--report {report.path.name} calls {rows} paid or open that the ledger does not know "
                 f"({', '.join(missing[:SHOWN])}{more}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
@@ -232,7 +232,9 @@ class Run:
             elif before is None:
                 self._count(line_of(request, None))
         # A refused attempt is no news of a row that this run could not send.
-        elif before is None or now.state != State.REFUSED or before.label not in (NEVER_SENT, OTHER_CONTENT):
+        elif (
+            before is None or now.state != State.REFUSED or before.label not in (NOT_SENT_YET, OTHER_CONTENT)
+        ):
             self._count(now)
 
     def _count(self, line: Line) -> Line | None:
@@ -333,7 +335,7 @@ class Run:
         left = terminal.duration(now.expires_at - tracker.clock.time())
         self.progress.note(
             "waiting",
-            f"waiting for {now.pending:,} customers until {terminal.at(now.expires_at)} (in {left})",
+            f"waiting for {terminal.counted(now.pending, 'customer')} until {terminal.at(now.expires_at)} (in {left})",
             pending=now.pending,
             until=iso(now.expires_at),
         )

@@ -177,6 +177,11 @@ def money(cents: int, currency: str) -> str:
     return f"{currency} {cents // 100:,}.{cents % 100:02}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 charge`, or `1,234 charges`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """Return `3 min 20 s`, rounded up to a second; `2 h 5 min`."""
     whole = max(int(-(-seconds // 1)), 0)

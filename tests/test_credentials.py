@@ -259,6 +259,46 @@ async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledge
     assert service.posted == {"order-18": 1, "order-17": 1}
 
 
+@pytest.mark.parametrize("state", ["Aceptado", "Cancelado"])
+async def test_a_number_alone_decides_nothing_under_another_token(
+    service: Accounts, ledger: Ledger, state: str
+) -> None:
+    """Another account's transaction has our number and amount, and none there has our client transaction id."""
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+    other = Accounts()
+    other.clock = service.clock
+    async with tracking(other, await payclient.open_ledger("memory:"), "token-2") as tracker:
+        await tracker.sale(sale("another-1", "0984111444"))
+    other.decide(state)
+    other.sales[1000]["clientTransactionId"] = None  # a short report
+    async with tracking(other, ledger, "token-2") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is None
+        await service.clock.advance(2000)
+        assert (await found(tracker)).outcome.paid is None
+    service.decide("Aceptado" if state == "Cancelado" else "Cancelado")
+    async with tracking(service, ledger, "token-1") as tracker:
+        assert (await (await found(tracker)).check()).paid is (state == "Cancelado")
+
+
+async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledger: Ledger) -> None:
+    """A report without our client transaction id proves no account, and the query by that id finds the sale."""
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+    service.accounts = {"token-9": "shop"}
+    service.decide("Aceptado")
+    shipped = service.status
+
+    def short(path: str) -> HttpResponse:
+        found = shipped(path)
+        return HttpResponse(found.status, {}, found.body.replace(b"clientTransactionId", b"other"))
+
+    service.status = short  # type: ignore[method-assign]  # reports without our id
+    async with tracking(service, ledger, "token-9") as tracker:
+        assert (await outcome_of(service, await found(tracker))).paid is True
+    assert [path for _, path in service.asked] == ["/api/Sale/1000", "/api/Sale/client/order-17"]
+
+
 async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Accounts, ledger: Ledger) -> None:
     """A callable gives another token while a request waits for its connection: that one goes with the old."""
     tokens = iter(["token-1", "token-2", "token-2"])

@@ -246,7 +246,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
             absences = []
             if reading.looks_at_all:
                 assert reading.events == []
-                reading = reader.all_transactions(ask, query, answer, now, now)
+                reading = reader.all_transactions(ask, query, answer, now, now, token)
         for event in reading.events:
             try:
                 after = advance(ask.record, event)

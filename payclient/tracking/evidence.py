@@ -198,18 +198,32 @@ class AnswerReader:
         ):
             credentials.found(record, token)
         by_id = policy.by_transaction_id and (record.transaction_id or candidate_id) is not None
-        if report.state == "Cancelado" and by_id and policy.proves_absence and not record.state.decided:
+        # A number alone may be another account's too, and a cancelled transaction may have a paid one beside it.
+        alone = named is None and not self._may_deny(record, token)
+        decides = report.state == "Cancelado" or (report.state == "Aceptado" and alone)
+        if decides and by_id and policy.proves_absence and not record.state.decided:
             return Reading(looks_at_all=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
 
+    def _may_deny(self, record: Record, token: bytes) -> bool:
+        return self.credentials is None or self.credentials.may_deny(record, token)
+
     def all_transactions(
-        self, ask: Followed, query: TransactionRef, report: StatusReport | None, now: float, at: float
+        self,
+        ask: Followed,
+        query: TransactionRef,
+        report: StatusReport | None,
+        now: float,
+        at: float,
+        token: bytes,
     ) -> Reading:
-        """Read the query by client transaction id that came before a cancelled transaction decides.
+        """Read the query by client transaction id that came before the answer to a query by transaction id decides.
 
         Another one may be paid, or open. Without a verdict nobody knows yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
+        if report is None and not self._may_deny(ask.record, token):
+            return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.
             if now < self.policy.findings(ask, now).begun + self.policy.absent_after:
@@ -257,7 +271,7 @@ class AnswerReader:
                 found.missing_since = float("inf")
                 return Reading([Conflicted(at=at, what="not found")])
             return Reading()
-        if self.credentials is not None and not self.credentials.may_deny(record, token):
+        if not self._may_deny(record, token):
             return Reading(warning=UNDER_ANOTHER)
         if query.candidate_id is not None:
             found.about(query.candidate_id).missing_at = now

@@ -74,12 +74,12 @@ class StatusQueries:
         return self._reader.report(ask, query, report, now, at, token)
 
     async def read_all(self, ask: Followed, query: TransactionRef) -> Reading | None:
-        """Query all transactions of this client transaction id, before a cancelled one decides; None: no answer."""
+        """Query all transactions of this client transaction id, before one of them decides; None: no answer."""
         answered, report = await self._fetch(ask, attrs.evolve(query, transaction_id=None, candidate_id=None))
         if not answered:
             return None
-        now, at = self._clock.monotonic(), self._clock.time()
-        return self._reader.all_transactions(ask, query, report, now, at)
+        now, at, token = self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
+        return self._reader.all_transactions(ask, query, report, now, at, token)
 
     async def write(self, ask: Followed, reading: Reading) -> None:
         """Log and write what an answer means."""

@@ -192,14 +192,20 @@ async def tracking(
 
 
 async def outcome_of(
-    service: FakeService, pending: payclient.PendingSale, seconds: float = 3000.0
+    service: FakeService,
+    pending: payclient.PendingSale,
+    seconds: float = 3000.0,
+    *,
+    ledger: Ledger | None = None,
 ) -> payclient.Outcome:
-    """Let virtual time pass until the wait ends."""
+    """Let virtual time pass until the wait ends; no faster than the ledger, if it is one with a thread of its own."""
     wait = asyncio.ensure_future(pending.wait())
     for _ in range(int(seconds)):
         if wait.done():
             break
         await service.clock.advance(1.0)
+        if ledger is not None:
+            await ledger.get("what was queued before is written")
     assert wait.done(), "the wait did not end"
     return await wait
 

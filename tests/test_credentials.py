@@ -126,7 +126,7 @@ async def test_the_same_token_proves_absence(service: Accounts, ledger: Ledger) 
     async with tracking(service, ledger, "token-1") as tracker:
         await tracker.sale(sale())
     async with tracking(service, ledger, "token-1") as tracker:
-        outcome = await outcome_of(service, await found(tracker))
+        outcome = await outcome_of(service, await found(tracker), ledger=ledger)
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
@@ -201,7 +201,7 @@ async def test_another_account_takes_no_candidate_away(service: Accounts, ledger
     async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
         assert (await tracker.sale(sale("order-18"))).transaction_id == 1001
     async with tracking(service, ledger, "token-2") as tracker:
-        await outcome_of(service, await found(tracker))
+        await outcome_of(service, await found(tracker), ledger=ledger)
     record = await ledger.get("order-17")
     assert record is not None
     assert record.candidate_ids == (1001,)
@@ -217,8 +217,8 @@ async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts, led
     service.accounts = {"token-9": "shop"}
     await service.clock.advance(3600)
     async with tracking(service, ledger, "token-9") as tracker:
-        await outcome_of(service, await found(tracker, "order-18"))
-        assert (await outcome_of(service, await found(tracker))).paid is True
+        await outcome_of(service, await found(tracker, "order-18"), ledger=ledger)
+        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is True
 
 
 async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, ledger: Ledger) -> None:
@@ -251,11 +251,11 @@ async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledge
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        assert (await outcome_of(service, await found(tracker))).paid is None
+        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is None
         await tracker.sale(sale())
     assert other.posted == {"another-1": 1}
     async with tracking(service, ledger, "token-1") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is True
+        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is True
     assert service.posted == {"order-18": 1, "order-17": 1}
 
 
@@ -329,9 +329,9 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Account
     assert one.credentials != two.credentials
     service.accounts["token-1"] = "shop"
     async with tracking(service, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is None
+        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is None
     async with tracking(service, ledger, "token-1") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is False
+        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is False
 
 
 async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(

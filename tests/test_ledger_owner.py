@@ -145,7 +145,7 @@ def test_a_reader_after_the_owners_end_harms_nothing(tmp_path: Path, end: str) -
     program = (
         OPEN.replace(
             "await (await open_ledger(",
-            "from payclient import Record\n        ledger = await open_ledger(",
+            "from payclient.lifecycle import Record\n        ledger = await open_ledger(",
         )
         .replace(
             ".aclose()",

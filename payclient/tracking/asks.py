@@ -6,8 +6,10 @@ Every change goes through the ledger first. There may be 100,000 asks, so that a
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -23,10 +25,9 @@ from payclient.errors import (
 from payclient.events import Event, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
-from payclient.tracking.followup import Followed, Policy
+from payclient.tracking.followup import Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites, unwritten
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.rate_limit import DueTimes
 from payclient.tracking.sharing import LEASE, NO_MORE, Sharing
 
 __all__: list[str] = []
@@ -41,6 +42,70 @@ AT_ONCE = 0.0
 
 #: Seconds by which clocks may seem to drift apart before asks get an offset of their own.
 SAME_OFFSET = 0.001
+
+
+class DueTimes:
+    """A heap of slots of `width` seconds. An item comes out so much late at most, never early; adding one is an append.
+
+    New asks come in droves, and many are decided before anything is due for them. So they wait in one line, and come
+    out together when the first of them may be due: only then it is worked out when each of them is.
+    """
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._slots: dict[int, deque[Scheduled]] = {}
+        self._order: list[int] = []
+        self._new: deque[Scheduled] = deque()
+        #: When the new ones come out; infinity if there are none.
+        self.new_due: float = math.inf
+
+    def put_new(self, item: Scheduled, soonest: float) -> None:
+        """Add a new one, which is due then or later: `pop_new` returns it in time to `put` it."""
+        item.slot = self._new
+        self._new.append(item)
+        if soonest < self.new_due:
+            self.new_due = soonest
+
+    def pop_new(self, now: float) -> Scheduled | None:
+        """A new one, as long as there are any once one of them may be due; None if none may be."""
+        if self.new_due > now:
+            return None
+        while self._new:
+            item = self._new.popleft()
+            if item.slot is self._new:
+                item.slot = None
+                return item
+        self.new_due = math.inf
+        return None
+
+    def put(self, item: Scheduled, when: float) -> None:
+        """Look at it then; what was planned for it before counts no more."""
+        width = self._width
+        number = math.ceil(when / width)
+        if number * width < when:  # rounded
+            number += 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = deque()
+            heapq.heappush(self._order, number)
+        slot.append(item)
+        item.slot = slot
+
+    def first(self) -> float:
+        """When something is due next; infinity if nothing ever is."""
+        return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
+
+    def pop(self, now: float) -> Scheduled | None:
+        """An item that is due, in the order of the slots; None if none is."""
+        while self._order and self._order[0] * self._width <= now:
+            slot = self._slots[self._order[0]]
+            while slot:
+                item = slot.popleft()
+                if item.slot is slot:
+                    item.slot = None
+                    return item
+            del self._slots[heapq.heappop(self._order)]
+        return None
 
 
 class OpenAsks:

@@ -1,12 +1,9 @@
-"""When the next request may be made, by the profile's rate and the service's 429s; whose it is; what is due. Pure."""
+"""When the next request may be made, by the profile's rate and the service's 429s; and whose it is. Pure."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Coroutine
-from itertools import islice
 
 import attrs
 
@@ -137,47 +134,57 @@ COMPARED = 250
 
 
 class RequestLines:
-    """The asks that are due and wait for a request. `window` is the sale window in seconds."""
+    """The asks that are due and wait for a request. `window` is the sale window in seconds.
+
+    An item that was dropped, or is in a better line by now, is passed over when it comes out: growing a table of a
+    crowd would take longer than a turn of the loop may.
+    """
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._lines: dict[int, OrderedDict[Scheduled, None]] = {
-            line: OrderedDict() for line in (NOTIFIED, FINAL, ROUTINE, LATE)
+        self._lines: dict[int, deque[Scheduled]] = {
+            line: deque() for line in (NOTIFIED, FINAL, ROUTINE, LATE)
         }
-        self._turn = 0
+        self._turn = self._waiting = 0
 
     def __bool__(self) -> bool:
-        return any(self._lines.values())
+        return self._waiting > 0
 
     def put(self, item: Scheduled, line: int) -> None:
         """Let it wait; in the better line where it waits already."""
-        if item.line and item.line <= line:
-            return
-        self.drop(item)
-        item.line = line
-        self._lines[line][item] = None
+        if not item.line or line < item.line:
+            self.drop(item)
+            item.line = line
+            self._waiting += 1
+            self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
         """Let it wait no more."""
         if item.line:
-            line = self._lines[item.line]
-            del line[item]
             item.line = 0
-            if not line:
-                line.clear()  # frees a crowd's table
+            self._waiting -= 1
 
     def pop(self, now: float, *, ranked: bool) -> Scheduled | None:
         """Remove and return the next; None if nothing waits. With `ranked` the routine goes by lag, else by waiting."""
         self._turn = (self._turn + 1) % len(TURNS)
         for number in TURNS[self._turn]:
-            line = self._lines[number]
-            if line:
-                item = next(iter(line))
-                if ranked and number == ROUTINE:
-                    item = max(islice(line, COMPARED), key=lambda item: self.lag(item, now))
+            first = self._first(number, COMPARED if ranked and number == ROUTINE else 1)
+            if first:
+                item = first[0] if len(first) == 1 else max(first, key=lambda item: self.lag(item, now))
+                first.remove(item)
+                self._lines[number].extendleft(reversed(first))
                 self.drop(item)
                 return item
         return None
+
+    def _first(self, number: int, count: int) -> list[Scheduled]:
+        """Remove and return those that wait longest in a line."""
+        line, first = self._lines[number], list[Scheduled]()
+        while line and len(first) < count:
+            item = line.popleft()
+            if item.line == number:
+                first.append(item)
+        return first
 
     def lag(self, item: Scheduled, now: float) -> float:
         """Seconds for which an answer has been there unseen, on average, since the last query."""
@@ -190,67 +197,4 @@ class RequestLines:
         """Forget all."""
         for line in self._lines.values():
             line.clear()
-
-
-class DueTimes:
-    """A heap of slots of `width` seconds. An item comes out so much late at most, never early; adding one is an append.
-
-    New asks come in droves, and many are decided before anything is due for them. So they wait in one line, and come
-    out together when the first of them may be due: only then it is worked out when each of them is.
-    """
-
-    def __init__(self, width: float) -> None:
-        self._width = width
-        self._slots: dict[int, deque[Scheduled]] = {}
-        self._order: list[int] = []
-        self._new: deque[Scheduled] = deque()
-        #: When the new ones come out; infinity if there are none.
-        self.new_due: float = math.inf
-
-    def put_new(self, item: Scheduled, soonest: float) -> None:
-        """Add a new one, which is due then or later: `pop_new` returns it in time to `put` it."""
-        item.slot = self._new
-        self._new.append(item)
-        if soonest < self.new_due:
-            self.new_due = soonest
-
-    def pop_new(self, now: float) -> Scheduled | None:
-        """A new one, as long as there are any once one of them may be due; None if none may be."""
-        if self.new_due > now:
-            return None
-        while self._new:
-            item = self._new.popleft()
-            if item.slot is self._new:
-                item.slot = None
-                return item
-        self.new_due = math.inf
-        return None
-
-    def put(self, item: Scheduled, when: float) -> None:
-        """Look at it then; what was planned for it before counts no more."""
-        width = self._width
-        number = math.ceil(when / width)
-        if number * width < when:  # rounded
-            number += 1
-        slot = self._slots.get(number)
-        if slot is None:
-            slot = self._slots[number] = deque()
-            heapq.heappush(self._order, number)
-        slot.append(item)
-        item.slot = slot
-
-    def first(self) -> float:
-        """When something is due next; infinity if nothing ever is."""
-        return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
-
-    def pop(self, now: float) -> Scheduled | None:
-        """An item that is due, in the order of the slots; None if none is."""
-        while self._order and self._order[0] * self._width <= now:
-            slot = self._slots[self._order[0]]
-            while slot:
-                item = slot.popleft()
-                if item.slot is slot:
-                    item.slot = None
-                    return item
-            del self._slots[heapq.heappop(self._order)]
-        return None
+        self._waiting = 0

@@ -91,6 +91,7 @@ from payclient.tracking import (
     TransactionRef,
     as_decided,
     open_tracker,
+    open_tracker_from_env,
 )
 
 __all__ = [
@@ -157,6 +158,7 @@ __all__ = [
     "notification_url",
     "open_ledger",
     "open_tracker",
+    "open_tracker_from_env",
     "parse_external_notification",
     "parse_notification",
     "split_tax",

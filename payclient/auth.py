@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -87,6 +89,36 @@ def token_fault(token: object) -> str | None:
     if not _TOKEN.fullmatch(token):
         return "token: has blanks, control characters or other than ASCII"
     return None
+
+
+class TokenFile:
+    """The token of a file that another program writes anew from time to time; a session calls it for its token."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises `ConfigurationError` where it cannot be read now."""
+        self._path = Path(path)
+        self.read()
+
+    def read(self) -> str:
+        """Return the token as it is now. Raises `ConfigurationError`."""
+        # A pipe or a device might never end.
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigurationError(
+                f"the token file {self._path} must be a regular file, not a directory, a pipe or a device"
+            )
+        try:
+            token = self._path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"the token file {self._path} cannot be read: {error.strerror}"
+            ) from None
+        if (fault := token_fault(token)) is not None:
+            raise ConfigurationError(f"the token file {self._path}: {fault}")
+        return token
+
+    async def __call__(self) -> str:
+        """Return the token as it is now, for a session."""
+        return await asyncio.to_thread(self.read)
 
 
 class Token:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import attrs
 
-from payclient.auth import SIGNED_WITH, Secret, Token, TokenSource, check_base_url
+from payclient.auth import SIGNED_WITH, Secret, Token, TokenFile, TokenSource, check_base_url
 from payclient.errors import (
     ConfigurationError,
     NotSentError,
@@ -92,6 +92,21 @@ class Exchange:
     transaction_id: int | None = None
 
 
+def service_from_env(
+    environ: Mapping[str, str], profile: ServiceProfile | str | os.PathLike[str] | None
+) -> tuple[str, Secret[TokenSource], ServiceProfile]:
+    """Return the service's address, the token and the profile. Raises `ConfigurationError` naming what is not set."""
+    found = find_profile(profile or environ.get("PAYCLIENT_PROFILE") or None)
+    base_url = environ.get("PAYCLIENT_BASE_URL") or found.base_url
+    if not base_url:
+        raise ConfigurationError("PAYCLIENT_BASE_URL is not set")
+    if path := environ.get("PAYCLIENT_TOKEN_FILE"):
+        return base_url, Secret(TokenFile(path)), found
+    if not environ.get("PAYCLIENT_TOKEN"):
+        raise ConfigurationError("PAYCLIENT_TOKEN is not set")
+    return base_url, Secret(environ["PAYCLIENT_TOKEN"]), found
+
+
 class PaySession:
     """The service's operations over one pool of connections, for one event loop.
 
@@ -140,21 +155,10 @@ class PaySession:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: object) -> Self:
-        """Open a session by `PAYCLIENT_TOKEN`, `PAYCLIENT_BASE_URL` and, where set, `PAYCLIENT_PROFILE`.
-
-        A profile that names its service's address needs no `PAYCLIENT_BASE_URL`.
-        """
-        profile = find_profile(
-            options.pop("profile", None) or environ.get("PAYCLIENT_PROFILE") or DOCUMENT  # type: ignore[arg-type]  # passed on as it came
-        )
-        base_url = environ.get("PAYCLIENT_BASE_URL") or profile.base_url
-        for name, value in (
-            ("PAYCLIENT_BASE_URL", base_url),
-            ("PAYCLIENT_TOKEN", environ.get("PAYCLIENT_TOKEN")),
-        ):
-            if not value:
-                raise ConfigurationError(f"{name} is not set")
-        return cls(base_url, environ["PAYCLIENT_TOKEN"], profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
+        """Make a session by the settings that `open_tracker_from_env` reads; it needs no `PAYCLIENT_LEDGER`."""
+        given: Any = options.pop("profile", None)
+        base_url, token, profile = service_from_env(environ, given)
+        return cls(base_url, token, profile=profile, **options)  # type: ignore[arg-type]  # passed on as they came
 
     @property
     def renews_token(self) -> bool:

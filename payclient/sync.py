@@ -22,7 +22,15 @@ import payclient
 from payclient import ChargeResult, Outcome, PaymentForm, PrepareRequest, SaleRequest
 from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
 
-__all__ = ["Charges", "PendingSale", "Tracker", "as_decided", "charge_all", "open_tracker"]
+__all__ = [
+    "Charges",
+    "PendingSale",
+    "Tracker",
+    "as_decided",
+    "charge_all",
+    "open_tracker",
+    "open_tracker_from_env",
+]
 
 logger: logging.Logger = logging.getLogger("payclient.tracker")
 
@@ -505,6 +513,9 @@ def _charging(
 
 #: Like `payclient.open_tracker`. The tracker that it returns opens at its first call, or by `with`.
 open_tracker: Final = _opening(payclient.open_tracker)
+
+#: Like `payclient.open_tracker_from_env`, whose `ConfigurationError` the first call or `with` raises.
+open_tracker_from_env: Final = _opening(payclient.open_tracker_from_env)
 
 #: Like `payclient.charge_all`, for `with` and `for`.
 charge_all: Final = _charging(payclient.charge_all)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from payclient.auth import TokenFile
 from payclient.cli import main
-from payclient.cli.settings import RotatingToken
 from payclient.ledger import open_ledger
 from test_cli import (
     TOKEN,
@@ -213,7 +213,7 @@ def test_a_token_that_is_written_anew_goes_on(
     """The service takes the old one no more: it is read again, and no row is lost."""
     # The first is for the check at the start.
     tokens = iter(["old-token", "old-token"] + [TOKEN] * 10)
-    monkeypatch.setattr(RotatingToken, "read", lambda self: next(tokens))
+    monkeypatch.setattr(TokenFile, "read", lambda self: next(tokens))
     file, report = write_csv(tmp_path / "charges.csv", rows_of("rotates", 20)), tmp_path / "report.csv"
     token = tmp_path / "token"
     token.write_text("any")

@@ -74,6 +74,7 @@ NAMES = [
     "notification_url",
     "open_ledger",
     "open_tracker",
+    "open_tracker_from_env",
     "parse_external_notification",
     "parse_notification",
     "split_tax",

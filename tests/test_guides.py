@@ -58,7 +58,7 @@ PRINTED = {
     "batch": "None",
     "es/empezar": "True",
     "forms": "200 origin",
-    "operations": "",
+    "operations": "0",
     "profile": "shop 600",
     "sync": "order-17 True",
     "errors": "Amount: must be 1 to",
@@ -79,6 +79,10 @@ async def test_every_python_example_runs(
     async with Simulator(
         token="secret", settings=attrs.evolve(PAYPHONE, queries_per_minute=None), answers=answers
     ) as service:
+        for variable, value in {
+            "BASE_URL": service.url, "TOKEN": "secret", "PROFILE": "payphone", "LEDGER": "sqlite:charges.db",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(f"PAYCLIENT_{variable}", value)
         opening, session = payclient.open_tracker, payclient.PaySession
 
         def open_tracker(base_url: str | None, token: str, **options: Any) -> Any:

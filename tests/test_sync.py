@@ -99,7 +99,7 @@ def test_each_async_method_is_here_with_its_signature(name: str) -> None:
         assert inspect.getdoc(inspect.getattr_static(ours, method)), method
 
 
-@pytest.mark.parametrize("name", ["open_tracker", "charge_all", "as_decided"])
+@pytest.mark.parametrize("name", ["open_tracker", "open_tracker_from_env", "charge_all", "as_decided"])
 def test_each_function_has_the_signature_of_the_async_one(name: str) -> None:
     """Also what `open_tracker` will take one day."""
     theirs, ours = getattr(payclient, name), getattr(sync, name)
@@ -112,6 +112,7 @@ def test_each_function_has_the_signature_of_the_async_one(name: str) -> None:
         "as_decided",
         "charge_all",
         "open_tracker",
+        "open_tracker_from_env",
     }
 
 

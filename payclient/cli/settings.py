@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +14,7 @@ import attrs
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number as Range
 
-from payclient.auth import TokenSource, check_base_url, token_fault
+from payclient.auth import TokenFile, TokenSource, check_base_url, token_fault
 from payclient.cli import terminal
 from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
@@ -50,7 +49,7 @@ BaseUrl = Annotated[
     str | None,
     Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address; a preset has its own."),
 ]
-TokenFile = Annotated[
+TokenPath = Annotated[
     Path | None,
     Parameter(
         env_var="PAYCLIENT_TOKEN_FILE",
@@ -82,7 +81,7 @@ class ServiceOptions:
 
     base_url: BaseUrl = None
     profile: Profile = None
-    token_file: TokenFile = None
+    token_file: TokenPath = None
 
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""
@@ -91,10 +90,10 @@ class ServiceOptions:
             raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
         return check_base_url(address)
 
-    def token(self) -> str | RotatingToken:
+    def token(self) -> str | TokenFile:
         """Return the token of the file, or of the environment. Raises `ConfigurationError`."""
         if self.token_file is not None:
-            return RotatingToken(self.token_file)
+            return TokenFile(self.token_file)
         token = os.environ.get("PAYCLIENT_TOKEN")
         if not token:
             raise ConfigurationError(
@@ -202,29 +201,3 @@ def profile_of(profile: str | None) -> ServiceProfile:
     if profile and profile not in PRESETS:
         check_regular("--profile", Path(profile))
     return DOCUMENT if not profile else find_profile(profile)
-
-
-class RotatingToken:
-    """The token of a file that another program writes anew from time to time."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises `ConfigurationError` where it cannot be read now."""
-        self._path = path
-        self.read()
-
-    def read(self) -> str:
-        """Return the token as it is now."""
-        check_regular("--token-file", self._path)
-        try:
-            token = self._path.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError as error:
-            raise ConfigurationError(
-                f"the token file {self._path} cannot be read: {error.strerror}"
-            ) from None
-        if (fault := token_fault(token)) is not None:
-            raise ConfigurationError(f"the token file {self._path}: {fault}")
-        return token
-
-    async def __call__(self) -> str:
-        """Return the token as it is now, for a session."""
-        return await asyncio.to_thread(self.read)

@@ -9,7 +9,7 @@ from payclient.tracking.followup import StatusSource, TransactionRef
 from payclient.tracking.forms import FormLink, PaymentForm
 from payclient.tracking.health import Health
 from payclient.tracking.outcomes import Outcome, PendingSale
-from payclient.tracking.tracker import Tracker, as_decided, open_tracker
+from payclient.tracking.tracker import Tracker, as_decided, open_tracker, open_tracker_from_env
 
 __all__ = [
     "FormLink",
@@ -22,4 +22,5 @@ __all__ = [
     "TransactionRef",
     "as_decided",
     "open_tracker",
+    "open_tracker_from_env",
 ]

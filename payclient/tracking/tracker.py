@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, Self
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
@@ -23,7 +23,7 @@ from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
-from payclient.session import Exchange, PaySession
+from payclient.session import Exchange, PaySession, service_from_env
 from payclient.timeouts import Timeouts
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
@@ -40,7 +40,7 @@ from payclient.transport import Connector
 from payclient.validation import check_type, is_loopback
 from payclient.wire import Transport
 
-__all__ = ["Tracker", "as_decided", "open_tracker"]
+__all__ = ["Tracker", "as_decided", "open_tracker", "open_tracker_from_env"]
 
 logger: logging.Logger = logging.getLogger("payclient.tracker")
 
@@ -337,3 +337,41 @@ async def open_tracker(
                 yield tracker
         finally:
             await book.aclose()
+
+
+class TrackerOptions(TypedDict, total=False):
+    """The keywords of `open_tracker` that no environment variable stands for."""
+
+    create: bool
+    status: StatusSource | None
+    schedule: Schedule | None
+    clock: Clock | None
+    timeouts: Timeouts | None
+    connector: Connector | None
+    proxy: str | Secret[str] | None
+    transport: Transport | None
+    on_exchange: Callable[[Exchange], object] | None
+
+
+def open_tracker_from_env(
+    environ: Mapping[str, str] = os.environ,
+    *,
+    ledger: str | Secret[str] | None = None,
+    profile: ServiceProfile | str | os.PathLike[str] | None = None,
+    **options: Unpack[TrackerOptions],
+) -> TrackerContext:
+    """Do what `open_tracker` does, by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN`, `PAYCLIENT_PROFILE`, `PAYCLIENT_LEDGER`.
+
+    `PAYCLIENT_TOKEN_FILE` names a file that holds the token, and is read again after a 401. A profile that names its
+    service's address needs no `PAYCLIENT_BASE_URL`; without a profile it is `DOCUMENT`. An empty variable is not set.
+    `ledger` and `profile` go before their variables. There is no default ledger: `memory:` must be written.
+
+    Raises `ConfigurationError` that names the variable that is not set.
+    """
+    ledger = Secret.of(ledger or environ.get("PAYCLIENT_LEDGER") or "")
+    if not ledger.reveal():
+        raise ConfigurationError(
+            "PAYCLIENT_LEDGER is not set; set it to sqlite:PATH or postgresql://USER@HOST/DATABASE"
+        )
+    base_url, token, found = service_from_env(environ, profile)
+    return open_tracker(base_url, token, ledger=ledger, profile=found, **options)

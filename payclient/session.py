@@ -81,6 +81,9 @@ class Exchange:
 
     #: `sale`, `prepare`, `status`, `confirm`, `cancel` or `reverse`.
     operation: str
+    method: str
+    #: Below the base address; that of a query holds the id.
+    path: str
     #: None where no answer came.
     http_status: int | None
     seconds: float
@@ -90,6 +93,8 @@ class Exchange:
     error: str | None
     client_transaction_id: str | None
     transaction_id: int | None = None
+    #: How often the request was sent again by itself.
+    resends: int = 0
 
 
 def service_from_env(
@@ -145,7 +150,8 @@ class PaySession:
                 self.base_url, connect_timeout=self.timeouts.connect, connector=connector, proxy=proxy
             )
         self._transport = transport
-        self._on_exchange = on_exchange
+        #: Called with each exchange, unless None.
+        self.on_exchange = on_exchange
         #: When the service last answered, in UTC seconds; a 5xx may be a proxy's word.
         self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None
@@ -382,17 +388,20 @@ class PaySession:
             ):
                 # The connection may bring a second copy of a refusal or of "not found", as its next answer.
                 response.discard()
-            if self._on_exchange is not None:
+            if self.on_exchange is not None:
                 exchange = Exchange(
                     operation=operation,
+                    method=request.method,
+                    path=request.path,
                     http_status=None if response is None else response.status,
                     seconds=time.perf_counter() - began,
                     sent=sent or proof.passed,
                     error=None if error is None else type(error).__name__,
                     client_transaction_id=request.client_transaction_id,
                     transaction_id=getattr(result, "transaction_id", None),
+                    resends=tries,
                 )
-                _report(self._on_exchange, exchange)
+                _report(self.on_exchange, exchange)
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
         raise error
 

@@ -24,7 +24,7 @@ ROWS = [
     "tracking",
     "batch rows",
     "sync",
-    "web",
+    "web telemetry",
     "cli",
 ]
 ROW = {name: number for number, names in enumerate(ROWS) for name in names.split()}

@@ -126,6 +126,8 @@ class OpenAsks:
         self._changed = asyncio.Event()
         #: Whether anybody has the event; making one costs as much as all the rest of a decision.
         self._watched = False
+        #: Called with the record before and after each change of state of an ask that is followed here.
+        self.on_change: Callable[[Record, Record], object] | None = None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open = self.closed = False
 
@@ -306,6 +308,8 @@ class OpenAsks:
         if record.state is before.state:
             return
         self.touch()
+        if self.on_change is not None:
+            self.on_change(before, record)
         if record.state.decided:
             self.policy.decided(before, record)
             if self.sharing is not None:

@@ -1,0 +1,231 @@
+"""`payclient.telemetry`: spans and metrics by the SDK's exporters in memory, and nothing where it is not used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import payclient
+from fake_service import FakeService, lost_answer, outcome_of, refuses, sale, tracking
+from payclient import sync, telemetry
+from payclient.models import Notification
+from payclient.session import PaySession
+from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
+from required import module
+
+
+class Exported:
+    """What was exported, as plain values."""
+
+    def __init__(self) -> None:
+        trace, metrics = module("opentelemetry.sdk.trace"), module("opentelemetry.sdk.metrics")
+        self._spans = module("opentelemetry.sdk.trace.export.in_memory_span_exporter").InMemorySpanExporter()
+        self._reader = module("opentelemetry.sdk.metrics.export").InMemoryMetricReader()
+        self.tracer_provider = trace.TracerProvider(shutdown_on_exit=False)
+        processor = module("opentelemetry.sdk.trace.export").SimpleSpanProcessor(self._spans)
+        self.tracer_provider.add_span_processor(processor)
+        self.meter_provider = metrics.MeterProvider([self._reader], shutdown_on_exit=False)
+
+    def instrument(self, tracker: payclient.Tracker | sync.Tracker) -> Any:
+        return telemetry.instrument(
+            tracker, tracer_provider=self.tracer_provider, meter_provider=self.meter_provider
+        )
+
+    def spans(self) -> list[Any]:
+        return list(self._spans.get_finished_spans())
+
+    def points(self, name: str) -> dict[frozenset[tuple[str, object]], Any]:
+        """The points of a metric by their attributes."""
+        data = self._reader.get_metrics_data()
+        return {
+            frozenset(point.attributes.items()): point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        }
+
+    def everything(self) -> str:
+        data = self._reader.get_metrics_data()
+        return repr([span.to_json() for span in self.spans()]) + (data.to_json() if data else "")
+
+    def close(self) -> None:
+        self.tracer_provider.shutdown()
+        self.meter_provider.shutdown()
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    made = Exported()
+    yield made
+    made.close()
+
+
+def labels(**values: object) -> frozenset[tuple[str, object]]:
+    return frozenset((name.replace("__", "."), value) for name, value in values.items())
+
+
+async def test_a_sale_and_its_queries(exported: Exported) -> None:
+    """The sale's span is a child of the caller's; queries, which are made for all, are not."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        exported.instrument(tracker)
+        with exported.tracer_provider.get_tracer("shop").start_as_current_span("checkout") as checkout:
+            pending = await tracker.sale(sale())
+        await tracker.notify(Notification(transaction_id=1000, client_transaction_id="order-17"))
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+    spans = exported.spans()
+    (sent,) = [span for span in spans if span.name == "POST sale"]
+    assert sent.parent.span_id == checkout.get_span_context().span_id
+    assert dict(sent.attributes) == {
+        "http.request.method": "POST", "http.response.status_code": 200, "server.address": "pay.example",
+        "server.port": 443, "url.full": "https://pay.example/api/Sale", "payclient.operation": "sale",
+        "payclient.sent": True, "payclient.client_transaction_id": "order-17", "payclient.transaction_id": 1000,
+    }  # fmt: skip
+    assert sent.start_time <= sent.end_time
+    queries = [span for span in spans if span.name == "GET status"]
+    assert queries
+    assert {span.parent for span in queries} == {None}
+    (whole,) = [span for span in spans if span.name == "payclient sale"]
+    assert dict(whole.attributes) == {
+        "payclient.kind": "sale", "payclient.state": "accepted", "payclient.evidence": "query",
+        "payclient.client_transaction_id": "order-17", "payclient.attempt": 1, "payclient.transaction_id": 1000,
+    }  # fmt: skip
+    assert [event.name for event in whole.events] == ["payclient.notified"]
+    (point,) = exported.points("payclient.decision.duration").values()
+    assert point.count == 1
+    assert point.sum == pytest.approx((whole.end_time - whole.start_time) / 1e9, abs=0.01)
+    of_sales = exported.points("payclient.exchange.duration")[
+        labels(payclient__operation="sale", http__response__status_code=200)
+    ]
+    assert of_sales.count == 1
+
+
+async def test_what_fails_and_what_is_open(exported: Exported) -> None:
+    """Errors by their class, asks by state, and the age of the oldest unknown one."""
+    service = FakeService()
+    async with tracking(service, status=never) as tracker:
+        exported.instrument(tracker)
+        service.scripts += [lost_answer, refuses(111)]
+        await tracker.sale(sale())
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(sale("order-18", phone="0984111333"))
+        await tracker.sale(sale("order-19", phone="0984111444"))
+        await service.clock.advance(40)
+        asks = exported.points("payclient.asks")
+        assert asks[labels(payclient__kind="sale", payclient__state="unknown")].value == 1
+        assert asks[labels(payclient__kind="sale", payclient__state="pending")].value == 1
+        assert asks[labels(payclient__kind="form", payclient__state="pending")].value == 0
+        (age,) = exported.points("payclient.oldest_unknown.age").values()
+        assert age.value == 40.0
+    found = exported.points("payclient.exchange.duration")
+    assert labels(payclient__operation="sale", error__type="OutcomeUnknownError") in found
+    assert (
+        labels(payclient__operation="sale", http__response__status_code=400, error__type="RefusedError")
+        in found
+    )
+    assert exported.points("payclient.asks") == {}, "a closed tracker follows nothing"
+    failed = [span for span in exported.spans() if not span.status.is_ok and "error.type" in span.attributes]
+    assert len(failed) == 2
+
+
+async def never(_: payclient.TransactionRef) -> None:
+    """A status source that fails."""
+    raise ConnectionResetError
+
+
+async def test_nothing_personal_and_no_id_in_a_metric(exported: Exported) -> None:
+    """No amount, phone, name or token anywhere; ids only on spans."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        exported.instrument(tracker)
+        pending = await tracker.sale(sale(amount_with_tax=987600, tax=12345, optional_parameter1="Ana Pérez"))
+        service.decide("Aceptado")
+        await outcome_of(service, pending)
+        text = exported.everything()
+        for hidden in ("0984111222", "987600", "999945", "12345", "Ana", "token"):
+            assert hidden not in text
+        names = ("exchange.duration", "decision.duration", "asks", "oldest_unknown.age")
+        told = [key for name in names for point in exported.points(f"payclient.{name}") for key, _ in point]
+        assert set(told) == {
+            "payclient.operation", "payclient.kind", "payclient.state", "http.response.status_code",
+        }  # fmt: skip
+
+
+async def test_a_request_that_is_sent_again(exported: Exported, delays: object) -> None:
+    """One exchange, with its resends counted."""
+    service = FakeService()
+
+    async def refused(request: payclient.wire.HttpRequest, before_send: Any) -> payclient.wire.HttpResponse:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionRefusedError
+        return await service(request, before_send)
+
+    tries: list[int] = []
+    async with (
+        PaySession("https://pay.example", "token", transport=refused) as session,
+        payclient.Tracker(session, await payclient.open_ledger("memory:"), clock=service.clock) as tracker,
+    ):
+        exported.instrument(tracker)
+        await tracker.sale(sale())
+    (sent,) = [span for span in exported.spans() if span.name == "POST sale"]
+    assert sent.attributes["http.request.resend_count"] == 2
+
+
+async def test_it_ends_and_harms_nobody(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an exporter raises is logged by its class; after the end nothing is recorded."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        stop = exported.instrument(tracker)
+
+        def fail(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("secret")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(exported.tracer_provider.get_tracer("any")), "start_span", fail)
+            pending = await tracker.sale(sale())
+            service.decide("Aceptado")
+            assert (await outcome_of(service, pending)).paid is True
+        assert "telemetry failed: ZeroDivisionError" in caplog.text
+        assert "secret" not in caplog.text
+        stop()
+        await tracker.sale(sale("order-18", phone="0984111333"))
+        assert exported.spans() == []
+        assert exported.points("payclient.asks") == {}
+
+
+def test_a_sync_tracker(exported: Exported) -> None:
+    """As the async one."""
+    with (
+        SimulatorThread(Simulator(token="secret", settings=PAYPHONE)) as service,
+        sync.open_tracker(service.url, "secret", profile="payphone") as tracker,
+    ):
+        exported.instrument(tracker)
+        tracker.sale(sale())
+        assert "POST sale" in [span.name for span in exported.spans()]
+
+
+def test_without_the_extra() -> None:
+    """payclient loads none of it, and says what to install."""
+    program = """
+import sys
+sys.modules["opentelemetry"] = None
+import payclient, payclient.sync, payclient.telemetry
+try:
+    payclient.telemetry.instrument(None)
+except payclient.ConfigurationError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "pip install payclient[otel]" in out
+    code = "import sys, payclient, payclient.telemetry; print('opentelemetry' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import attrs
 import pytest
@@ -497,14 +498,27 @@ async def test_a_later_look_is_not_about_the_next_attempt(
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize("way", [PROFILE, BY_CLIENT, BY_ID, "the index lags", "a source"])
 @pytest.mark.parametrize("code", [22, 800])
 async def test_a_refused_sale_that_is_found_pending_holds_back_another(
-    service: FakeService, code: int, caplog: pytest.LogCaptureFixture
+    service: FakeService, code: int, way: payclient.ServiceProfile | str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A notification of a refused sale is worth a query; while its transaction is open none other is made."""
+    source: payclient.StatusSource | None = None
+    if way == "a source":
+
+        async def ask(reference: payclient.TransactionRef) -> payclient.StatusReport:
+            state: Any = service.sales[1000]["state"]
+            return payclient.StatusReport(state=state, client_transaction_id=reference.client_transaction_id)
+
+        source = ask
+    elif isinstance(way, str):
+        shipped = service.status
+        service.status = lambda path: answer(200, []) if "/client/" in path else shipped(path)  # type: ignore[method-assign]  # an index that lags
+    profile = way if isinstance(way, payclient.ServiceProfile) else PROFILE if source is None else NO_QUERY
     ledger = await payclient.open_ledger("memory:")
     service.scripts = [posted(1, refuses(code))]
-    async with tracking(service, ledger) as tracker:
+    async with tracking(service, ledger, profile, source) as tracker:
         with pytest.raises(payclient.RefusedError):
             await tracker.sale(sale())
         for _ in range(3):

@@ -37,7 +37,7 @@ class StatusQueries:
         self, session: PaySession, asks: OpenAsks, rate: RateLimit, source: StatusSource | None
     ) -> None:
         self._session = session
-        self._source = source
+        self.source: StatusSource | None = source
         self._asks = asks
         self._clock = asks.clock
         self._policy = asks.policy
@@ -45,7 +45,7 @@ class StatusQueries:
         status = session.profile.status
         #: Whether the session can query by our own id, and by the service's.
         self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
-        self._by_id = status is not None and status.by_transaction_id is not None
+        self.by_id: bool = status is not None and status.by_transaction_id is not None
         self.credentials: Credentials = Credentials(asks.ledger.digest_key)
         self._reader = AnswerReader(self._policy, self.credentials if source is None else None)
         #: Of late, the share of queries that brought no answer.
@@ -98,7 +98,7 @@ class StatusQueries:
     async def _fetch(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
         made_at = self._clock.monotonic()
         try:
-            report = await self._status(query)
+            report = await self.status(query)
         except RateLimitedError as limited:
             if ask.final_queries:
                 ask.final_queries -= 1  # it was not made, as far as a wait is concerned
@@ -124,17 +124,14 @@ class StatusQueries:
         self._failed += WEIGHT * (1.0 - self._failed)
         return False, None
 
-    async def _status(self, query: TransactionRef) -> StatusReport | None:
-        if self._source is not None:
-            return await within(self._clock, self._policy.total_timeout, self._source(query))
+    async def status(self, query: TransactionRef) -> StatusReport | None:
+        """Query by the id that says most. Raises what `PaySession.status` raises, or what a user's own source does."""
+        if self.source is not None:
+            return await within(self._clock, self._policy.total_timeout, self.source(query))
         transaction_id = query.transaction_id or query.candidate_id
-        if self.by_client_id and (transaction_id is None or not self._by_id):
-            return await self.by_client(query.client_transaction_id)
+        if self.by_client_id and (transaction_id is None or not self.by_id):
+            return await self._session.status(client_transaction_id=query.client_transaction_id, repeat=False)
         return await self._session.status(transaction_id=transaction_id, repeat=False)
-
-    async def by_client(self, client_transaction_id: str) -> StatusReport | None:
-        """Query by client transaction id, once. Raises what `PaySession.status` raises."""
-        return await self._session.status(client_transaction_id=client_transaction_id, repeat=False)
 
     def may_deny(self, record: Record) -> bool:
         """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from payclient.errors import CustomerBusyError, NotSentError, PayError, RefusedError
+import attrs
+
+from payclient.errors import CustomerBusyError, NotSentError, RefusedError
 from payclient.events import Evidence, Lost
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.evidence import find_mismatch, verdict
+from payclient.tracking.followup import TransactionRef
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import is_noted
 
@@ -25,11 +28,18 @@ class Refusals:
         self._poller = poller
         self._profile = poller.session.profile
 
-    async def _query(self, client_transaction_id: str) -> StatusReport | None:
-        """Query by client transaction id as soon as the rate allows. Raises `NotSentError` where that is too late."""
+    async def _query(
+        self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
+    ) -> StatusReport | None:
+        """Query by one of the ids as soon as the rate allows. Raises `NotSentError` where that is too late."""
+        await self._wait_for_turn()
+        return await self._poller.session.status(
+            transaction_id=transaction_id, client_transaction_id=client_transaction_id, repeat=False
+        )
+
+    async def _wait_for_turn(self) -> None:
         if not await self._poller.wait_for_turn(self._poller.policy.total_timeout):
             raise NotSentError("a query could not be made in time by the rate")
-        return await self._poller.queries.by_client(client_transaction_id)
 
     async def find_refused(self, before: Record) -> Record | None:
         """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
@@ -42,28 +52,56 @@ class Refusals:
         existed = before.evidence is Evidence.ANSWER and (
             before.error_type == CustomerBusyError.__name__ or before.error_code in duplicates
         )
-        if not self._poller.queries.by_client_id or not (existed or before.notified_at is not None):
+        if not (existed or before.notified_at is not None):
             return None
         try:
-            report = await self._query(identifier)
-        except PayError as failed:
+            report = await self._find(before)
+        except Exception as failed:  # of a user's own source anything
             words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
             raise NotSentError(words, client_transaction_id=identifier) from None
         if report is None:
             return None
-        if not self._poller.queries.may_deny(before):
+        if self._poller.queries.source is None and not self._poller.queries.may_deny(before):
             raise NotSentError(
                 "an earlier attempt may exist: its id was found under other credentials than those that sent it",
                 client_transaction_id=identifier,
             )
-        if find_mismatch(before, report) is not None:
-            return None
         before = await self._write_found(before, report)
         if report.state in ("Pendiente", None):
             raise CustomerBusyError(
                 "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
             )
         return before if before.state is State.ACCEPTED else None
+
+    async def _find(self, before: Record) -> StatusReport | None:
+        """Query by each transaction id that was named, and by client transaction id; the report that decides most.
+
+        None: nothing of this attempt is found, or a cancelled transaction alone.
+        """
+        queries, identifier = self._poller.queries, before.client_transaction_id
+        named = [each for each in reversed(before.candidate_ids) if each != DROPPED]
+        if queries.source is not None:
+            await self._wait_for_turn()
+            report = await queries.status(
+                TransactionRef(
+                    client_transaction_id=identifier,
+                    transaction_id=None,
+                    candidate_id=next(iter(named), None),
+                )
+            )
+            return None if report is None or find_mismatch(before, report) is not None else report
+        for candidate_id in named if queries.by_id else ():
+            report = await self._query(transaction_id=candidate_id)
+            if (
+                report is not None
+                and report.state != "Cancelado"
+                and find_mismatch(before, report, by_candidate=True, candidate_id=candidate_id) is None
+            ):
+                return attrs.evolve(report, transaction_id=candidate_id)
+        if not queries.by_client_id:
+            return None
+        report = await self._query(client_transaction_id=identifier)
+        return None if report is None or find_mismatch(before, report) is not None else report
 
     def is_duplicate(self, refused: RefusedError) -> bool:
         """Return whether the service refused an id because it has it already."""
@@ -89,7 +127,7 @@ class Refusals:
         if not self._poller.queries.by_client_id:
             return await self._poller.write(record, lost) if duplicate else None
         try:
-            report = await self._query(identifier)
+            report = await self._query(client_transaction_id=identifier)
         except asyncio.CancelledError:
             await asyncio.shield(self._poller.write(record, lost))
             raise

@@ -6,6 +6,8 @@ is imported from its module: `payclient.wire` (requests, answers), `payclient.li
 stand beside.
 """
 
+import typing as _typing
+
 from payclient.amounts import (
     split_tax,
     to_cents,
@@ -164,3 +166,14 @@ __all__ = [
     "split_tax",
     "to_cents",
 ]
+
+
+if not _typing.TYPE_CHECKING:  # type checkers want the submodule imported by its own name
+
+    def __getattr__(name: str) -> object:
+        """Import `payclient.sync`, `payclient.web` or `payclient.simulator` where it is first used."""
+        from importlib import import_module
+
+        if name in ("simulator", "sync", "web"):
+            return import_module(f"payclient.{name}")
+        raise AttributeError(f"module 'payclient' has no attribute {name!r}")

@@ -81,13 +81,13 @@ def authorize(token: Secret[Any], language: str | None) -> Authorization:
 def token_fault(token: object) -> str | None:
     """Return why a token cannot stand behind `Bearer` (§5), without repeating it, or None."""
     if not isinstance(token, str) or not token:
-        return "token: is empty or no text"
+        return "token must be a text that is not empty"
     if token.lower().startswith("bearer "):
-        return "token: give it without the word Bearer"
+        return "token must be given without the word Bearer"
     if token.startswith("<") or token.endswith(">"):
-        return "token: is still the placeholder of the documentation"
+        return "token must be your own, not the placeholder of the documentation"
     if not _TOKEN.fullmatch(token):
-        return "token: has blanks, control characters or other than ASCII"
+        return "token must have no blanks, no control characters, and nothing but ASCII"
     return None
 
 
@@ -135,7 +135,8 @@ class Token:
         if isinstance(source.reveal(), str):
             self.authorization = authorize(source, language)
         elif not callable(source.reveal()):
-            raise ConfigurationError("token: is a text or an async callable")
+            given = type(source.reveal()).__name__
+            raise ConfigurationError(f"token must be a text or an async callable; {given} was given")
 
     @property
     def renews(self) -> bool:
@@ -176,23 +177,27 @@ class Token:
 
 def check_base_url(base_url: object) -> str:
     """The base address without a final slash, or a `ConfigurationError` that names what is wrong."""
+    if base_url is None:
+        raise ConfigurationError("base_url must be given, because the profile names no address")
     if not isinstance(base_url, str) or not base_url:
-        raise ConfigurationError("base_url: is empty or no text")
+        raise ConfigurationError("base_url must be an address such as https://pay.example")
     if not _TOKEN.fullmatch(base_url) or "\\" in base_url:
-        raise ConfigurationError("base_url: has blanks, control characters, backslashes or other than ASCII")
+        raise ConfigurationError(
+            "base_url must have no blanks, control characters or backslashes, and nothing but ASCII"
+        )
     try:
         parts = urlsplit(base_url)
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
     if not host:
-        raise ConfigurationError("base_url: is an address such as https://pay.example")
+        raise ConfigurationError("base_url must be an address such as https://pay.example")
     if "@" in parts.netloc:
-        raise ConfigurationError("base_url: has user information in it")
+        raise ConfigurationError("base_url must have no user information in it")
     if "?" in base_url or "#" in base_url:
-        raise ConfigurationError("base_url: has a query or a fragment")
+        raise ConfigurationError("base_url must have no query and no fragment")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-        raise ConfigurationError("base_url: is not https (http is for loopback only)")
+        raise ConfigurationError("base_url must be https (http is for loopback only)")
     return base_url.rstrip("/")
 
 

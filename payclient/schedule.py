@@ -66,7 +66,7 @@ class Schedule(Protocol):
 
 def _positive(value: float | None, name: str) -> None:
     if value is not None and not 0 < value < math.inf:
-        raise ConfigurationError(f"schedule: {name} is a positive number")
+        raise ConfigurationError(f"schedule: {name} must be a positive number")
 
 
 @attrs.frozen
@@ -95,7 +95,7 @@ class Steps:
     def __init__(self, *steps: tuple[float, float]) -> None:
         until = [age for age, _ in steps]
         if not steps or until != sorted(until):
-            raise ConfigurationError("schedule: steps are pairs of an age and a gap, by rising ages")
+            raise ConfigurationError("schedule: steps must be pairs of an age and a gap, by rising ages")
         for _, seconds in steps:
             _positive(seconds, "a gap")
         self.__attrs_init__(steps)
@@ -121,7 +121,7 @@ class Attentive:
 
     def __attrs_post_init__(self) -> None:
         if self.target_delay is not None and self.max_queries is not None:
-            raise ConfigurationError("schedule: give target_delay or max_queries, not both")
+            raise ConfigurationError("schedule: target_delay must not be given beside max_queries")
         for name in ("target_delay", "max_queries", "window"):
             _positive(getattr(self, name), name)
         if self.max_queries is not None:

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -480,6 +481,8 @@ def sleep_time_seconds(tries: int, chance: float) -> float:
 def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> TransportError:
     """Make the error of a request without an answer, by the proof alone and never by what was raised."""
     kind = OutcomeUnknownError if proof.passed else NotSentError
+    if kind is NotSentError:
+        failure = f"{failure}; nothing was sent"
     return kind(failure, client_transaction_id=request.client_transaction_id)
 
 
@@ -492,6 +495,8 @@ def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> No
 
 def _describe(error: Exception) -> str:
     """Describe an exception by its class and the system's error name, which hold nothing of the request."""
+    if isinstance(getattr(error, "os_error", error), socket.gaierror):
+        return f"no address found for {getattr(error, 'host', 'the service')} (DNS)"
     number = getattr(error, "errno", None)
     name = errno.errorcode.get(number) if isinstance(number, int) else None
     kind = type(error).__name__

@@ -18,7 +18,7 @@ def _positive(instance: Timeouts, attribute: attrs.Attribute[float], value: obje
         isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     )
     if not good:
-        raise ConfigurationError(f"time-out {attribute.name}: is a positive, finite number of seconds")
+        raise ConfigurationError(f"time-out {attribute.name} must be a positive, finite number of seconds")
 
 
 @attrs.frozen(kw_only=True)

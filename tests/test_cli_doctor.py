@@ -133,13 +133,13 @@ def test_what_charges_take_from_elsewhere_is_not_missed(
     assert f"base_url: {server.url}" in said(capfd)["ok"]
     (tmp_path / "token").write_text("", encoding="utf-8")
     assert main(["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]) == 4
-    assert said(capfd)["wrong"] == ["the token file token: token: is empty or no text"]
+    assert said(capfd)["wrong"] == ["the token file token: token must be a text that is not empty"]
 
 
 @pytest.mark.parametrize(
     ("options", "token", "words"),
     [
-        (["--base-url", "http://pay.example"], TOKEN, "is not https"),
+        (["--base-url", "http://pay.example"], TOKEN, "must be https"),
         (["--base-url", "https://user:geheim@pay.example"], TOKEN, "user information"),
         (["--base-url", "http://127.0.0.1:1"], "Bearer geheim", "without the word Bearer"),
         (["--base-url", "http://127.0.0.1:1"], "<ACCESS_TOKEN>", "placeholder"),

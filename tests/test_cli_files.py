@@ -202,7 +202,7 @@ def test_the_token_of_a_file(
     assert main(charge_arguments(willing, file)) == 2
     err = capfd.readouterr().err
     assert "token: set PAYCLIENT_TOKEN" in err
-    assert "give it without the word Bearer" in err
+    assert "must be given without the word Bearer" in err
     assert "cannot be read: No such file" in err
     assert "secret-never-shown" not in err
 

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -93,6 +95,20 @@ def test_nothing_is_loaded_that_is_not_declared() -> None:
     tree = ast.parse(Path(payclient.__file__).read_bytes())
     imported = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert sorted(imported) == sorted(payclient.__all__)
+
+
+@pytest.mark.parametrize("name", ["simulator", "sync", "web"])
+def test_a_submodule_is_imported_where_it_is_first_used(name: str) -> None:
+    """Not before: a plain `import payclient` loads none of them."""
+    program = f"import sys, payclient; assert 'payclient.{name}' not in sys.modules; print(payclient.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"payclient.{name}\n"
+
+
+def test_no_other_name_is_made_up() -> None:
+    """A name that is not there is an AttributeError, as ever."""
+    with pytest.raises(AttributeError, match="module 'payclient' has no attribute 'webb'"):
+        getattr(payclient, "web" + "b")
 
 
 @pytest.mark.parametrize("name", payclient.__all__)

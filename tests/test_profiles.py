@@ -58,7 +58,9 @@ def test_a_preset_needs_no_address() -> None:
     environ = {"PAYCLIENT_TOKEN": "token", "PAYCLIENT_PROFILE": "payphone"}
     assert PaySession.from_env(environ).base_url == real
     assert ServiceOptions(profile="payphone").address() == real
-    with pytest.raises(ConfigurationError, match=r"^base_url: is empty"):
+    with pytest.raises(
+        ConfigurationError, match=r"^base_url must be given, because the profile names no address$"
+    ):
         PaySession(None, "token")
 
 

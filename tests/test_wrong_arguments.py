@@ -59,6 +59,37 @@ async def test_a_setting_of_another_type_is_named(option: dict[str, Any], words:
             pass
 
 
+@pytest.mark.parametrize(
+    ("token", "words"), [(7, "an async callable; int was given"), ("", "a text that is not empty")]
+)
+def test_a_token_of_another_type_is_named(token: Any, words: str) -> None:
+    """With what it must be, and never with what it was."""
+    with pytest.raises(payclient.ConfigurationError, match=f"^token must be .*{words}$"):
+        payclient.PaySession(ADDRESS, token)
+
+
+async def test_an_address_without_a_host_is_told_from_one_that_refuses() -> None:
+    """The error names the host that has no address, and says that nothing was sent."""
+    async with payclient.PaySession("https://pay.invalid", "token") as session:
+        with pytest.raises(payclient.NotSentError) as caught:
+            await session.sale(SaleRequest(**SALE))
+    assert str(caught.value) == "no address found for pay.invalid (DNS); nothing was sent"
+
+
+async def test_an_id_that_was_used_and_a_wait_that_ended_are_named() -> None:
+    """With the id, and what to do."""
+    async with Simulator() as service, payclient.open_tracker(service.url, "token") as tracker:
+        pending = await tracker.sale(SaleRequest(**SALE))
+        with pytest.raises(
+            payclient.DifferentRequestError, match=r"^order-17 was already used for a different requ"
+        ):
+            await tracker.sale(SaleRequest(**SALE | {"tip": 5}))
+        with pytest.raises(
+            payclient.StillPendingError, match=r"^order-17 is still pending after 0\.01 s; tracking go"
+        ):
+            await pending.wait(timeout=0.01)
+
+
 async def test_no_profile_is_the_documents() -> None:
     """As a setting that was left empty comes."""
     async with payclient.open_tracker("http://127.0.0.1:9", "token", profile=None) as tracker:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import ssl
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
@@ -138,6 +139,9 @@ def check_reach(base_url: str) -> Iterator[Check]:
             yield Check("wrong", f"TLS: the certificate is not trusted: {fault.verify_message}")
             return
         cause = getattr(error, "os_error", error)
+        if isinstance(cause, socket.gaierror):
+            yield Check("wrong", f"no address found for {urlsplit(base_url).hostname} (DNS)")
+            return
         name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
         yield Check("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
         return

@@ -384,7 +384,11 @@ class OpenAsks:
         timer = None
         if timeout is not None:
             identifier = ask.record.client_transaction_id
-            late = StillPendingError("still pending; tracking goes on", client_transaction_id=identifier)
+            late = StillPendingError(
+                f"{identifier} is still {ask.record.state} after {timeout:g} s; tracking goes on. A web request should "
+                "not wait: answer it at once, and show waiting_page",
+                client_transaction_id=identifier,
+            )
             timer = self.clock.call_at(self.clock.monotonic() + timeout, _fail, waiter, late)
         try:
             await waiter

@@ -29,6 +29,7 @@ from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.tracking.poller import Poller
 from payclient.tracking.refusals import Refusals
+from payclient.validation import loggable_id
 from payclient.wire import HttpRequest
 
 __all__: list[str] = []
@@ -62,8 +63,9 @@ def lane_text(request: SaleRequest) -> str:
 def same_request(known: Record, digest: bytes) -> Record:
     """The known record, if its content is this one's; else `DifferentRequestError`."""
     if known.digest != digest:
+        identifier = loggable_id(known.client_transaction_id) or "this client transaction id"
         raise DifferentRequestError(
-            "this client transaction id is in the ledger with other content; nothing was sent",
+            f"{identifier} was already used for a different request; a new purchase needs a new id; nothing was sent",
             client_transaction_id=known.client_transaction_id,
         )
     return known

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import asyncpg
 import attrs
 import pytest
 
@@ -268,6 +269,39 @@ async def test_another_takes_over_what_died(service: FakeService, url: str, quic
         await service.clock.advance(30)
         assert (await soon(waiting)).paid is True
         assert second.queries >= 1
+
+
+async def test_an_expired_sale_that_nobody_holds(
+    service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is due for it until its next look, in whichever process; a late notification is followed up at once."""
+    monkeypatch.setattr(sharing, "RENEW", 0.05)
+    async with working(service, url) as first:
+        waiting = asyncio.ensure_future((await first.tracker.sale(sale())).wait())
+        for _ in range(1000):
+            if waiting.done():
+                break
+            await service.clock.advance(2.0)
+            await asyncio.sleep(0.001)
+        assert (await soon(waiting)).state is State.EXPIRED
+        due = "SELECT due > clock_timestamp() + interval '5 minutes' FROM payclient.open_attempts"
+        connection = await asyncpg.connect(url)
+        async with asyncio.timeout(20):
+            while not await connection.fetchval(due):  # noqa: ASYNC110 - no event of ours tells
+                await asyncio.sleep(0.01)
+    monkeypatch.setattr(sharing, "RENEW", 1000.0)
+    async with working(service, url) as second:
+        await service.clock.advance(5.0)
+        assert second.queries == 0
+        assert await connection.fetchval(due)
+        service.decide("Aceptado")
+        note = Notification(transaction_id=1000, client_transaction_id="order-17")
+        assert await second.tracker.notify(note) is Receipt.MATCHED
+        waiting = asyncio.ensure_future((await second.find()).wait())
+        await until(lambda: record_of(second))
+        await service.clock.advance(2.0)
+        assert (await soon(waiting)).paid is True
+    await connection.close()
 
 
 async def test_sending_that_died_is_unknown_once_it_is_old(

@@ -181,7 +181,7 @@ class Shared(Ledger, Protocol):
     async def defer(self, seconds: Mapping[str, float]) -> None:
         """Hold what is held of these client transaction ids for so many seconds, without renewal.
 
-        A notification shortens that to 30 seconds, whether its holder lives or not.
+        A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
         """
 
     async def reserve(self, queries: int, gap: float) -> float:

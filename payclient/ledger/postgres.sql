@@ -170,7 +170,8 @@ BEGIN
             SELECT attempt_id, $2, clock_timestamp() + make_interval(secs => $3) FROM changed
             WHERE after = 'reversing' AND before <> after
         ), hastened AS (
-            UPDATE payclient.open_attempts SET due = least(due, clock_timestamp() + interval '30 seconds')
+            UPDATE payclient.open_attempts SET due = CASE WHEN holder = 0 THEN clock_timestamp()
+                ELSE least(due, clock_timestamp() + interval '30 seconds') END
             WHERE attempt_id IN (
                 SELECT o.attempt_id FROM payclient.open_attempts AS o JOIN changed USING (attempt_id)
                 WHERE event IN ('Notified', 'Returned') FOR NO KEY UPDATE OF o SKIP LOCKED

@@ -131,7 +131,9 @@ class Poller:
         `again`: the same was notified before, and earns no more than one query, a second after the last one.
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_elsewhere(record):
-            return  # its follower learns of it too
+            if self.asks.sharing is not None:
+                self.asks.sharing.claim_soon()  # the process that follows it learns of it too, if there is one
+            return
         ask = self.follow(record)
         if ask is None or ask.record.state.decided:
             return

@@ -130,6 +130,7 @@ class Sharing:
         self._deferred: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
+        self._claiming: asyncio.Task[None] | None = None
         self._unwatch: Callable[[], None] | None = None
         self._closed = False
 
@@ -190,6 +191,20 @@ class Sharing:
                 self._poller.asks.late.failed(error)
             except Exception as error:  # a fault of ours must not end it
                 logger.error("sharing failed: %s", type(error).__name__)
+
+    def claim_soon(self) -> None:
+        """Follow what is due now: somebody was notified of an ask that nobody may hold."""
+        if self._claiming is None and not self._closed:
+            self._claiming = self._start(self._claim_now())
+
+    async def _claim_now(self) -> None:
+        try:
+            await self._claim()
+            self._poller.wake_up()
+        except LedgerError as error:
+            self._poller.asks.late.failed(error)
+        finally:
+            self._claiming = None
 
     async def _claim(self) -> None:
         """Follow what is due: what died with other processes."""

@@ -223,6 +223,9 @@ class Tracker:
     notify: Final = _blocking(payclient.Tracker.notify)
     returned: Final = _blocking(payclient.Tracker.returned)
     prepare: Final = _blocking(payclient.Tracker.prepare)
+    unresolved: Final = _blocking(payclient.Tracker.unresolved)
+    history: Final = _blocking(payclient.Tracker.history)
+    resolve: Final = _blocking(payclient.Tracker.resolve)
     health: Final = _blocking(payclient.Tracker.health)
     forget_form: Final = _blocking(_plain(payclient.Tracker.forget_form))
     open_sales: Final = _giving(

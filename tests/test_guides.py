@@ -108,6 +108,7 @@ async def test_every_python_example_runs(
                 "Simulator": Simulator, "PAYPHONE": PAYPHONE, "TEST_MODE": TEST_MODE, "Fault": Fault,
                 "ship": lambda: shipped.append("order-17"),
                 "offer_another_way": lambda: pytest.fail("not paid"),
+                "seen_in_the_portal": lambda identifier: pytest.fail("nothing is unknown"),
                 "hold_for_review": lambda outcome: pytest.fail("unknown"),
                 "request": payclient.SaleRequest(
                     phone_number="0984111222", country_code="593", amount_without_tax=100, currency="USD",

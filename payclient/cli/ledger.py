@@ -22,21 +22,16 @@ from payclient.cli.report import PAID_WORDS, csv_line, json_line
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError, LedgerInUseError
-from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision, Evidence
+from payclient.events import Evidence
 from payclient.ledger import Change, Ledger, backup_ledger, open_ledger
-from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
+from payclient.lifecycle import DROPPED, Record, State
+from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
 
 __all__: list[str] = []
 
 T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]
-
-_DECISIONS: dict[str, type[Decision]] = {
-    "accepted": DecidedAccepted,
-    "cancelled": DecidedCancelled,
-    "refused": DecidedRefused,
-}
 
 #: What an operator's word means for whoever runs the shop.
 _MEANINGS = {
@@ -252,7 +247,7 @@ def resolve(
     /,
     *,
     as_: Annotated[
-        Literal["accepted", "cancelled", "refused"],
+        DecidedAs,
         Parameter(
             name="--as", help="What it was; refused says that nothing was created, and re-opens charging."
         ),
@@ -282,7 +277,7 @@ def resolve(
             raise ConfigurationError(
                 f"{identifier} has changed meanwhile: look at it again; nothing was changed"
             )
-        decision = _DECISIONS[as_](at=time.time(), actor=actor.strip(), reason=reason.strip())
+        decision = DECISIONS[as_](at=time.time(), actor=actor.strip(), reason=reason.strip())
         return await book.apply(record, decision)
 
     after = with_ledger(ledger, decide, changes=True)
@@ -291,18 +286,9 @@ def resolve(
 
 
 def _check_open(record: Record, decision: str) -> None:
-    kind = _DECISIONS[decision]
-    if kind in TRANSITIONS[record.state]:
-        return
-    allowed = " or ".join(
-        state for state, table in TRANSITIONS.items() if kind in table and not state.decided
-    )
-    running = record.state in (State.SENDING, State.PENDING)
-    hint = "; run the charge again, which asks the service first" if running else ""
-    raise ConfigurationError(
-        f"{record.client_transaction_id} is {record.state}: only what is {allowed} is decided by hand{hint}; "
-        "nothing was changed"
-    )
+    fault = objection(record, decision)
+    if fault is not None:
+        raise ConfigurationError(fault)
 
 
 def _say_what_it_means(record: Record, decision: str) -> None:

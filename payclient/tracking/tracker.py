@@ -17,8 +17,10 @@ from payclient.clock import Clock, LoopClock
 from payclient.errors import (
     ConfigurationError,
     InvalidNotificationError,
+    TransitionError,
+    UsageError,
 )
-from payclient.ledger import Ledger, open_ledger
+from payclient.ledger import Change, Ledger, open_ledger
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.profile import DOCUMENT, ServiceProfile
@@ -28,6 +30,7 @@ from payclient.timeouts import Timeouts
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk
+from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
 from payclient.tracking.feed import feed
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
@@ -216,6 +219,53 @@ class Tracker:
     def open_sales(self) -> list[PendingSale]:
         """Every sale that is not decided."""
         return [self._poller.handle(ask.record) for ask in self._poller.asks.all()]
+
+    async def unresolved(self) -> list[Outcome]:
+        """Return every ask of the ledger that is not decided, oldest first, whichever process follows it.
+
+        Raises `LedgerUnavailableError`.
+        """
+        return [Outcome.of(record) async for record in self._ledger.unfinished()]
+
+    async def history(self, client_transaction_id: str) -> list[Change]:
+        """Return every change of a client transaction id, oldest first; empty if the ledger has none.
+
+        Raises `LedgerUnavailableError`.
+        """
+        return await self._ledger.history(client_transaction_id)
+
+    async def resolve(
+        self, client_transaction_id: str, *, as_: DecidedAs, actor: str, reason: str
+    ) -> Outcome:
+        """Decide the newest attempt by hand where it is UNKNOWN, EXPIRED or REVERSING; `wait()` returns it then.
+
+        `accepted` is final. `cancelled` stands until the service says that it was accepted; of a reversal that has no
+        answer it is final, and means that the money went back. `refused` **allows this id to be charged again**: if the
+        attempt does exist at the service, the customer pays twice. `actor` and `reason` are kept in the history, and
+        must not be empty.
+
+        Raises `TransitionError` where the state does not allow it, `UsageError` for an id that the ledger does not have
+        and for what may not be said, `LedgerUnavailableError`; nothing was changed.
+        """
+        self._poller.asks.check_open(client_transaction_id)
+        if as_ not in DECISIONS:
+            raise UsageError(f"as_ must be one of {', '.join(DECISIONS)}; nothing was changed")
+        actor, reason = actor.strip(), reason.strip()
+        if not actor or not reason:
+            raise UsageError("actor and reason must not be empty; nothing was changed")
+        record = await self._ledger.get(client_transaction_id)
+        if record is None:
+            raise UsageError(
+                "this ledger has no such ask; nothing was changed",
+                client_transaction_id=client_transaction_id,
+            )
+        fault = objection(record, as_)
+        if fault is not None:
+            raise TransitionError(fault, client_transaction_id=client_transaction_id)
+        decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
+        record = await self._ledger.apply(record, decision)
+        self._poller.took(record)
+        return Outcome.of(record)
 
     async def health(self) -> Health:
         """Return how this process's tracker fares: one probe of the ledger, and counts. Raises nothing."""

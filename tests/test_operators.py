@@ -1,0 +1,132 @@
+"""What a person sees and decides through a tracker: all processes' undecided asks, their histories, and decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import payclient
+from fake_ledgers import FailingLedger, SharedLedger
+from fake_service import FakeService, lost_answer, outcome_of, refusal, sale, tracking
+from payclient.ledger.memory import MemoryLedger
+
+WHO: dict[str, Any] = {"actor": " Ana ", "reason": "seen in the portal"}
+
+
+def unknowing() -> FakeService:
+    """A service that loses the answer to the first sale and answers no query."""
+    service = FakeService()
+    service.scripts.append(lost_answer)
+    service.status_scripts = [lambda: refusal(0, status=503)] * 1000
+    return service
+
+
+async def test_all_processes_asks() -> None:
+    """Also those that another process follows; decided ones are not among them."""
+    service = FakeService()
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        first = await one.sale(sale())
+        await service.clock.advance(1)
+        await other.sale(sale("order-18", phone="0984111333"))
+        for tracker in (one, other):
+            found = await tracker.unresolved()
+            assert [each.client_transaction_id for each in found] == ["order-17", "order-18"]
+            assert {each.state for each in found} == {"pending"}
+        service.decide("Aceptado")
+        await outcome_of(service, first)
+        assert [each.client_transaction_id for each in await other.unresolved()] == ["order-18"]
+        events = [change.event for change in await other.history("order-17")]
+        assert (events[0], events[-1]) == ("Permitted", "FoundAccepted")
+        assert await other.history("order-0") == []
+
+
+@pytest.mark.parametrize(("as_", "paid"), [("accepted", True), ("cancelled", False), ("refused", False)])
+async def test_a_decision_ends_the_waits(as_: Any, paid: bool) -> None:
+    """With who decided and why in the history; only what was refused may be charged again."""
+    service = unknowing()
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        waiting = asyncio.ensure_future(pending.wait())
+        await service.clock.advance(3)
+        outcome = await tracker.resolve("order-17", as_=as_, **WHO)
+        assert (outcome.paid, outcome.evidence, outcome.state) == (paid, "operator", as_)
+        assert (await waiting).paid is paid
+        assert await tracker.unresolved() == []
+        last = (await tracker.history("order-17"))[-1]
+        assert (last.evidence, last.detail) == (
+            "operator",
+            '{"actor": "Ana", "reason": "seen in the portal"}',
+        )
+        service.status_scripts = []
+        service.sales.clear()
+        await tracker.sale(sale())
+        assert service.posted["order-17"] == (2 if as_ == "refused" else 1)
+
+
+async def test_another_process_hears_of_it() -> None:
+    """Whoever waits there gets the decision, too."""
+    service = unknowing()
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        pending = await one.sale(sale())
+        await other.resolve("order-17", as_="accepted", **WHO)
+        assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_what_is_not_decided_by_hand() -> None:
+    """What the service is still asked about, what is final, and what there is not; nothing is changed."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        with pytest.raises(payclient.TransitionError, match="order-17 is pending: only what is unknown"):
+            await tracker.resolve("order-17", as_="refused", **WHO)
+        service.decide("Aceptado")
+        await outcome_of(service, pending)
+        with pytest.raises(payclient.TransitionError, match="is accepted"):
+            await tracker.resolve("order-17", as_="cancelled", **WHO)
+        with pytest.raises(payclient.UsageError, match="no such ask"):
+            await tracker.resolve("order-0", as_="cancelled", **WHO)
+        assert pending.outcome.paid is True
+    with pytest.raises(payclient.TrackerClosedError):
+        await tracker.resolve("order-17", as_="cancelled", **WHO)
+
+
+@pytest.mark.parametrize("change", [{"as_": "pending"}, {"actor": " "}, {"reason": ""}])
+async def test_what_may_not_be_said(change: dict[str, Any]) -> None:
+    """A decision has a name and a reason."""
+    async with tracking(unknowing()) as tracker:
+        pending = await tracker.sale(sale())
+        with pytest.raises(payclient.UsageError, match="nothing was changed"):
+            await tracker.resolve("order-17", **{"as_": "accepted", **WHO, **change})
+        assert pending.state == "unknown"
+
+
+async def test_a_ledger_that_fails() -> None:
+    """Nothing is decided until it is written."""
+    full = False
+    ledger = FailingLedger(lambda name: full and name == "apply")
+    service = unknowing()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        full = True
+        with pytest.raises(payclient.LedgerUnavailableError):
+            await tracker.resolve("order-17", as_="accepted", **WHO)
+        assert pending.state == "unknown"
+        full = False
+        assert (await tracker.resolve("order-17", as_="accepted", **WHO)).paid is True
+
+
+async def test_a_decision_after_a_restart() -> None:
+    """The ledger keeps it."""
+    service, ledger = unknowing(), MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+    async with tracking(service, ledger) as tracker:
+        await tracker.resolve("order-17", as_="cancelled", **WHO)
+    async with tracking(service, ledger) as tracker:
+        found = await tracker.find("order-17")
+        assert found is not None
+        assert (found.state, found.outcome.paid) == ("cancelled", False)

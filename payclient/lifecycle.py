@@ -272,12 +272,30 @@ def advance(record: Record, event: Event) -> Record:
             f"{record.state} does not take {type(event).__name__}",
             client_transaction_id=record.client_transaction_id,
         ) from None
-    changes: dict[str, Any] = {"version": record.version + 1}
+    changes = _facts(record, event)
+    changes["version"] = record.version + 1
+    if target is not None:
+        changes |= {"state": target, "evidence": event.evidence}
+        if target.decided:
+            changes["decided_at"] = event.at
+        elif record.decided_at is not None:
+            changes["decided_at"] = None
+        if isinstance(event, Found):
+            changes["reason"] = event.reason
+            # What is given back keeps the receipt of its approval.
+            if record.state not in (State.ACCEPTED, State.REVERSING):
+                changes["receipt"] = event.receipt
+    return _changed(record, changes)
+
+
+def _facts(record: Record, event: Event) -> dict[str, Any]:
+    """Return the attributes that the event changes, its state aside. Raises `TransitionError`."""
+    changes: dict[str, Any] = {}
     match event:
         case Created(transaction_id=transaction_id, expires_at=expires_at):
-            changes |= {"transaction_id": transaction_id, "expires_at": expires_at}
+            changes = {"transaction_id": transaction_id, "expires_at": expires_at}
         case Refused(error_type=error_type, error_code=error_code, messages=messages):
-            changes |= {"error_type": error_type, "error_code": error_code, "messages": messages}
+            changes = {"error_type": error_type, "error_code": error_code, "messages": messages}
         case Lost(expires_at=expires_at, candidate_id=candidate_id):
             changes["expires_at"] = expires_at
             if candidate_id is not None:
@@ -292,35 +310,30 @@ def advance(record: Record, event: Event) -> Record:
         ):
             changes["expires_at"] = expires_at
         case Found():
-            if record.transaction_id is None:
-                # A form whose card was declined may yet be paid by another, which is another transaction.
-                if record.kind == "sale" or not isinstance(event, FoundCancelled):
-                    changes["transaction_id"] = event.transaction_id
-            elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
-                changes["transaction_id"] = event.transaction_id
-            elif event.transaction_id not in (None, record.transaction_id):
-                raise TransitionError(
-                    f"a report of transaction {event.transaction_id} is not this one's",
-                    client_transaction_id=record.client_transaction_id,
-                )
+            changes = _found(record, event)
         case Notified(at=at, transaction_id=transaction_id) | Returned(at=at, transaction_id=transaction_id):
             changes["notified_at"] = record.notified_at if record.notified_at is not None else at
             if record.transaction_id is None and transaction_id is not None:
                 changes["candidate_ids"] = _with_candidate(record.candidate_ids, transaction_id)
         case Conflicted(candidate_id=int(candidate_id)):
             changes["candidate_ids"] = tuple(each for each in record.candidate_ids if each != candidate_id)
-    if target is not None:
-        changes |= {"state": target, "evidence": event.evidence}
-        if target.decided:
-            changes["decided_at"] = event.at
-        elif record.decided_at is not None:
-            changes["decided_at"] = None
-        if isinstance(event, Found):
-            changes["reason"] = event.reason
-            # What is given back keeps the receipt of its approval.
-            if record.state not in (State.ACCEPTED, State.REVERSING):
-                changes["receipt"] = event.receipt
-    return _changed(record, changes)
+    return changes
+
+
+def _found(record: Record, event: Found) -> dict[str, Any]:
+    """Return what a report changes of the transaction id. Raises `TransitionError` for one of another transaction."""
+    if record.transaction_id is None:
+        # A form whose card was declined may yet be paid by another, which is another transaction.
+        if record.kind == "sale" or not isinstance(event, FoundCancelled):
+            return {"transaction_id": event.transaction_id}
+    elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
+        return {"transaction_id": event.transaction_id}
+    elif event.transaction_id not in (None, record.transaction_id):
+        raise TransitionError(
+            f"a report of transaction {event.transaction_id} is not this one's",
+            client_transaction_id=record.client_transaction_id,
+        )
+    return {}
 
 
 def check_newest(before: Record, after: Record, newest: int) -> None:

@@ -47,7 +47,7 @@ DECISION_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1
 BACKGROUND = frozenset({"status", "confirm"})
 
 
-def instrument(
+def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     tracker: Tracker | sync.Tracker,
     *,
     tracer_provider: TracerProvider | None = None,

@@ -27,9 +27,9 @@ from fake_service import (
     sale,
     tracking,
 )
-from payclient.batch.feeding import CHUNK
 from payclient.batch.lanes import Lanes
 from payclient.batch.pace import send_rate
+from payclient.batch.source import CHUNK
 from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record

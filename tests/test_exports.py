@@ -131,3 +131,17 @@ def test_every_annotation_of_a_public_function_is_real(name: str) -> None:
     thing = getattr(payclient, name)
     if inspect.isfunction(thing):
         assert "return" in typing.get_type_hints(thing)
+
+
+def test_a_class_name_occurs_once_and_no_module_is_a_gerund() -> None:
+    """A name leads to one thing; the blocking twins of `sync` have the names of what they wrap."""
+    root = Path(payclient.__file__).parent
+    twins = {f"sync.{name}" for name in ("Charges", "PendingSale", "Tracker")}
+    seen: dict[str, str] = {}
+    for path in sorted(root.rglob("*.py")):
+        assert not path.stem.endswith("ing") or path.stem == "sharing", (
+            path
+        )  # of what is shared between processes
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef) and f"{path.stem}.{node.name}" not in twins:
+                assert seen.setdefault(node.name, str(path)) == str(path), node.name

@@ -24,7 +24,7 @@ from asgi import Answered, ask, lifespan
 from fake_service import FakeService, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import receiving
-from payclient.web.receiving import OnReceipt
+from payclient.web.receiver import OnReceipt
 
 SECRET = "sixteen bytes and more"
 HINT = "?id=1000&clientTransactionID=order-17"

@@ -10,10 +10,10 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from payclient.batch.feeding import begin_lanes, next_row, rows_of
-from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, Lanes, Row, Turns
+from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, LaneRow, Lanes, Turns
 from payclient.batch.pace import send_rate, sends_per_second
 from payclient.batch.results import ChargeResult
+from payclient.batch.source import begin_lanes, next_row, rows_of
 from payclient.batch.tries import Tries
 from payclient.clock import Timer, start
 from payclient.errors import LedgerError, NotSentError
@@ -195,7 +195,7 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._open_rows += 1
                 self._queue(lane, row)
 
-    def _queue(self, lane: Lane, row: Row) -> None:
+    def _queue(self, lane: Lane, row: LaneRow) -> None:
         lane.rows.append(row)
         if not lane.waits:
             self._ready(lane)
@@ -271,7 +271,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     # --- With other processes that charge the same rows
 
-    def _must_look(self, row: Row) -> bool:
+    def _must_look(self, row: LaneRow) -> bool:
         return self._shares and self.stopped is None and self._clock.monotonic() - row.looked_at > KNOWN_FOR
 
     async def _look_first(self, lane: Lane) -> None:
@@ -287,7 +287,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._later(SENDING_DELAY * self._scale, lane)
             self._pump()
 
-    async def _look(self, row: Row) -> bool:
+    async def _look(self, row: LaneRow) -> bool:
         """See what another process did with a row since it was read; False: the ledger cannot say."""
         identifier = row.request.client_transaction_id
         try:
@@ -340,7 +340,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._start(self._finish(sent))
         await self._next(lane)
 
-    async def _send(self, row: Row) -> PendingSale | ChargeResult | float:
+    async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
         if self._shares and self.stopped is not None:
             await self._look(row)  # what we did not send may be sent by another

@@ -15,7 +15,7 @@ from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.tracking.outcomes import PendingSale
 
-__all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "Lanes", "Row", "Turns"]
+__all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "LaneRow", "Lanes", "Turns"]
 
 logger: logging.Logger = logging.getLogger("payclient.batch")
 
@@ -34,7 +34,7 @@ class Lanes(Protocol):
         """The next row of a lane; None at its end."""
 
 
-class Row:
+class LaneRow:
     """One request, what the ledger knew of it when it was read, and its tries."""
 
     __slots__ = ("busy_since", "known", "looked_at", "request", "tries")
@@ -61,7 +61,7 @@ class Lane:
 
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
         self.key: Hashable = key
-        self.rows: deque[Row] = deque()
+        self.rows: deque[LaneRow] = deque()
         #: Rows that the source still has of it.
         self.ahead: int = ahead
         #: Its first row waits for its turn, or is being charged.

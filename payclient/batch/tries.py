@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from payclient.batch.lanes import Row
+from payclient.batch.lanes import LaneRow
 from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
 from payclient.lifecycle import State
@@ -58,7 +58,7 @@ class Tries:
         if self._unknown_in_a_row >= UNKNOWN_IN_A_ROW:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
-    def again(self, row: Row, error: Exception, token: int, made_at: float) -> float | None:
+    def again(self, row: LaneRow, error: Exception, token: int, made_at: float) -> float | None:
         """In how many seconds a row is tried again that created nothing; None: it is over."""
         row.tries += 1
         if isinstance(error, NotSentError):

@@ -29,7 +29,7 @@ from payclient.ledger.records import sanitize_text
 __all__: list[str] = []
 
 
-class _Stream(io.TextIOBase):
+class _StandardStream(io.TextIOBase):
     """The `sys.stdout` or `sys.stderr` of this moment, with its write errors swallowed."""
 
     def __init__(self, name: str) -> None:
@@ -60,14 +60,14 @@ class _Stream(io.TextIOBase):
 
 def out() -> Console:
     """Return where results go: a table for a pipe keeps each row on one line."""
-    stream = _Stream("stdout")
+    stream = _StandardStream("stdout")
     return Console(
         file=cast(IO[str], stream), highlight=False, soft_wrap=True, width=None if stream.isatty() else 240
     )
 
 
 #: Where progress, questions and warnings go.
-err: Console = Console(file=cast(IO[str], _Stream("stderr")), highlight=False, soft_wrap=True)
+err: Console = Console(file=cast(IO[str], _StandardStream("stderr")), highlight=False, soft_wrap=True)
 
 #: The arguments of this run, to say how it goes on.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -121,7 +121,7 @@ def tell(text: str) -> None:
 
 def plain(text: str) -> None:
     """Write a line among the results as it is; what is not printable is escaped."""
-    _Stream("stdout").write(f"{sanitize_text(text)}\n")
+    _StandardStream("stdout").write(f"{sanitize_text(text)}\n")
 
 
 def complain(text: str) -> None:

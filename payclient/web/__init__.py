@@ -6,7 +6,7 @@ Read `pages`, `redirect`, `waiting`, `receiving`, then `aiohttp`, `starlette` or
 from payclient.notifications import notification_url
 from payclient.web.pages import Page
 from payclient.web.redirect import redirect_page
-from payclient.web.waiting import is_waiting, sale_status, waiting_page
+from payclient.web.sale_page import is_waiting, sale_status, waiting_page
 
 __all__ = [
     "Page",

@@ -13,7 +13,7 @@ from payclient.tracking.tracker import Tracker
 from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
-from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 
 __all__ = [
@@ -55,10 +55,10 @@ def notification_route(
 
     With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
     """
-    receiving = Receiving(secret, on_receipt)
+    receiver = Receiver(secret, on_receipt)
 
     async def receive(request: web.Request) -> web.Response:
-        await receiving.take(
+        await receiver.take(
             tracker_of(request),
             key=request.match_info.get("key", ""),
             query=request.rel_url.raw_query_string,

@@ -21,7 +21,7 @@ from payclient.tracking.tracker import Tracker
 from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
-from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
 
@@ -96,10 +96,10 @@ def notification_route(
     With a `secret`, `route` is the path of `notification_url(base, client_transaction_id, secret)`'s base. (Django
     itself has read the whole body by then, into a file if it is large.)
     """
-    receiving = Receiving(secret, on_receipt)
+    receiver = Receiver(secret, on_receipt)
 
     async def receive(request: HttpRequest, key: str = "") -> HttpResponse:
-        await receiving.take(
+        await receiver.take(
             tracker_of(request),
             key=key,
             query=request.META.get("QUERY_STRING", ""),

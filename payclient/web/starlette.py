@@ -17,7 +17,7 @@ from payclient.tracking.tracker import Tracker
 from payclient.web.health import health_status
 from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
-from payclient.web.receiving import ANSWER, HEADERS, OnReceipt, Receiving, route_of
+from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 
 __all__ = [
@@ -54,11 +54,11 @@ def tracker_of(connection: HTTPConnection) -> Tracker:
     return tracker
 
 
-class _Receiver:
+class _Endpoint:
     """An ASGI app, since a route to one takes every method."""
 
-    def __init__(self, receiving: Receiving) -> None:
-        self._receiving = receiving
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiving = receiver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -79,7 +79,7 @@ def notification_route(
 
     With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
     """
-    return Route(route_of(path, secret, "{key}"), _Receiver(Receiving(secret, on_receipt)))
+    return Route(route_of(path, secret, "{key}"), _Endpoint(Receiver(secret, on_receipt)))
 
 
 def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[Route]:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from typing import Any
 
-from payclient.batch.lanes import Lane, Lanes, Row
+from payclient.batch.lanes import Lane, LaneRow, Lanes
 from payclient.models import SaleRequest
 from payclient.tracking.bulk import Bulk
 
@@ -17,7 +17,7 @@ __all__ = ["begin_lanes", "next_row", "rows_of"]
 CHUNK = 200
 
 
-async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, Row], None]:
+async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, LaneRow], None]:
     """Every lane with its first row, the longest first."""
     lanes = source.lanes()
     while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
@@ -26,7 +26,7 @@ async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, R
             yield lane, row
 
 
-async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> Row:
+async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> LaneRow:
     """The next row of a lane that has one."""
     (row,) = await _look_up(bulk, [_next_of(source, lane)])
     return row
@@ -34,7 +34,7 @@ async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> Row:
 
 async def rows_of(
     bulk: Bulk, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]
-) -> AsyncGenerator[Row, None]:
+) -> AsyncGenerator[LaneRow, None]:
     """Every row, in the order of the requests; what comes by waiting is looked up at once."""
     if isinstance(requests, AsyncIterable):
         async for request in requests:
@@ -54,6 +54,6 @@ def _next_of(source: Lanes, lane: Any) -> SaleRequest:
     return request
 
 
-async def _look_up(bulk: Bulk, requests: list[SaleRequest]) -> list[Row]:
+async def _look_up(bulk: Bulk, requests: list[SaleRequest]) -> list[LaneRow]:
     known = await bulk.find([request.client_transaction_id for request in requests])
-    return [Row(request, known.get(request.client_transaction_id)) for request in requests]
+    return [LaneRow(request, known.get(request.client_transaction_id)) for request in requests]

@@ -22,7 +22,7 @@ from payclient.notifications import (
 )
 from payclient.tracking.tracker import Tracker
 
-__all__ = ["OnReceipt", "Receiving"]
+__all__ = ["OnReceipt", "Receiver"]
 
 logger: logging.Logger = logging.getLogger("payclient.web")
 
@@ -37,7 +37,7 @@ TIMEOUT = 10.0
 OnReceipt = Callable[[Notification, Receipt], object]
 
 
-class Receiving:
+class Receiver:
     """One receiver. With a `secret` only addresses made by `notification_url` with it are listened to."""
 
     def __init__(self, secret: str | bytes | None, on_receipt: OnReceipt | None) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["instrument"]
 
-logger = logging.getLogger("payclient.telemetry")
+logger: logging.Logger = logging.getLogger("payclient.telemetry")
 
 #: Bounds of the histograms, in seconds.
 EXCHANGE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

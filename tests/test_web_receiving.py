@@ -23,7 +23,7 @@ import payclient.web.starlette
 from asgi import Answered, ask, lifespan
 from fake_service import FakeService, sale, tracking
 from payclient.notifications import notification_url
-from payclient.web import receiving
+from payclient.web import receiver
 from payclient.web.receiver import OnReceipt
 
 SECRET = "sixteen bytes and more"
@@ -216,7 +216,7 @@ async def test_a_sender_that_dawdles_is_answered(
     tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that does not come ends with the time-out, not with the sender's patience."""
-    monkeypatch.setattr(receiving, "TIMEOUT", 0.01)
+    monkeypatch.setattr(receiver, "TIMEOUT", 0.01)
     route = payclient.web.starlette.notification_route("/notify")
 
     async def never() -> None:
@@ -319,7 +319,7 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
     tracker: payclient.Tracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It counts inside the receiver's time; its failure is logged by place and id, without its text."""
-    monkeypatch.setattr(receiving, "TIMEOUT", 0.05)
+    monkeypatch.setattr(receiver, "TIMEOUT", 0.05)
 
     async def slow(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
         await asyncio.Event().wait()

@@ -58,7 +58,7 @@ class LateWrites:
         self._silent_until = float("-inf")
         self._failures = 0
         #: When the last write failed, by the monotonic clock; never, once one has succeeded.
-        self.write_failed_at = float("-inf")
+        self.write_failed_at: float = float("-inf")
 
     def __len__(self) -> int:
         return len(self._late)

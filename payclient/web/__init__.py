@@ -1,6 +1,6 @@
 """In a web app: pages, receivers and the tracker's life. Each framework is imported only by the module of its name.
 
-Read `pages`, `redirect`, `waiting`, `receiving`, then `aiohttp`, `starlette` or `django`; `referrer` stands alone.
+Read `pages`, `redirect`, `sale_page`, `receiver`, then `aiohttp`, `starlette` or `django`; `referrer` stands alone.
 """
 
 from payclient.notifications import notification_url

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from payclient.tracking.tracker import Tracker
-from payclient.web import redirect, waiting
+from payclient.web import redirect, sale_page
 from payclient.web.pages import STYLE
 
 __all__ = ["MaySee"]
@@ -23,7 +23,7 @@ _SCRIPT_HEADERS = {"Content-Type": "text/javascript; charset=utf-8", "Cache-Cont
 #: Headers and content of each file below `{prefix}/assets`.
 ASSETS = {
     "style.css": ({**_SCRIPT_HEADERS, "Content-Type": "text/css; charset=utf-8"}, STYLE.encode()),
-    "waiting.js": (_SCRIPT_HEADERS, waiting.SCRIPT.encode()),
+    "waiting.js": (_SCRIPT_HEADERS, sale_page.SCRIPT.encode()),
     "redirect.js": (_SCRIPT_HEADERS, redirect.SCRIPT.encode()),
 }
 
@@ -37,4 +37,4 @@ async def order_status(
         if not (await allowed if inspect.isawaitable(allowed) else allowed):
             return 404, b"{}"
     sale = await tracker.find(client_transaction_id)
-    return (404, b"{}") if sale is None else (200, json.dumps(waiting.sale_status(sale)).encode())
+    return (404, b"{}") if sale is None else (200, json.dumps(sale_page.sale_status(sale)).encode())

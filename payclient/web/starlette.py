@@ -58,11 +58,11 @@ class _Endpoint:
     """An ASGI app, since a route to one takes every method."""
 
     def __init__(self, receiver: Receiver) -> None:
-        self._receiving = receiver
+        self._receiver = receiver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        await self._receiving.take(
+        await self._receiver.take(
             tracker_of(request),
             key=request.path_params.get("key", ""),
             query=request.url.query,

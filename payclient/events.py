@@ -152,6 +152,15 @@ class Exhausted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Overpaid(Event):
+    """Another ask of the same purchase is paid, too: somebody must give one back."""
+
+    evidence = Evidence.CONFLICT
+    #: The client transaction ids of the others that are paid.
+    also: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
 class ReversalPermitted(Event):
     """The permit to send one request that gives the payment back."""
 

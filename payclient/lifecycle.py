@@ -70,6 +70,7 @@ from payclient.events import (
     Lost,
     Notified,
     NotSent,
+    Overpaid,
     Prepared,
     ProvenAbsent,
     Recovered,
@@ -241,6 +242,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             **_HINTS,
             FoundAccepted: None,
             FoundCancelled: State.REVERSED,  # a correction: somebody else gave it back
+            Overpaid: None,
             ReversalPermitted: State.REVERSING,
         },
         State.REVERSING: {

@@ -227,7 +227,7 @@ class Tracker:
     history: Final = _blocking(payclient.Tracker.history)
     resolve: Final = _blocking(payclient.Tracker.resolve)
     health: Final = _blocking(payclient.Tracker.health)
-    forget_form: Final = _blocking(_plain(payclient.Tracker.forget_form))
+    purchase: Final = _blocking(payclient.Tracker.purchase)
     open_sales: Final = _giving(
         lambda self, sales: [PendingSale(self, sale) for sale in sales], _plain(payclient.Tracker.open_sales)
     )

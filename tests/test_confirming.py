@@ -438,14 +438,14 @@ async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(se
         assert (await outcome_of(service, pending, 10)).evidence is Evidence.UNPAID
 
 
-async def test_a_cancelled_form_is_not_handed_out_again(service: FakeService) -> None:
-    """The next form of the cart is a new one."""
+async def test_a_form_that_its_customer_closed_is_handed_out_again(service: FakeService) -> None:
+    """The service does not call it cancelled, so that another tab may pay it: no second form beside it."""
     async with tracking(service, profile=PROFILE) as tracker:
         first = await tracker.live_form("cart-9", form)
         assert await tracker.live_form("cart-9", form) is first
         await tracker.returned(f"id=0&clientTransactionId={first.client_transaction_id}")
         second = await tracker.live_form("cart-9", form)
-        assert second.client_transaction_id != first.client_transaction_id
+        assert second.client_transaction_id == first.client_transaction_id
 
 
 async def test_a_form_that_could_not_be_used_is_said(

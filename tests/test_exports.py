@@ -47,6 +47,7 @@ NAMES = [
     "PendingSale",
     "PrepareRequest",
     "PrepareResult",
+    "Purchase",
     "PurchaseOpenError",
     "RateLimitedError",
     "Receipt",

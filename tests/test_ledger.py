@@ -66,6 +66,7 @@ def _one(kind: type[Event]) -> Event:
         "actor": "ana",
         "reason": "seen",
         "what": "amount",
+        "also": ("other",),
     }
     names = {field.name for field in attrs.fields(kind)}
     return kind(at=NOW + 9, **{name: value for name, value in words.items() if name in names})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import sys
@@ -151,13 +152,20 @@ async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:
     assert refused.purchase == "order"
 
 
-async def test_a_correction_may_make_it_paid_twice(ledger: Ledger) -> None:
+async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     """The service's word is recorded whatever it means; both payments are among the purchase's asks."""
     first = await ledger.apply(await _permitted(ledger, sale("first")), PATHS[State.REFUSED][0])
     second = await _permitted(ledger, sale("second"))
     for event in PATHS[State.ACCEPTED]:
         second = await ledger.apply(second, event)
-    await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
+    with caplog.at_level("CRITICAL"):
+        both = await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
+    assert caplog.messages == ["first is paid, and its purchase also by second: give one back"]
+    assert await ledger.get("first") == both
+    *_, paid, seen = await ledger.changes()
+    assert (paid.event, seen.event, seen.after) == ("FoundAccepted", "Overpaid", State.ACCEPTED)
+    assert json.loads(seen.detail or "") == {"also": ["second"]}
+    assert await ledger.history("first") == [*(await ledger.history("first"))[:-2], paid, seen]
     assert [each.state for each in await ledger.asks("order")] == [State.ACCEPTED] * 2
     with pytest.raises(PurchaseHeldError):
         await ledger.permit(sale("third", beside_open_form=True))

@@ -28,6 +28,7 @@ from payclient.events import (
     Lost,
     Notified,
     NotSent,
+    Overpaid,
     Prepared,
     ProvenAbsent,
     Recovered,
@@ -78,8 +79,8 @@ EVIDENCE = {
     FoundPending: "query", FoundAccepted: "query", FoundCancelled: "query", ProvenAbsent: "absent", Expired: "clock",
     DecidedAccepted: "operator", DecidedCancelled: "operator", DecidedRefused: "operator", Notified: "notification",
     Returned: "return", Abandoned: "unpaid", Withdrawn: "withdrawn", Conflicted: "conflict", Suspected: "lane busy",
-    Exhausted: "last query", ReversalPermitted: "permit", ReversalNotSent: "not sent", ReversalRefused: "answer",
-    Reversed: "answer",
+    Exhausted: "last query", Overpaid: "conflict", ReversalPermitted: "permit", ReversalNotSent: "not sent",
+    ReversalRefused: "answer", Reversed: "answer",
 }  # fmt: skip
 
 EXAMPLES: dict[type[Event], Event] = {
@@ -104,6 +105,7 @@ EXAMPLES: dict[type[Event], Event] = {
     Conflicted: Conflicted(at=2.0, what="amount"),
     Suspected: Suspected(at=2.0),
     Exhausted: Exhausted(at=2.0),
+    Overpaid: Overpaid(at=2.0, also=("other",)),
     ReversalPermitted: ReversalPermitted(at=2.0, expires_at=32.0),
     ReversalNotSent: ReversalNotSent(at=2.0),
     ReversalRefused: ReversalRefused(at=2.0, error_code=20),
@@ -158,7 +160,7 @@ def test_what_changes_no_state_is_exactly_this() -> None:
         UNKNOWN: HINTS,
         PENDING: everywhere,
         EXPIRED: everywhere,
-        ACCEPTED: everywhere | {FoundAccepted},
+        ACCEPTED: everywhere | {FoundAccepted, Overpaid},
         CANCELLED: everywhere | {FoundCancelled, Abandoned, Withdrawn},
         REFUSED: everywhere,
         REVERSING: everywhere,

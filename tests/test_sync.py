@@ -181,8 +181,8 @@ def test_forms_without_await(service: SimulatorThread) -> None:
         assert tracker.returned(back).paid is True
         with pytest.raises(payclient.AlreadyPaidError):
             tracker.live_form("cart-9", request)
-        single = tracker.prepare(request("single"))
-        tracker.forget_form(single.client_transaction_id)
+        assert tracker.prepare(request("single")).client_transaction_id == "single"
+        assert tracker.purchase("cart-9").paid is True
         with pytest.raises(ZeroDivisionError):
             tracker.live_form("cart-10", lambda identifier: request(str(1 // 0)))
 

@@ -128,8 +128,10 @@ class Ledger(Protocol):
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         """The links that are kept of the purchase's forms that live, by client transaction id."""
 
-    async def drop_links(self, now: float) -> None:
-        """Delete the links of every form whose time is over or that is decided, so that no file holds them."""
+    async def drop_links(self, now: float) -> float | None:
+        """Delete the links of every form whose time is over or that is decided, so that no file holds them; when the
+        next ones are dead.
+        """
 
     def unfinished(self) -> AsyncIterator[Record]:
         """Every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""

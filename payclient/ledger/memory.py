@@ -8,9 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from operator import attrgetter
 
 from payclient.errors import TransitionError, UsageError
-from payclient.events import Created, Event, Evidence
+from payclient.events import Created, Event, Evidence, Overpaid
 from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
-from payclient.ledger.records import FEED, describe, may_permit, moved, purchase_holder, sanitize_event
+from payclient.ledger.records import (
+    FEED,
+    describe,
+    may_permit,
+    moved,
+    overpaid,
+    purchase_holder,
+    sanitize_event,
+)
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
@@ -77,6 +85,8 @@ class MemoryLedger:
             holders.add(identifier)
         attempts[record.attempt - 1] = after
         self._note(after, before.state, event)
+        if paid := overpaid(self._asks(after.purchase), before, after, event.at):
+            return await self.apply(after, paid)
         return after
 
     async def get(self, client_transaction_id: str) -> Record | None:
@@ -114,13 +124,14 @@ class MemoryLedger:
             key[0]: self._links[key][0] for key in self._purchases.get(purchase, ()) if key in self._links
         }
 
-    async def drop_links(self, now: float) -> None:
+    async def drop_links(self, now: float) -> float | None:
         self._check_open()
         for (identifier, attempt), (_, until) in tuple(self._links.items()):
             record = self._attempts[identifier][attempt - 1]
             over = record.state.decided or record.state is State.REVERSING
             if until <= now or (over and record.evidence is not Evidence.UNPAID):
                 del self._links[identifier, attempt]
+        return min((until for _, until in self._links.values()), default=None)
 
     def unfinished(self) -> AsyncIterator[Record]:
         self._check_open()
@@ -163,7 +174,7 @@ class MemoryLedger:
             detail=None if event is None else describe(event),
         )
         self._history.setdefault(after.client_transaction_id, []).append(change)
-        if before is not after.state and after.state in FEED:
+        if (before is not after.state and after.state in FEED) or isinstance(event, Overpaid):
             self._feed.append(change)
 
 

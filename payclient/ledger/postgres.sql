@@ -392,6 +392,9 @@ DELETE FROM payclient.form_links AS l WHERE until <= $1
 OR EXISTS (SELECT FROM payclient.records WHERE id = l.attempt_id AND {links_are_dead})
 RETURNING attempt_id
 
+-- name: links_until
+SELECT min(until) FROM payclient.form_links
+
 -- The server overwrites what was deleted in its own time.
 -- name: wipe
 SELECT 1

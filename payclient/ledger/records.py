@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pkgutil
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import TransitionError
-from payclient.events import Created, Event, Evidence, Found, Refused
+from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_newest
 
@@ -23,6 +24,7 @@ __all__ = [
     "grouped",
     "may_permit",
     "moved",
+    "overpaid",
     "permit_row",
     "purchase_holder",
     "read_statements",
@@ -30,6 +32,8 @@ __all__ = [
     "sanitize_event",
     "sanitize_text",
 ]
+
+logger = logging.getLogger("payclient.ledger")
 
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
@@ -82,7 +86,7 @@ _MADE = {
     # Its customer closed a form that the service does not call cancelled: its links may be handed out again.
     "links_are_dead": f"(({_any_of('state', [*_PAID, *(each for each in State if each.decided)])}) "
     f"AND evidence <> '{Evidence.UNPAID}')",
-    "news": f"({_any_of('after', FEED)}) AND after <> before",
+    "news": f"({_any_of('after', FEED)}) AND (after <> before OR event = '{Overpaid.__name__}')",
 }
 
 
@@ -286,6 +290,22 @@ def holds(known: Record, new: Record) -> bool:
             # Its browser came back cancelled, which the service does not call it.
             return evidence is Evidence.UNPAID
     return False
+
+
+def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
+    """Return the event that follows where an ask was paid beside others of its purchase."""
+    if after.state is not State.ACCEPTED or before.state in _PAID:
+        return None
+    mine, purchase = after.client_transaction_id, after.purchase
+    also = {
+        each.client_transaction_id
+        for each in asks
+        if each.purchase == purchase and each.state in _PAID and each.client_transaction_id != mine
+    }
+    if not also:
+        return None
+    logger.critical("%s is paid, and its purchase also by %s: give one back", mine, ", ".join(sorted(also)))
+    return Overpaid(at=at, also=tuple(sorted(also)))
 
 
 def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:

@@ -231,6 +231,9 @@ DELETE FROM form_links WHERE until <= ?
 OR EXISTS (SELECT 1 FROM records WHERE id = attempt_id AND {links_are_dead})
 RETURNING attempt_id
 
+-- name: links_until
+SELECT min(until) FROM form_links
+
 -- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
 -- name: wipe
 PRAGMA wal_checkpoint(TRUNCATE)

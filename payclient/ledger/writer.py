@@ -13,6 +13,7 @@ import os
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -26,6 +27,7 @@ from payclient.ledger.records import (
     grouped,
     may_permit,
     moved,
+    overpaid,
     permit_row,
     purchase_holder,
     record_of,
@@ -161,6 +163,7 @@ class Batch:
         while writes:
             now, later = _first_of_each_id(writes)
             writes = await self._insert(database, now) + later
+        await self._note_overpaid(database)
 
     async def read(self, database: Database) -> None:
         """Carry out the reads."""
@@ -252,6 +255,34 @@ class Batch:
             else:
                 again.append(each)
         return again
+
+    async def _note_overpaid(self, database: Database) -> None:
+        """Write down, in the same transaction where there is one, which purchases were paid before."""
+        paid = [
+            (place, each, after)
+            for place, (each, after, _) in enumerate(self.answers)
+            if isinstance(each, Apply)
+            and after is not None
+            and after.state is State.ACCEPTED is not each.record.state
+        ]
+        if not paid:
+            return
+        try:
+            rows = await database.find_asks(purchases := list({after.purchase for _, _, after in paid}))
+        except database.value_faults:
+            return  # a purchase that the database cannot look up is nobody's
+        if len(rows) == len(purchases):
+            return  # each is its purchase's only ask
+        asks = [record_of(row) for row in rows]
+        newest = {(each.client_transaction_id, each.attempt): each for each in asks}
+        for place, each, after in paid:
+            record = newest[after.client_transaction_id, after.attempt]
+            event = overpaid(asks, each.record, record, each.event.at)
+            if event is not None:
+                noted = advance(record, event)
+                with suppress(*database.value_faults):
+                    if await database.insert([], [change_row(record, event, noted)]) and record == after:
+                        self.answers[place] = (each, noted, None)
 
     async def _is_taken(self, database: Database, record: Record, event: Created) -> bool:
         """Return whether another client transaction id has the transaction, sent under the same credentials."""
@@ -426,9 +457,11 @@ class StoredLedger:
     async def links(self, purchase: str, now: float) -> dict[str, str]:
         return {row[0]: row[1] for row in await self._read("links", purchase, now)}
 
-    async def drop_links(self, now: float) -> None:
+    async def drop_links(self, now: float) -> float | None:
         if await self._read("drop_links", now):
             await self._read("wipe")
+        until: float | None = (await self._read("links_until"))[0][0]
+        return until
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         return [change_of(row) for row in await self._read("history", client_transaction_id)]

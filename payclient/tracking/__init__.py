@@ -9,6 +9,7 @@ from payclient.tracking.followup import StatusSource, TransactionRef
 from payclient.tracking.forms import FormLink, PaymentForm
 from payclient.tracking.health import Health
 from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.purchases import Purchase
 from payclient.tracking.tracker import Tracker, as_decided, open_tracker, open_tracker_from_env
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Outcome",
     "PaymentForm",
     "PendingSale",
+    "Purchase",
     "StatusSource",
     "Tracker",
     "TransactionRef",

@@ -13,7 +13,7 @@ from payclient.events import Conflicted, Event, Evidence, Notified, Returned
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import Notification
 from payclient.notifications import Receipt, Return
-from payclient.tracking.confirmations import Confirmation, ReturnedForm
+from payclient.tracking.confirmations import OVER, Confirmation, ReturnedForm
 from payclient.tracking.followup import NEVER, Followed
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
@@ -41,8 +41,7 @@ class Arrivals:
         receipt = await self._notify(notification)
         if self._confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
-            over = (State.ACCEPTED, State.REFUSED)
-            if record is not None and record.kind == "form" and record.state not in over:
+            if record is not None and record.kind == "form" and record.state not in OVER:
                 self._confirm(record, notification.transaction_id)
         return receipt
 
@@ -100,9 +99,7 @@ class Arrivals:
                 "%s: the form could not be used: is it opened from the registered domain?",
                 record.client_transaction_id,
             )
-        if record.state in (State.ACCEPTED, State.REFUSED) or (
-            back.transaction_id is None and record.state is State.CANCELLED
-        ):
+        if record.state in OVER or (back.transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._confirmer.form(record)
         if form.takes(back.transaction_id):

@@ -128,6 +128,8 @@ class OpenAsks:
         self._watched = False
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
+        #: Called once a form is decided: its links are dead.
+        self.form_decided: Callable[[], None] = _nothing
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open = self.closed = False
 
@@ -314,6 +316,8 @@ class OpenAsks:
             self.policy.decided(before, record)
             if self.sharing is not None:
                 self.sharing.decided(record.client_transaction_id)
+            if record.kind == "form":
+                self.form_decided()
             if ask.waiters:
                 self.wake(ask)
             self.drop(ask)
@@ -341,6 +345,8 @@ class OpenAsks:
         """Learn what the ledger took from elsewhere: a send, a confirmation, an operator's word."""
         if record.state.decided:
             self.touch()
+            if record.kind == "form":
+                self.form_decided()
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.sharing is not None and not record.state.decided:
@@ -427,6 +433,10 @@ class OpenAsks:
                 _fail(waiter, _closed(ask.record, "the tracker was closed"))
         self._asks.clear()
         self._changed.set()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _fail(waiting: asyncio.Future[None], error: PayError) -> None:

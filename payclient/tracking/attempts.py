@@ -25,9 +25,12 @@ from payclient.errors import (
     RefusedError,
 )
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
+from payclient.ledger import PurchaseHeldError
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
+from payclient.tracking.links import KeptLinks
 from payclient.tracking.poller import Poller
+from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.refusals import Refusals
 from payclient.validation import loggable_id
 from payclient.wire import HttpRequest
@@ -60,17 +63,6 @@ def lane_text(request: SaleRequest) -> str:
     return f"lane\0{request.store_id or ''}\0{who}"
 
 
-def same_request(known: Record, digest: bytes) -> Record:
-    """The known record, if its content is this one's; else `DifferentRequestError`."""
-    if known.digest != digest:
-        identifier = loggable_id(known.client_transaction_id) or "this client transaction id"
-        raise DifferentRequestError(
-            f"{identifier} was already used for a different request; a new purchase needs a new id; nothing was sent",
-            client_transaction_id=known.client_transaction_id,
-        )
-    return known
-
-
 @attrs.define(eq=False)
 class Attempt:
     """One send, with its permit."""
@@ -83,6 +75,9 @@ class Attempt:
     amount: int
     currency: str
     lane: bytes = attrs.field(default=b"", repr=False)
+    #: None: the one that the client transaction id has, or it is the purchase itself.
+    purchase: str | None = None
+    beside_open_form: bool = False
     #: The ledger was read a moment ago, and had no such id; the permit is refused where it has one now.
     is_new: bool = False
     #: What Prepare returned.
@@ -94,25 +89,46 @@ class Attempt:
     #: The INSERT was committed, and the send may go on.
     granted: bool = False
 
+    def check_same(self, digest: bytes, purchase: str) -> None:
+        """Raise `DifferentRequestError` where what was sent under its id has other content or another purchase."""
+        if digest == self.digest and self.purchase in (None, purchase):
+            return
+        identifier = loggable_id(self.client_transaction_id) or "this client transaction id"
+        other = "a different request" if digest != self.digest else "another purchase"
+        raise DifferentRequestError(
+            f"{identifier} was already used for {other}; a new purchase needs a new id; nothing was sent",
+            client_transaction_id=self.client_transaction_id,
+        )
+
 
 class Attempts:
     """Sends through one ledger, one attempt at a time for each client transaction id."""
 
-    def __init__(self, poller: Poller) -> None:
+    def __init__(self, poller: Poller, links: KeptLinks) -> None:
         self._poller = poller
+        self._links = links
         self._session = poller.session
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
         self._refusals = Refusals(poller)
-        self._in_flight: dict[str, tuple[bytes, asyncio.Future[Record]]] = {}
+        self._in_flight: dict[str, tuple[Attempt, asyncio.Future[Record]]] = {}
         #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
         self._answered: dict[int, str] = {}
 
     # --- What is sent. No I/O
 
-    def for_sale(self, request: SaleRequest, *, is_new: bool = False) -> Attempt:
+    def for_sale(
+        self,
+        request: SaleRequest,
+        purchase: str | None = None,
+        *,
+        beside_open_form: bool = False,
+        is_new: bool = False,
+    ) -> Attempt:
         """Encode a sale, checked by the profile."""
+        if purchase is not None:
+            check_purchase(purchase)
         http = self._session.encode_sale(request)
         return Attempt(
             "sale",
@@ -122,14 +138,18 @@ class Attempts:
             request.amount,
             request.currency,
             self.lane(request),
+            purchase,
+            beside_open_form,
             is_new,
         )
 
-    def for_form(self, request: PrepareRequest) -> Attempt:
+    def for_form(self, request: PrepareRequest, purchase: str | None) -> Attempt:
         """Encode a form, checked by the profile."""
+        if purchase is not None:
+            check_purchase(purchase)
         http = self._session.encode_prepare(request)
-        digest = self._digest(http.body)
-        return Attempt("form", request.client_transaction_id, http, digest, request.amount, request.currency)
+        digest, identifier = self._digest(http.body), request.client_transaction_id
+        return Attempt("form", identifier, http, digest, request.amount, request.currency, purchase=purchase)
 
     def lane(self, request: SaleRequest) -> bytes:
         """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
@@ -154,7 +174,7 @@ class Attempts:
         """
         identifier = attempt.client_transaction_id
         if (running := self._in_flight.get(identifier)) is not None:
-            self._existing(attempt, Record(client_transaction_id=identifier, digest=running[0]))
+            self._check_same(attempt, running[0].digest, running[0].purchase or identifier)
             return await asyncio.shield(running[1])
         known = self._poller.asks.get(identifier)
         # Without its digest, which is forgotten in the long run, the ledger is read.
@@ -162,11 +182,11 @@ class Attempts:
             return self._existing(attempt, known)
         if detached:
             task = start(self._send(attempt))
-            self._in_flight[identifier] = (attempt.digest, task)
+            self._in_flight[identifier] = (attempt, task)
             task.add_done_callback(lambda task: self._sent(attempt, task))
             return await asyncio.shield(task)
         sent: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
-        self._in_flight[identifier] = (attempt.digest, sent)
+        self._in_flight[identifier] = (attempt, sent)
         try:
             record = await self._send(attempt)
         except asyncio.CancelledError:
@@ -207,11 +227,14 @@ class Attempts:
         if known is not None and attempt.kind == "sale":
             paid = await self._refusals.find_refused(known)
             if paid is not None:
-                return same_request(paid, attempt.digest)
+                return self._existing(attempt, paid)
         number = 1 if known is None else known.attempt + 1
+        purchase = attempt.purchase or (attempt.client_transaction_id if known is None else known.purchase)
+        if purchase != attempt.client_transaction_id:
+            await self._check_purchase(attempt, number, purchase)
 
         async def permit() -> None:
-            await self._permit(attempt, number)
+            await self._permit(attempt, number, purchase)
 
         try:
             if attempt.kind == "sale":
@@ -226,6 +249,11 @@ class Attempts:
                 now = attempt.prepared_at = self._clock.time()
                 # A link may be loaded as late as it is handed out, and then lives once more.
                 event = Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
+                # Before it counts as prepared: a process that finds it so finds its links as well.
+                if attempt.record is not None:
+                    await self._links.keep(attempt.record, attempt.result, now)
+        except PurchaseHeldError as held:
+            holder = held.holder
         except PermitDeniedError:
             known = await self._ledger.get(attempt.client_transaction_id)
             if known is None:
@@ -245,13 +273,21 @@ class Attempts:
             if attempt.record is None:
                 raise  # no byte has left
             return await self._failed(attempt, attempt.record, error, known)
-        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-        return await self._poller.write(attempt.record, event)
+        else:
+            assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+            return await self._poller.write(attempt.record, event)
+        raise refusal_of(self._poller, holder)
 
-    async def _permit(self, attempt: Attempt, number: int) -> None:
-        """Insert the attempt; raising anything means that no byte leaves."""
-        wall, steady = self._clock.time(), self._clock.monotonic()
-        record = Record(
+    async def _check_purchase(self, attempt: Attempt, number: int, purchase: str) -> None:
+        """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""
+        asks = await self._ledger.asks(purchase)
+        if asks and (holder := find_holder(self._poller, asks, self._record(attempt, number, purchase))):
+            raise refusal_of(self._poller, holder)
+
+    def _record(self, attempt: Attempt, number: int, purchase: str) -> Record:
+        """The attempt as its permit is asked for."""
+        wall, policy = self._clock.time(), self._poller.policy
+        return Record(
             client_transaction_id=attempt.client_transaction_id,
             attempt=number,
             kind=attempt.kind,
@@ -261,9 +297,21 @@ class Attempts:
             amount=attempt.amount,
             currency=attempt.currency,
             created_at=wall,
+            purchase=purchase,
+            links_dead_at=None if attempt.kind == "sale" else wall + policy.links_life,
+            beside_open_form=attempt.beside_open_form,
         )
-        attempt.record = record
-        if not await self._poller.asks.late.permit(record):
+
+    async def _permit(self, attempt: Attempt, number: int, purchase: str) -> None:
+        """Insert the attempt; raising anything means that no byte leaves."""
+        wall, steady = self._clock.time(), self._clock.monotonic()
+        record = attempt.record = self._record(attempt, number, purchase)
+        try:
+            granted = await self._poller.asks.late.permit(record)
+        except PurchaseHeldError:
+            attempt.record = None
+            raise
+        if not granted:
             attempt.record = None
             raise PermitDeniedError
         if self._poller.asks.sharing is not None:
@@ -278,9 +326,14 @@ class Attempts:
         attempt.granted = True
 
     def _existing(self, attempt: Attempt, known: Record) -> Record:
+        """The known record, if its content is this one's; else `DifferentRequestError`."""
+        self._check_same(attempt, known.digest, known.purchase)
+        return known
+
+    def _check_same(self, attempt: Attempt, digest: bytes, purchase: str) -> None:
         if attempt.kind == "form":
             raise _used(attempt)
-        return same_request(known, attempt.digest)
+        attempt.check_same(digest, purchase)
 
     async def _failed(
         self, attempt: Attempt, record: Record, error: Exception, before: Record | None

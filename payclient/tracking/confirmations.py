@@ -26,6 +26,9 @@ MOST_IDS = 16
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 
+#: States of a form about which nothing is asked any more: a cancelled one may yet be paid.
+OVER = (State.ACCEPTED, State.REFUSED, State.REVERSING, State.REVERSED)
+
 #: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
 TURN = 1 / 20
 
@@ -91,7 +94,7 @@ class ReturnedForm(Scheduled):
     @property
     def is_over(self) -> bool:
         """Whether the service's word is final: a cancelled form may yet be paid."""
-        return self.record.state in (State.ACCEPTED, State.REFUSED)
+        return self.record.state in OVER
 
     @property
     def is_idle(self) -> bool:

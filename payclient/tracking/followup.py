@@ -208,6 +208,11 @@ class Followed(Scheduled):
             self.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
 
 
+def is_presumed(record: Record) -> bool:
+    """Return whether it expired by our clock, and its last query was not made yet."""
+    return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
+
+
 @attrs.define(eq=False)
 class Policy:
     """When one tracker's asks are queried, and by which id."""
@@ -225,6 +230,8 @@ class Policy:
     form_window: float
     total_timeout: float
     absent_after: float
+    #: Seconds from which a paid form was confirmed or is reversed; 0 where the service wants no confirmation.
+    confirm_window: float = 0.0
     #: Of late, the share of all answers of which a notification came.
     notified_share: float = 0.0
     scale: float = attrs.field(init=False)
@@ -232,6 +239,8 @@ class Policy:
     least_gap: float = attrs.field(init=False)
     #: Seconds from its permit to the end of an ask, by kind.
     longest_life: dict[str, float] = attrs.field(init=False)
+    #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
+    links_life: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scale = self.sale_window / NORMAL_WINDOW
@@ -239,6 +248,7 @@ class Policy:
         # A form's link may be loaded as late as it is handed out, and then lives once more.
         lives = {"sale": self.sale_window, "form": 2 * self.form_window}
         self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
+        self.links_life = self.longest_life["form"] + self.confirm_window
 
     @classmethod
     def of(
@@ -257,6 +267,7 @@ class Policy:
             form_window=profile.form_window,
             total_timeout=total_timeout,
             absent_after=profile.absent_after,
+            confirm_window=0.0 if profile.confirm is None else profile.confirm.window,
         )
 
     def follows(self, record: Record) -> bool:
@@ -299,6 +310,12 @@ class Policy:
     def is_final(self, ask: Followed, now: float) -> bool:
         """Return whether a query now is one of the last, which settle an expired ask."""
         return now >= ask.expires + LAST_QUERIES[0] * self.scale
+
+    def is_over(self, ask: Followed, now: float) -> bool:
+        """Return whether the last query was made of what expired, which is written down then."""
+        if not is_presumed(ask.record) or not self.can_query:
+            return is_presumed(ask.record) and ask.exhausted
+        return self.is_final(ask, now) and (ask.exhausted or ask.final_queries >= len(LAST_QUERIES))
 
     def after(self, ask: Followed, now: float) -> float | None:
         """When it is looked at next, or None: no wait has anything more to hope for."""
@@ -345,7 +362,11 @@ class Policy:
         """When it is queried once more in the background, with nobody waiting."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
-            return now + 10 * self.scale if ask.record.state is State.PENDING else None
+            return (
+                now + 10 * self.scale
+                if ask.record.state is State.PENDING or is_presumed(ask.record)
+                else None
+            )
         later = (ask.expires + age * self.scale for age in AFTERTHOUGHTS)
         return next((when for when in later if when > now), None)
 

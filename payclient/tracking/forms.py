@@ -1,6 +1,6 @@
-"""Payment forms: prepared once however many ask, and handed out only while they live (§8).
+"""Payment forms: one for a purchase however many ask, and handed out only while it lives (§8).
 
-Links are secrets and are never stored: a form is handed out by the process that prepared it.
+Links are secrets. They stand in a table of their own in the ledger while they live, and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ from itertools import count
 
 import attrs
 
-from payclient.clock import start
+from payclient.clock import sleep, start
 from payclient.errors import (
-    AlreadyPaidError,
     ConfigurationError,
     DifferentRequestError,
     PurchaseOpenError,
     RefusedError,
 )
+from payclient.ledger.records import holds
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
 from payclient.tracking.attempts import Attempts
-from payclient.tracking.outcomes import Outcome
+from payclient.tracking.links import read_links
 from payclient.tracking.poller import Poller
+from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 
 __all__ = ["FormLink", "PaymentForm"]
 
 
-#: Generations of one key that are looked up at once.
+#: Forms that are tried one after another, where the service or another process has each of their ids.
 GENERATIONS = 8
+
+#: Seconds from one look to the next at a form that another process prepares right now.
+LOOK_AGAIN = 0.05
 
 
 @attrs.define
@@ -106,112 +110,110 @@ class Forms:
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._lifetime = poller.policy.form_window
-        self._live: dict[str, PaymentForm] = {}
+        #: By client transaction id, those that were prepared or handed out here.
+        self._known: dict[str, PaymentForm] = {}
         self._preparing: dict[str, asyncio.Task[PaymentForm]] = {}
 
-    async def prepare(self, request: PrepareRequest) -> PaymentForm:
+    async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
         self._poller.asks.check_open(request.client_transaction_id)
-        attempt = self._attempts.for_form(request)
+        attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
         assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
-        return PaymentForm(
-            client_transaction_id=request.client_transaction_id,
-            payment_id=attempt.result.payment_id,
-            prepared_at=attempt.prepared_at,
-            result=attempt.result,
-            lifetime=self._lifetime,
+        return self._form(request.client_transaction_id, attempt.result, attempt.prepared_at)
+
+    def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:
+        # What is dead is dropped, so that this holds the living only.
+        now = self._clock.time()
+        self._known = {key: form for key, form in self._known.items() if form.is_live(now)}
+        return self._known.setdefault(
+            identifier,
+            PaymentForm(
+                client_transaction_id=identifier,
+                payment_id=result.payment_id,
+                prepared_at=prepared_at,
+                result=result,
+                lifetime=self._lifetime,
+            ),
         )
 
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
     ) -> PaymentForm:
-        """Return the live form of a key, or a new one, prepared once however many ask; see `Tracker.live_form`."""
+        """The living form of a purchase, or a new one, prepared once however many ask; see `Tracker.live_form`."""
+        check_purchase(key)
         if not 0 <= margin < self._lifetime:
-            raise ConfigurationError(f"margin must be 0 to {self._lifetime:g} seconds")
-        tries, checked = GENERATIONS, list[Record]()
+            raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
+        tries, checked = GENERATIONS, set[str]()
+        until = self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
-            records, free = await self._generations(key)
-            self._check_unpaid(list(records.values()))
-            form = self._live.get(key)
-            if form is not None and form.is_live(self._clock.time() + margin):
-                record = records.get(form.client_transaction_id)
-                if record is None or record.state is not State.CANCELLED:
-                    return form
-                self.forget(form.client_transaction_id)  # declined, or closed: its links are of no more use
-            task = self._preparing.get(key)
-            unknown = [one for one in records.values() if one.state is State.UNKNOWN and one not in checked]
-            if task is None and unknown:
-                # Nobody saw its links, unless this ledger is not the one that prepared it.
-                for record in unknown:
-                    await self._poller.check(record)
-                checked += unknown
+            asks = await self._ledger.asks(key)
+            if (form := await self._living(key, asks, margin)) is not None:
+                return form
+            new = Record(
+                client_transaction_id=self._free(key, asks), purchase=key, created_at=self._clock.time()
+            )
+            task, holder = self._preparing.get(key), find_holder(self._poller, asks, new)
+            if task is None and holder is not None:
+                sends = holder.kind == "form" and holder.state is State.SENDING
+                if not sends or self._clock.monotonic() >= until:
+                    raise refusal_of(self._poller, holder)
+                await sleep(self._clock, LOOK_AGAIN)  # another process prepares it right now
                 continue
+            unknown = [
+                one for one in asks if one.state is State.UNKNOWN and one.client_transaction_id not in checked
+            ]
+            if task is None and unknown:
+                for record in unknown:  # nobody saw its links, unless another ledger prepared it
+                    await self._poller.check(record)
+                checked |= {record.client_transaction_id for record in unknown}
+                continue
+            free = new.client_transaction_id
+            if task is None:
+                request = make_request(free)
+                if request.client_transaction_id != free:
+                    raise ConfigurationError("make_request: build the request with the id that it is given")
+                task = self._preparing[key] = start(self.prepare(request, key))
+                task.add_done_callback(lambda _: self._preparing.pop(key, None))
             try:
-                return await asyncio.shield(task or self._prepare_next(key, make_request, free))
+                return await asyncio.shield(task)
             except RefusedError as refused:
                 # The id was prepared before: twice on its way, or under a ledger that is gone. Its links are not known.
                 prepared = self._attempts.is_duplicate(refused) and await self._ledger.get(free)
                 tries -= 1
                 if not prepared or prepared.state is State.UNKNOWN or not tries:
                     raise
-            except DifferentRequestError as used:
-                # Another process prepares, or prepared, this generation: look again at what there is.
-                if used.client_transaction_id != free or free not in (await self._generations(key))[0]:
+            except (DifferentRequestError, PurchaseOpenError):
+                # Another process has just prepared one, or prepares it: look again at what there is.
+                tries -= 1
+                if not tries:
                     raise
 
-    def _check_unpaid(self, records: list[Record]) -> None:
-        """Raise where one of the generations is paid, or may be: another form would be paid too."""
-        for record in records:
-            if record.state is State.ACCEPTED:
-                raise AlreadyPaidError(
-                    "a form of this key is paid; none was prepared",
-                    outcome=Outcome.of(record),
-                    client_transaction_id=record.client_transaction_id,
-                )
-        for record in records:
-            if not record.state.decided and (record.candidate_ids or record.transaction_id is not None):
-                raise PurchaseOpenError(
-                    "a form of this key came back and is not decided; none was prepared",
-                    pending=self._poller.handle(record),
-                    until=record.expires_at,
-                    client_transaction_id=record.client_transaction_id,
-                )
+    def _free(self, key: str, asks: list[Record]) -> str:
+        """Return the id of the next form of this purchase."""
+        used = {record.client_transaction_id for record in asks}
+        return next(each for number in count(1) if (each := derive_id("form", key, number)) not in used)
 
-    def _prepare_next(
-        self, key: str, make_request: Callable[[str], PrepareRequest], free: str
-    ) -> asyncio.Task[PaymentForm]:
-        request = make_request(free)
-        if request.client_transaction_id != free:
-            raise ConfigurationError("make_request: build the request with the id that it is given")
-        task = self._preparing[key] = start(self.prepare(request))
-        task.add_done_callback(lambda task: self._prepared(key, task))
-        return task
-
-    async def _generations(self, key: str) -> tuple[dict[str, Record], str]:
-        """Every form of this key in the ledger, whoever prepared it, and the id of the next one."""
-        records: dict[str, Record] = {}
-        for first in count(1, GENERATIONS):
-            ids = [derive_id("form", key, number) for number in range(first, first + GENERATIONS)]
-            found = await self._ledger.get_many(ids)
-            for identifier in ids:
-                if identifier not in found:
-                    return records, identifier
-                records[identifier] = found[identifier]
-        raise AssertionError  # there are always more numbers
-
-    def forget(self, client_transaction_id: str) -> None:
-        """Hand this form out no more: its customer came back without paying."""
-        self._live = {
-            key: form
-            for key, form in self._live.items()
-            if form.client_transaction_id != client_transaction_id
-        }
-
-    def _prepared(self, key: str, task: asyncio.Task[PaymentForm]) -> None:
-        del self._preparing[key]
-        if not task.cancelled() and task.exception() is None:
-            now = self._clock.time()
-            # What is dead is dropped, so that this holds the living only.
-            self._live = {known: form for known, form in self._live.items() if form.is_live(now)}
-            self._live[key] = task.result()
+    async def _living(self, key: str, asks: list[Record], margin: float) -> PaymentForm | None:
+        """Return the form whose links may be handed out, if nothing else of the purchase is paid or open."""
+        now = self._clock.time()
+        found: PaymentForm | None = None
+        links: dict[str, str] | None = None
+        for record in asks:
+            identifier = record.client_transaction_id
+            if not holds(record, Record(client_transaction_id="", purchase=key, created_at=now)):
+                continue
+            if record.kind != "form" or record.candidate_ids or record.transaction_id is not None:
+                return None  # it is paid, or came back and may be
+            if record.state is State.SENDING:
+                return None
+            form = self._known.get(identifier)
+            if form is None:
+                if links is None:
+                    links = await self._ledger.links(key, now)
+                if identifier in links:
+                    field = self._poller.session.profile.wallet_link_field
+                    form = self._form(identifier, *read_links(links[identifier], field))
+            if form is not None and form.is_live(now + margin):
+                found = form
+        return found

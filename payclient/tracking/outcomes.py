@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
+import orjson
 
 from payclient.errors import PayError, RefusedError
-from payclient.events import Evidence
+from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
@@ -36,6 +38,19 @@ class Outcome:
     error: PayError | None = None
     #: The service's last word, where this process heard it; it is not stored.
     report: StatusReport | None = None
+    #: What the customer owes once, however many asks: without one of its own, the client transaction id.
+    purchase: str = ""
+    #: Cents.
+    amount: int = 0
+    currency: str = ""
+    #: `sale` for a push request, `form` for a payment form.
+    kind: str = "sale"
+    #: Why it was declined, as the service wrote it.
+    reason: str | None = attrs.field(default=None, repr=False)
+    #: What the profile's `receipt_fields` keep of the report that decided it, by the service's names.
+    receipt: Mapping[str, str | int] = attrs.field(factory=dict, repr=False)
+    #: Of the feed: other client transaction ids of the same purchase that are paid, too. Give one of them back.
+    also_paid: tuple[str, ...] = ()
     #: The place in the ledger's feed, for `tracker.outcomes(since=...)`.
     cursor: int | None = None
 
@@ -57,6 +72,9 @@ class Outcome:
             decided_at=record.decided_at,
             error=_refusal(record, record.evidence) if record.state is State.REFUSED else None,
             report=report,
+            **_facts(record),
+            reason=record.reason,
+            receipt=_receipt(record),
         )
 
     @classmethod
@@ -75,8 +93,32 @@ class Outcome:
             notified_at=None if notified_at is None or notified_at > change.at else notified_at,
             decided_at=change.at if change.after.decided else None,
             error=_refusal(record, change.evidence) if was_refused else None,
+            **_facts(record),
+            # An earlier decision had others.
+            reason=record.reason if change.after is record.state else None,
+            receipt=_receipt(record) if change.after is record.state else {},
+            also_paid=_also_paid(change),
             cursor=change.cursor,
         )
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    return {
+        "purchase": record.purchase,
+        "amount": record.amount,
+        "currency": record.currency,
+        "kind": record.kind,
+    }
+
+
+def _receipt(record: Record) -> dict[str, str | int]:
+    return orjson.loads(record.receipt) if record.receipt else {}
+
+
+def _also_paid(change: Change) -> tuple[str, ...]:
+    if change.event != Overpaid.__name__ or change.detail is None:
+        return ()
+    return tuple(orjson.loads(change.detail)["also"])
 
 
 @attrs.define(eq=False, repr=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from payclient.clock import Clock, Timer, start
 from payclient.errors import ConfigurationError, LedgerError
-from payclient.events import Event, Expired
+from payclient.events import Event, Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
@@ -24,7 +24,14 @@ from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.confirmations import ReturnedForm
 from payclient.tracking.confirmer import Confirmer
-from payclient.tracking.followup import NOTIFIED_DELAYS, Followed, Policy, Scheduled, StatusSource
+from payclient.tracking.followup import (
+    NOTIFIED_DELAYS,
+    Followed,
+    Policy,
+    Scheduled,
+    StatusSource,
+    is_presumed,
+)
 from payclient.tracking.late_writes import LateWrite
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
@@ -259,6 +266,8 @@ class Poller:
             self._to_expire.append(ask)
         elif not policy.can_query:
             self.asks.plan_next(ask, now)
+            if policy.is_over(ask, now):
+                self._to_expire.append(ask)
         else:
             if now >= ask.expires:
                 found = policy.findings(ask, now)
@@ -348,9 +357,10 @@ class Poller:
                 self._plan(late, self.clock.monotonic() + late.delay())
 
     async def _expire(self, ask: Followed) -> None:
-        """Note that the window passed unheard, by our clock."""
+        """Note that the window passed unheard, by our clock; or that nothing more can be heard of it."""
+        at = self.clock.time()
         try:
-            await self.asks.apply(ask, Expired(at=self.clock.time()))
+            await self.asks.apply(ask, Exhausted(at=at) if is_presumed(ask.record) else Expired(at=at))
         except Exception as error:  # a fault of ours must not end the poller
             _failed(ask.record, error)
         finally:
@@ -373,6 +383,8 @@ class Poller:
                     ask.final_queries += 1
                 ask.slim()
                 report = await self._query_once(ask, now)
+                if self.policy.is_over(ask, now):
+                    await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # a fault of ours or of a status source must not end the poller
             _failed(ask.record, error)
             self.policy.findings(ask, self.clock.monotonic()).failures += 1

@@ -35,8 +35,10 @@ from payclient.tracking.feed import feed
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
 from payclient.tracking.health import Health, look
+from payclient.tracking.links import KeptLinks
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.poller import Poller
+from payclient.tracking.purchases import Purchase
 from payclient.tracking.recovery import take_over
 from payclient.tracking.withdrawal import withdraw
 from payclient.transport import Connector
@@ -54,7 +56,8 @@ class Tracker:
     """Charges through a ledger and knows what happened. Opened by `async with`, for one event loop.
 
     `status` is another way to ask for a status; the default is the session's, if its profile names one. Without
-    any, `paid` can never become True.
+    any, `paid` can never become True. `keep_links` False keeps no form's links in the ledger, not even while they live:
+    another process than the one that prepared it raises `PurchaseOpenError` then.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class Tracker:
         status: StatusSource | None = None,
         schedule: Schedule | None = None,
         clock: Clock | None = None,
+        keep_links: bool = True,
     ) -> None:
         self._session = session
         self._ledger = ledger
         self._clock = clock if clock is not None else LoopClock()
         self._poller = Poller(session, ledger, self._clock, status=status, schedule=schedule)
-        self._attempts = Attempts(self._poller)
+        self._links = KeptLinks(self._poller.asks, session.profile.form_window, keeps=keep_links)
+        self._attempts = Attempts(self._poller, self._links)
         self._forms = Forms(self._attempts, self._poller)
         self._arrivals = Arrivals(self._poller)
         self._bulk = Bulk(self._attempts, self._poller)
@@ -99,6 +104,7 @@ class Tracker:
             )
         await self._check_environment()
         self._poller.asks.is_open = True
+        self._links.drop()
         # What a crash left is followed on; where other processes live, what none of them follows, now and later.
         if self._poller.asks.sharing is not None:
             await self._poller.asks.sharing.begin()
@@ -116,19 +122,28 @@ class Tracker:
         self._poller.asks.is_open = False
         await self._attempts.aclose()
         await self._poller.aclose()
+        await self._links.aclose()
 
-    async def sale(self, request: SaleRequest) -> PendingSale:
+    async def sale(
+        self, request: SaleRequest, *, purchase: str | None = None, beside_open_form: bool = False
+    ) -> PendingSale:
         """Charge by a push request (§2.2). **Raising means that this call created nothing.**
 
         Returning means that it may exist: `wait()` goes on finding out. The same client transaction id with the
         same content again returns the same sale and sends nothing; with other content it raises
         `DifferentRequestError`. A caller who is cancelled detaches; the send goes on.
 
-        Raises `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
+        `purchase` is your key of what the customer owes once, an order's number for instance; by default the client
+        transaction id. One of its asks at a time may be open: `AlreadyPaidError` and `PurchaseOpenError` say which one
+        is paid or open, whichever process made it. With `beside_open_form` a payment form may be open, which cannot be
+        withdrawn: then the customer can pay twice, which `purchase(key).overpaid` and the feed say.
+
+        Raises those, `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
         check_type("request", request, SaleRequest)
         self._poller.asks.check_open(request.client_transaction_id)
-        record = await self._attempts.send(self._attempts.for_sale(request), detached=True)
+        attempt = self._attempts.for_sale(request, purchase, beside_open_form=beside_open_form)
+        record = await self._attempts.send(attempt, detached=True)
         return self._poller.handle(record)
 
     async def notify(self, notification: Notification) -> Receipt:
@@ -161,8 +176,6 @@ class Tracker:
         record = await self._ledger.get(back.client_transaction_id)
         if record is None or record.kind != "form":
             raise InvalidNotificationError("this ledger has no such form")
-        if back.transaction_id is None:
-            self._forms.forget(back.client_transaction_id)
         return await self._arrivals.returned(record, back)
 
     async def cancel(self, pending: PendingSale) -> Outcome:
@@ -177,36 +190,39 @@ class Tracker:
             return pending.outcome
         return await withdraw(self._poller, record)
 
-    async def prepare(self, request: PrepareRequest) -> PaymentForm:
+    async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.
 
         Raises what `PaySession.prepare` raises, `LedgerError`, and `DifferentRequestError` for an id used before. A
         form alone charges nobody; whether it was paid is found by `find(client_transaction_id)`, where the profile
         names a status query by client transaction id.
+
+        `purchase` is what it is a form for, as of `sale`, with the same `AlreadyPaidError` and `PurchaseOpenError`: a
+        form counts as open until its links are dead, or the service calls it cancelled.
         """
         check_type("request", request, PrepareRequest)
-        return await self._forms.prepare(request)
+        return await self._forms.prepare(request, purchase)
 
     async def live_form(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
     ) -> PaymentForm:
-        """The form of a key that lives at least `margin` seconds more, prepared anew only where there is none.
+        """The form of a purchase that lives at least `margin` seconds more, prepared anew only where none is open.
 
-        However many ask at once, one is prepared; one that the service calls cancelled is not handed out.
-        `make_request(client_transaction_id)` builds the request of each generation, with the id that it is given.
-        Every generation in the ledger counts, whichever process prepared it. Raises `AlreadyPaidError` where one is
-        paid, and `PurchaseOpenError` where one came back and is not decided yet. A form that did not come back may
-        still be payable for up to ten minutes after a late load. Links are not stored: each process has forms of
-        its own.
+        However many ask at once, in whatever process and after a restart, one is prepared and all get it. One that the
+        service calls cancelled is not handed out. `make_request(client_transaction_id)` builds the request of each
+        form, with the id that it is given.
+
+        Raises `AlreadyPaidError` where the purchase is paid. Raises `PurchaseOpenError`, with the ask and until when,
+        where a push request is open, a form came back and is not decided, or its links may still be paid and are too
+        old to be handed out. Links stand in the ledger while they live, unless the tracker keeps none.
         """
+        self._poller.asks.check_open()
         return await self._forms.live(key, make_request, margin)
 
-    def forget_form(self, client_transaction_id: str) -> None:
-        """Let `live_form` hand this form out no more: its customer closed it by the X and comes back for another.
-
-        Only where the profile has no `[returned]`, since `returned` does it too. It is followed on all the same.
-        """
-        self._forms.forget(client_transaction_id)
+    async def purchase(self, key: str) -> Purchase:
+        """What is known of a purchase: whether it is paid, how much was collected, and all of its asks."""
+        self._poller.asks.check_open()
+        return Purchase.of(key, await self._ledger.asks(key))
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
         """The sale of a client transaction id, open or decided; None if the ledger has none."""
@@ -355,6 +371,7 @@ async def open_tracker(
     proxy: str | Secret[str] | None = None,
     transport: Transport | None = None,
     on_exchange: Callable[[Exchange], object] | None = None,
+    keep_links: bool = True,
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
@@ -383,7 +400,9 @@ async def open_tracker(
     async with session:
         book = await open_ledger(ledger, create=create)
         try:
-            async with Tracker(session, book, status=status, schedule=schedule, clock=clock) as tracker:
+            async with Tracker(
+                session, book, status=status, schedule=schedule, clock=clock, keep_links=keep_links
+            ) as tracker:
                 yield tracker
         finally:
             await book.aclose()
@@ -401,6 +420,7 @@ class TrackerOptions(TypedDict, total=False):
     proxy: str | Secret[str] | None
     transport: Transport | None
     on_exchange: Callable[[Exchange], object] | None
+    keep_links: bool
 
 
 def open_tracker_from_env(

@@ -79,9 +79,8 @@ async def back_of(tracker: payclient.Tracker, identifier: str, query: str) -> pa
 
 
 async def close(tracker: payclient.Tracker, identifier: str, query: str) -> None:
-    """Who closed the form by its X gets a new one next time."""
+    """Who closed the form by its X gets a form next time: a new one where the service calls this one cancelled."""
     await back_of(tracker, identifier, query)
-    tracker.forget_form(identifier)
 
 
 def heard(notification: payclient.Notification, receipt: payclient.Receipt) -> None:

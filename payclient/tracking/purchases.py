@@ -1,0 +1,99 @@
+"""One purchase, however many asks: what is known of it, and why another ask of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Self
+
+import attrs
+
+from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
+from payclient.ledger.records import purchase_holder
+from payclient.lifecycle import Record, State
+from payclient.tracking.followup import is_presumed
+from payclient.tracking.outcomes import Outcome
+from payclient.validation import id_fault, text_fault
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
+
+__all__ = ["Purchase"]
+
+
+@attrs.frozen(kw_only=True)
+class Purchase:
+    """What is known of one purchase at this moment."""
+
+    key: str
+    #: One outcome for each client transaction id that was asked with, the oldest first.
+    asks: tuple[Outcome, ...] = ()
+
+    @property
+    def paid(self) -> bool | None:
+        """True where an ask is paid; False where each is decided, and none is; None: nobody knows, so hold it."""
+        if any(ask.paid for ask in self.asks):
+            return True
+        return None if any(ask.paid is None for ask in self.asks) else False
+
+    @property
+    def collected(self) -> int:
+        """Cents of the asks that are paid, and not given back."""
+        return sum(ask.amount for ask in self.asks if ask.paid)
+
+    @property
+    def overpaid(self) -> int:
+        """Cents collected beyond the first payment: more than 0 where somebody paid twice."""
+        return sum([ask.amount for ask in self.asks if ask.paid][1:])
+
+    @classmethod
+    def of(cls, key: str, records: Iterable[Record]) -> Self:
+        """What records say, in the order of their permits. Of one client transaction id the newest counts."""
+        newest: dict[str, Record] = {}
+        for record in records:
+            newest[record.client_transaction_id] = record
+        return cls(key=key, asks=tuple(Outcome.of(record) for record in newest.values()))
+
+
+def check_purchase(key: str) -> None:
+    """Raise `InvalidRequestError` for what could be taken for another purchase's key."""
+    fault = "must be a text" if type(key) is not str else text_fault(key) or id_fault(key)
+    if fault is None and not key.strip():
+        fault = "must not be empty"
+    if fault is not None:
+        raise InvalidRequestError(errors=[ErrorDetail("purchase", 0, (fault,))])
+
+
+def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
+    """Return the ask that keeps another one of its purchase from being sent.
+
+    What the permit refuses; and a form whose links are dead, for as long as its last query was not made.
+    """
+    records = list(records)
+    holder = purchase_holder(records, new)
+    if holder is not None or new.beside_open_form:
+        return holder
+    return next((each for each in records if each.kind == "form" and _is_unheard(poller, each)), None)
+
+
+def _is_unheard(poller: Poller, record: Record) -> bool:
+    """Return whether queries of a form go on, so that it may yet turn out to be paid."""
+    if not poller.policy.follows(record):
+        return False
+    return record.state is State.PENDING or is_presumed(record)
+
+
+def refusal_of(poller: Poller, holder: Record) -> PayError:
+    """Return the error that tells which ask of the purchase is paid or open."""
+    identifier = holder.client_transaction_id
+    if holder.state in (State.ACCEPTED, State.REVERSING):
+        return AlreadyPaidError(
+            f"this purchase is paid by {identifier}; nothing was sent",
+            outcome=Outcome.of(holder),
+            client_transaction_id=identifier,
+        )
+    return PurchaseOpenError(
+        f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent",
+        pending=poller.handle(holder),
+        until=holder.expires_at if holder.links_dead_at is None else holder.links_dead_at,
+        client_transaction_id=identifier,
+    )

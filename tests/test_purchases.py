@@ -1,0 +1,255 @@
+"""One purchase, paid once, through the tracker: pushes and forms of one order, in one process and in several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import payclient
+from fake_ledgers import SharedLedger
+from fake_service import FakeService, lost_request, outcome_of, refuses, tracking
+from payclient.events import Evidence, Exhausted
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.session import PaySession
+
+pytestmark = pytest.mark.usefixtures("delays")
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+def push(identifier: str, amount: int = 1150) -> payclient.SaleRequest:
+    return payclient.SaleRequest(
+        amount_without_tax=amount, currency="USD", client_transaction_id=identifier, store_id="S1",
+        phone_number="0984111222", country_code="593",
+    )  # fmt: skip
+
+
+def form_of(identifier: str) -> payclient.PrepareRequest:
+    return payclient.PrepareRequest(
+        amount_without_tax=1150, currency="USD", client_transaction_id=identifier, store_id="S1",
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+
+
+async def test_a_paid_purchase_is_not_asked_for_again(service: FakeService) -> None:
+    """By push or by form, under whatever id; the error holds what was paid, and nothing is sent."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        service.decide("Aceptado")
+        assert (await outcome_of(service, sale)).paid
+        for again in (
+            tracker.sale(push("second"), purchase="order-17"),
+            tracker.sale(push("second"), purchase="order-17", beside_open_form=True),
+            tracker.prepare(form_of("third"), purchase="order-17"),
+            tracker.live_form("order-17", form_of),
+        ):
+            with pytest.raises(payclient.AlreadyPaidError) as raised:
+                await again
+            assert (raised.value.outcome.paid, raised.value.outcome.client_transaction_id) == (True, "first")
+        for same in (tracker.sale(push("first"), purchase="order-17"), tracker.sale(push("first"))):
+            assert (await same).outcome.paid
+        await tracker.sale(push("second"), purchase="order-18")
+    assert (sum(service.posted.values()), service.prepared) == (2, {})
+
+
+async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
+    """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        for again in (
+            tracker.sale(push("second"), purchase="order-17"),
+            tracker.prepare(form_of("third"), purchase="order-17"),
+            tracker.live_form("order-17", form_of),
+        ):
+            with pytest.raises(payclient.PurchaseOpenError) as raised:
+                await again
+            assert raised.value.pending.client_transaction_id == "first"
+            assert raised.value.until == sale.expires_at
+        service.decide("Cancelado")
+        assert (await outcome_of(service, sale)).paid is False
+        await tracker.sale(push("second"), purchase="order-17")
+    assert service.posted == {"first": 1, "second": 1}
+
+
+async def test_the_permit_decides_where_nothing_was_read_before(service: FakeService) -> None:
+    """Two pushes at once, one without a purchase of its own: the ledger grants one, the other says why."""
+    async with tracking(service) as tracker:
+        results = await asyncio.gather(
+            tracker.sale(push("order-17")),
+            tracker.sale(push("other"), purchase="order-17"),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in results] == [payclient.PendingSale, payclient.PurchaseOpenError]
+        with pytest.raises(payclient.DifferentRequestError, match="another purchase"):
+            await tracker.sale(push("order-17"), purchase="order-18")
+    assert service.posted == {"order-17": 1}
+
+
+async def test_an_expired_push_is_open_until_its_last_query(service: FakeService) -> None:
+    """What was heard of it last is in the ledger, for every process."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        sale = await one.sale(push("first"), purchase="order-17")
+        await service.clock.advance(320)
+        assert sale.state is payclient.State.EXPIRED
+        with pytest.raises(payclient.PurchaseOpenError):
+            await other.live_form("order-17", form_of)
+        await outcome_of(service, sale)
+        (record,) = await ledger.asks("order-17")
+        assert record.evidence is Evidence.LAST_QUERY
+        assert [each.event for each in await ledger.history("first")].count(Exhausted.__name__) == 1
+        await other.live_form("order-17", form_of)
+
+
+async def test_an_expired_push_ends_without_a_status_source_too(service: FakeService) -> None:
+    """Nothing more can be heard of it ten seconds after its expiry."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, payclient.DOCUMENT) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        await service.clock.advance(305)
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        assert (await outcome_of(service, sale)).evidence is Evidence.CLOCK
+        await service.clock.advance(15)
+        await tracker.sale(push("second"), purchase="order-17")
+
+
+async def test_an_unknown_push_is_open(service: FakeService) -> None:
+    """It may exist, however much time has passed; a refused one is gone."""
+    service.scripts = [refuses(22), lost_request]
+    async with tracking(service, profile=payclient.DOCUMENT) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(push("first"), purchase="order-17")
+        sale = await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(100_000)
+        assert sale.state is payclient.State.UNKNOWN
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("third"), purchase="order-17")
+
+
+async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
+    """The shop let a push pass beside an open form, and both were paid: each place says so, and names them."""
+    async with tracking(service) as tracker:
+        form = await tracker.live_form("order-17", form_of)
+        with pytest.raises(payclient.PurchaseOpenError) as raised:
+            await tracker.sale(push("push"), purchase="order-17")
+        assert raised.value.pending.kind == "form"
+        sale = await tracker.sale(push("push"), purchase="order-17", beside_open_form=True)
+        with pytest.raises(payclient.PurchaseOpenError):  # not beside an open push
+            await tracker.live_form("order-17", form_of)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, sale)).paid
+        assert (await tracker.purchase("order-17")).overpaid == 0
+        service.pay(form.client_transaction_id, transactionId=5001, state="Aceptado")
+        pending = await tracker.find(form.client_transaction_id)
+        assert pending is not None
+        with caplog.at_level("CRITICAL"):
+            assert (await outcome_of(service, pending)).paid
+        assert "its purchase also by push" in caplog.text
+        purchase = await tracker.purchase("order-17")
+        assert (purchase.paid, purchase.collected, purchase.overpaid) == (True, 2300, 1150)
+        assert [(ask.client_transaction_id, ask.kind, ask.purchase) for ask in purchase.asks] == [
+            (form.client_transaction_id, "form", "order-17"), ("push", "sale", "order-17"),
+        ]  # fmt: skip
+        told = [outcome async for outcome in _first(tracker.outcomes(), 3)]
+        assert [each.also_paid for each in told] == [(), (), ("push",)]
+
+
+async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
+    """It is not paid, and has no asks; a key that could be taken for another one is refused."""
+    async with tracking(service) as tracker:
+        purchase = await tracker.purchase("order-17")
+        assert (purchase.paid, purchase.collected, purchase.asks) == (False, 0, ())
+        for key in ("", "order\n17", "order\u200b17", " "):
+            with pytest.raises(payclient.InvalidRequestError):
+                await tracker.sale(push("first"), purchase=key)
+    assert not service.posted
+
+
+async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path) -> None:
+    """After a restart, the same links; once they are dead, no byte of them is in any file, also while it is open."""
+    forms = []
+    for _ in range(2):
+        ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+        async with tracking(service, ledger) as tracker:
+            forms.append(await tracker.live_form("order-17", form_of))
+            assert b"pay.example/c" in _bytes(tmp_path)
+            if len(forms) == 2:
+                await service.clock.advance(599)
+                await _settled()
+                assert b"pay.example/c" in _bytes(tmp_path)
+                await service.clock.advance(2)
+                await _settled()
+                assert b"pay.example" not in _bytes(tmp_path)
+        await ledger.aclose()
+    assert forms[0].client_transaction_id == forms[1].client_transaction_id
+    assert dict(forms[0].result.links) == dict(forms[1].result.links)
+    assert forms[0].card.expires_at == forms[1].card.expires_at
+    assert forms[0].wallet.url == forms[1].wallet.url
+    assert len(service.prepared) == 1
+
+
+async def test_the_links_of_a_decided_form_are_deleted(service: FakeService, tmp_path: Path) -> None:
+    """As soon as it is paid."""
+    ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+    async with tracking(service, ledger) as tracker:
+        form = await tracker.live_form("order-17", form_of)
+        service.pay(form.client_transaction_id, state="Aceptado")
+        pending = await tracker.find(form.client_transaction_id)
+        assert pending is not None
+        assert (await pending.check()).paid
+        await _settled()
+        assert b"pay.example" not in _bytes(tmp_path)
+    await ledger.aclose()
+
+
+async def test_kept_links_are_a_choice(service: FakeService) -> None:
+    """Without them the process that prepared a form hands it out, and another one says until when it is open."""
+    ledger = SharedLedger()
+    async with (
+        PaySession("https://pay.example", "token", transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock, keep_links=False) as one,
+        payclient.Tracker(session, SharedLedger(ledger), clock=service.clock) as other,
+    ):
+        form = await one.live_form("order-17", form_of)
+        assert await one.live_form("order-17", form_of) is form
+        with pytest.raises(payclient.PurchaseOpenError) as raised:
+            await other.live_form("order-17", form_of)
+        assert raised.value.until == pytest.approx(service.clock.time() + 1230)
+        assert await ledger.links("order-17", 0.0) == {}
+
+
+async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeService) -> None:
+    """They are of use to other processes only."""
+
+    class Forgetful(MemoryLedger):
+        async def keep_links(self, record: Record, links: str, until: float) -> None:
+            raise payclient.LedgerUnavailableError("the disk is full")
+
+    async with tracking(service, Forgetful()) as tracker:
+        form = await tracker.live_form("order-17", form_of)
+        assert await tracker.live_form("order-17", form_of) is form
+
+
+async def _first(outcomes: AsyncIterator[payclient.Outcome], number: int) -> AsyncIterator[payclient.Outcome]:
+    async for outcome in outcomes:
+        yield outcome
+        number -= 1
+        if not number:
+            return
+
+
+async def _settled() -> None:
+    """Until the ledger's thread has written what was asked of it."""
+    await asyncio.sleep(0.2)
+
+
+def _bytes(directory: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in directory.iterdir())

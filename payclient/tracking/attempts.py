@@ -252,8 +252,6 @@ class Attempts:
                 # Before it counts as prepared: a process that finds it so finds its links as well.
                 if attempt.record is not None:
                     await self._links.keep(attempt.record, attempt.result, now)
-        except PurchaseHeldError as held:
-            holder = held.holder
         except PermitDeniedError:
             known = await self._ledger.get(attempt.client_transaction_id)
             if known is None:
@@ -273,10 +271,8 @@ class Attempts:
             if attempt.record is None:
                 raise  # no byte has left
             return await self._failed(attempt, attempt.record, error, known)
-        else:
-            assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-            return await self._poller.write(attempt.record, event)
-        raise refusal_of(self._poller, holder)
+        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        return await self._poller.write(attempt.record, event)
 
     async def _check_purchase(self, attempt: Attempt, number: int, purchase: str) -> None:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""
@@ -306,14 +302,14 @@ class Attempts:
         """Insert the attempt; raising anything means that no byte leaves."""
         wall, steady = self._clock.time(), self._clock.monotonic()
         record = attempt.record = self._record(attempt, number, purchase)
+        denied: Exception = PermitDeniedError()
         try:
             granted = await self._poller.asks.late.permit(record)
-        except PurchaseHeldError:
-            attempt.record = None
-            raise
+        except PurchaseHeldError as held:
+            granted, denied = False, refusal_of(self._poller, held.holder)
         if not granted:
             attempt.record = None
-            raise PermitDeniedError
+            raise denied
         if self._poller.asks.sharing is not None:
             self._poller.asks.sharing.permitted(attempt.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.

@@ -152,7 +152,7 @@ class PaySession:
             )
         self._transport = transport
         #: Called with each exchange, unless None.
-        self.on_exchange = on_exchange
+        self.on_exchange: Callable[[Exchange], object] | None = on_exchange
         #: When the service last answered, in UTC seconds; a 5xx may be a proxy's word.
         self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None

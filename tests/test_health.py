@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,9 +18,11 @@ import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import ask
 from fake_ledgers import FailingLedger
-from fake_service import FakeService, lost_answer, refusal, sale, tracking
+from fake_service import PROFILE, FakeService, lost_answer, refusal, sale, tracking
 from manual_clock import ManualClock
 from payclient.profile import PAYPHONE
+from payclient.session import PaySession
+from postgres_server import PostgresServer
 
 
 async def test_a_tracker_that_has_done_nothing() -> None:
@@ -191,3 +194,42 @@ async def test_the_route(kind: str) -> None:
         broken = True
         status, _, body = await answers(kind, tracker)
         assert (status, body["ok"], body["ledger_writable"]) == (503, False, False)
+
+
+async def test_sqlite(tmp_path: Path) -> None:
+    """A real file takes the probe."""
+    ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,
+        payclient.Tracker(session, ledger) as tracker,
+    ):
+        await tracker.sale(sale())
+        health = await tracker.health()
+        assert (health.ok, health.open) == (True, 1)
+    await ledger.aclose()
+    assert not (await tracker.health()).ok
+
+
+async def test_postgresql_that_stops_or_takes_no_writes(postgres: PostgresServer, new_database: str) -> None:
+    """As after a failover to a standby; each process says it of itself, and recovers."""
+    ledger = await payclient.open_ledger(postgres.url(new_database))
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,
+        payclient.Tracker(session, ledger) as tracker,
+    ):
+        await tracker.sale(sale())
+        assert (await tracker.health()).ok
+        setting = f"ALTER DATABASE {new_database} SET default_transaction_read_only"
+        await postgres.execute("postgres", f"{setting} = on")
+        postgres.stop()
+        health = await tracker.health()
+        assert (health.ledger_writable, health.open) == (False, 1)
+        postgres.start()
+        assert not (await tracker.health()).ok, "it is read-only now"
+        await postgres.execute("postgres", f"{setting} = off")
+        postgres.stop()
+        postgres.start()
+        async with asyncio.timeout(30):
+            while not (await tracker.health()).ok:  # noqa: ASYNC110 - connecting takes real time
+                await asyncio.sleep(0.1)
+    await ledger.aclose()

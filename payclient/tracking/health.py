@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,6 +18,9 @@ __all__ = ["Health"]
 
 #: Seconds that a ledger may take for the probe.
 PROBE = 5.0
+
+#: Asks counted in one turn of the loop.
+PER_TURN = 5000
 
 #: Seconds for which a write that failed counts, where none has succeeded since.
 RECENT = 60.0
@@ -73,14 +77,20 @@ async def look(poller: Poller) -> Health:
             writable = clock.monotonic() - asks.late.write_failed_at > RECENT
         except (LedgerError, TimeoutError) as error:
             asks.late.failed(error)
-    records = [ask.record for ask in asks.all() if not ask.elsewhere]
-    unknown = [record.created_at for record in records if record.state is State.UNKNOWN]
+    followed, unknown = 0, []
+    for number, ask in enumerate(asks.all(), 1):
+        if not ask.elsewhere:
+            followed += 1
+            if ask.record.state is State.UNKNOWN:
+                unknown.append(ask.record.created_at)
+        if number % PER_TURN == 0:
+            await asyncio.sleep(0)
     confirm_by = poller.confirmer.ends()
     return Health(
         ledger_writable=writable,
         poller_alive=poller.is_alive,
         answered_at=poller.session.answered_at,
-        open=len(records),
+        open=followed,
         unknown=len(unknown),
         oldest_unknown=max(clock.time() - min(unknown), 0.0) if unknown else None,
         unwritten=len(asks.late),

@@ -67,18 +67,30 @@ def private(rule: Declared) -> Any:
 
 @attrs.frozen(kw_only=True)
 class BillTo(CheckedModel):
-    """Billing data of the customer (§2.4). Every field may be left out."""
+    """Billing data of the customer (§2.4). Every field may be left out.
+
+    - `bill_to_id`: Identifier of the billing data.
+    - `address1`, `address2`: The lines of the address.
+    - `country`: ISO 3166-1 alpha-2, two capitals.
+    - `state`: State or province.
+    - `locality`: City or locality.
+    - `first_name`: Given name.
+    - `last_name`: Family name.
+    - `phone_number`: `+`, country code and number.
+    - `email`: E-mail address.
+    - `postal_code`: As text.
+    - `customer_id`: The merchant's own id of the customer.
+    - `ip_address`: Of the customer's device.
+    """
 
     bill_to_id: int | None = optional(integer())
     address1: str | None = private(text())
     address2: str | None = private(text())
-    #: ISO 3166-1 alpha-2, two capitals.
     country: str | None = optional(country())
     state: str | None = private(text())
     locality: str | None = private(text())
     first_name: str | None = private(text())
     last_name: str | None = private(text())
-    #: `+`, country code and number.
     phone_number: str | None = private(phone())
     email: str | None = private(text())
     postal_code: str | None = private(text())
@@ -88,7 +100,16 @@ class BillTo(CheckedModel):
 
 @attrs.frozen(kw_only=True)
 class LineItem(CheckedModel):
-    """One item of an order (§2.4); prices are cents. Every field may be left out."""
+    """One item of an order (§2.4); prices are cents. Every field may be left out.
+
+    - `product_name`: Name of the product or service.
+    - `unit_price`: Price of one, in cents.
+    - `quantity`: A whole number.
+    - `total_amount`: What is to be paid for this item, in cents.
+    - `tax_amount`: Tax of the item, in cents.
+    - `product_sku`: Identifier of the product or service.
+    - `product_description`: Short description.
+    """
 
     product_name: str | None = optional(text())
     unit_price: int | None = optional(cents())
@@ -110,7 +131,11 @@ def _to_tuple(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
 
 @attrs.frozen(kw_only=True)
 class Order(CheckedModel):
-    """Billing data and items (§2.4)."""
+    """Billing data and items (§2.4).
+
+    - `bill_to`: A `BillTo`.
+    - `line_items`: Any iterable of `LineItem`, kept as a tuple.
+    """
 
     bill_to: BillTo | None = optional(instance(BillTo))
     line_items: tuple[LineItem, ...] = attrs.field(
@@ -170,21 +195,32 @@ class SaleRequest(_Charge):
 
     `amount` is the sum of its parts unless given; given, it must equal it. Raises `InvalidRequestError` with
     every fault at once.
+
+    - `currency`: Three capitals (ISO 4217). `client_transaction_id`: The id of what is to be paid, unique to it
+      (§2.2).
+    - `amount_without_tax`, `amount_with_tax` (without the tax), `tax`, `service`, `tip`: Parts of the amount, in
+      cents; at least one is given.
+    - `reference`: What is paid for. `order`: An `Order`. `time_zone`: A whole number, whose meaning the document does
+      not show. `lat`, `lng`: Decimal degrees, as text.
+    - `phone_number`: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`,
+      where the profile allows it.
+    - `country_code`: Country calling code (E.164), digits only.
+    - `store_id`: The branch that charges.
+    - `response_url`: Where the service sends the two ids of a notification (§6).
+    - `client_user_id`: The merchant's own id of the customer.
+    - `optional_parameter1`, `optional_parameter2`, `optional_parameter3`: Additional information.
+    - `by_nick_name`: Charge `nick_name` instead of the phone; needs the flag's name from the profile.
+    - `nick_name`: Text; with `by_nick_name` only.
     """
 
-    #: Digits, perhaps after a `+`, and parted by blanks or dashes. May be left out with `by_nick_name`, where the
-    #: profile allows it.
     phone_number: str | None = private(wallet_phone())
-    #: Country calling code (E.164), digits only.
     country_code: str = attrs.field(metadata=calling_code())
     store_id: str | None = optional(identifier())
-    #: Where the service sends the two ids of a notification (§6).
     response_url: str | None = private(url())
     client_user_id: str | None = private(text())
     optional_parameter1: str | None = private(text())
     optional_parameter2: str | None = private(text())
     optional_parameter3: str | None = private(text())
-    #: Charge `nick_name` instead of the phone; needs the flag's name from the profile.
     by_nick_name: bool = attrs.field(default=False, metadata=flag())
     nick_name: str | None = private(text(rare=True))
 
@@ -209,19 +245,30 @@ class PrepareRequest(_Charge):
     `phone_number`, `email` and `document_id` must be those of the actual cardholder of this transaction: fixed,
     false or repeated values may get transactions rejected and users blocked on suspicion of fraud (§2.3). Leave
     them out and the form asks.
+
+    - `currency`: Three capitals (ISO 4217). `client_transaction_id`: The id of what is to be paid, unique to it
+      (§2.2).
+    - `amount_without_tax`, `amount_with_tax` (without the tax), `tax`, `service`, `tip`: Parts of the amount, in
+      cents; at least one is given. `amount`: Their sum unless given.
+    - `reference`: What is paid for. `order`: An `Order`. `time_zone`: A whole number, whose meaning the document does
+      not show. `lat`, `lng`: Decimal degrees, as text.
+    - `store_id`: The branch that charges.
+    - `response_url`: Where the user is sent after paying.
+    - `phone_number`: `+`, country code and number.
+    - `email`: Of the cardholder.
+    - `document_id`: Of the cardholder.
+    - `cancellation_url`: Where the user is sent who closes the form by its X.
+    - `optional_parameter`: Additional information.
+    - `language`: Of the form; needs the parameter's name from the profile.
     """
 
     store_id: str = attrs.field(metadata=identifier(required=True))
-    #: Where the user is sent after paying.
     response_url: str = attrs.field(metadata=url(required=True), repr=False)
-    #: `+`, country code and number.
     phone_number: str | None = private(phone())
     email: str | None = private(text())
     document_id: str | None = private(text())
-    #: Where the user is sent who closes the form by its X.
     cancellation_url: str | None = private(url())
     optional_parameter: str | None = private(text())
-    #: Of the form; needs the parameter's name from the profile.
     language: Literal["es", "en"] | None = optional(choice("es", "en"))
 
 
@@ -248,7 +295,11 @@ def derive_id(*keys: str | int) -> str:
 
 @attrs.frozen(kw_only=True)
 class SaleResult:
-    """The service created the transaction (§2.5); it is `Pendiente` now (§3)."""
+    """The service created the transaction (§2.5); it is `Pendiente` now (§3).
+
+    - `transaction_id`: The service's id of the sale, positive.
+    - `raw`: The answer as it came.
+    """
 
     transaction_id: int
     raw: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
@@ -275,13 +326,17 @@ class FormLinks(Mapping[str, str]):
 
 @attrs.frozen(kw_only=True)
 class PrepareResult:
-    """A prepared payment form (§2.6)."""
+    """A prepared payment form (§2.6).
 
-    #: A secret where the links are made of it.
+    - `payment_id`: A secret where the links are made of it.
+    - `links`: Every `payWith...` link by its name.
+    - `raw`: The answer as it came.
+    - `wallet_link_field`: The profile's name of the wallet link, which carries the service's brand (§2.6).
+    """
+
     payment_id: str = attrs.field(repr=False)
     links: FormLinks = attrs.field(repr=False)
     raw: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
-    #: The profile's name of the wallet link, which carries the service's brand (§2.6).
     wallet_link_field: str | None = attrs.field(default=None, repr=False)
 
     @property
@@ -317,6 +372,16 @@ class StatusReport:
 
     `state` is the document's word (§3): `Pendiente`, `Aceptado` or `Cancelado`; None where the profile does not
     map the service's own word, which is then neither pending nor final. `amount` is cents.
+
+    - `transaction_id`: The service's id; None where the report names none.
+    - `client_transaction_id`: The merchant's id; None where the report names none.
+    - `currency`: Three capitals, as the service wrote it.
+    - `also_accepted`: Other accepted transactions under the same client transaction id: each of them is money.
+    - `others`: All other transactions under the same client transaction id. Where several are undecided, or all
+      cancelled, they are all here, and `transaction_id` is None.
+    - `unreadable`: Fields of the answer that are there and are not of their type, by the service's names: the report
+      is not ours.
+    - `raw`: The answer as it came.
     """
 
     state: Literal["Pendiente", "Aceptado", "Cancelado"] | None
@@ -324,19 +389,19 @@ class StatusReport:
     client_transaction_id: str | None = None
     amount: int | None = None
     currency: str | None = None
-    #: Other accepted transactions under the same client transaction id: each of them is money.
     also_accepted: tuple[int, ...] = ()
-    #: All other transactions under the same client transaction id. Where several are undecided, or all cancelled, they
-    #: are all here, and `transaction_id` is None.
     others: tuple[int, ...] = ()
-    #: Fields of the answer that are there and are not of their type, by the service's names: the report is not ours.
     unreadable: tuple[str, ...] = ()
     raw: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
 
 @attrs.frozen(kw_only=True)
 class Notification:
-    """What arrived at `responseUrl` (§6): two ids, unsigned, no verdict. A hint."""
+    """What arrived at `responseUrl` (§6): two ids, unsigned, no verdict. A hint.
+
+    - `transaction_id`: The service's id, which nobody has vouched for.
+    - `client_transaction_id`: The merchant's id, likewise.
+    """
 
     transaction_id: int
     client_transaction_id: str

@@ -279,51 +279,60 @@ class ServiceProfile:
     """The settings of one concrete service. Seconds for times; see `DOCUMENT` for what needs no setting.
 
     Raises `ConfigurationError` naming the first setting that cannot be.
+
+    - `name`: Of the profile, for logs and `repr`.
+    - `base_url`: Where the service is, for sessions that are given no address.
+    - `message_language`: The `Accept-Language` of every request, where messages follow it.
+    - `nick_name_flag`: The boolean field for "charge the nick name" (§2.2: its name is not shown).
+    - `phone_optional_with_nick_name`: Whether a Sale by nick name may leave the phone out.
+    - `language_field`: The field of the form's language (§2.3: its name is not shown).
+    - `wallet_link_field`: The field of the wallet form's link, which carries the service's brand (§2.6).
+    - `response_url_field`: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
+    - `duplicate_codes`: Error codes that mean "this client transaction id is there". Like 2061 they refuse only where
+      one query by client transaction id finds nothing. An index that lags behind would hide what a repeated POST
+      created, so the sale is queried again before each further attempt, and once in the background after
+      `absent_after`, while its tracker is open: a sale that is found paid then becomes ACCEPTED, with a critical log
+      line.
+    - `uncertain_codes`: Error codes of a service that failed, and may have created something all the same.
+    - `not_found_codes`: Error codes of a status query that mean "no such transaction".
+    - `queries_per_minute`: Status queries allowed in a minute, over all transactions; None: no limit known.
+    - `refusing_statuses`: HTTP statuses known to create nothing whatever their body.
+    - `sale_window`: Seconds until a push request expires (§8).
+    - `form_window`: Seconds that a form link lives (§8).
+    - `absent_after`: Seconds after the permit from which "not found" may prove absence; twice the sale window unless
+      given.
+    - `link_hosts`: Hosts that a form link may name; None: not checked.
+    - `max_lengths`: Longest text by our field name, in characters (§2.2: length limits are not shown).
+    - `ranges`: Smallest and largest number by our field name.
+    - `status`: How to query a status; None: the profile names no query.
+    - `confirm`: How to confirm a form that came back; None: it cannot be.
+    - `cancel`: How to withdraw a push request; None: it cannot be.
+    - `reverse`: How to give a payment back; None: it cannot be.
+    - `returned`: What a browser brings back from a form; None: not known.
     """
 
     name: str = attrs.field(default="document", validator=TEXT)
-    #: Where the service is, for sessions that are given no address.
     base_url: str | None = _setting(ADDRESS)
-    #: The `Accept-Language` of every request, where messages follow it.
     message_language: str | None = _setting(LANGUAGE)
-    #: The boolean field for "charge the nick name" (§2.2: its name is not shown).
     nick_name_flag: str | None = _setting(NAME)
-    #: Whether a Sale by nick name may leave the phone out.
     phone_optional_with_nick_name: bool = attrs.field(default=False, validator=BOOL)
-    #: The field of the form's language (§2.3: its name is not shown).
     language_field: str | None = _setting(NAME)
-    #: The field of the wallet form's link, which carries the service's brand (§2.6).
     wallet_link_field: str | None = _setting(NAME)
-    #: Samples spell it `responseUrl` and `ResponseUrl` (§2.3).
     response_url_field: str = attrs.field(default="responseUrl", validator=NAME)
-    #: Error codes that mean "this client transaction id is there". Like 2061 they refuse only where one query by
-    #: client transaction id finds nothing. An index that lags behind would hide what a repeated POST created, so the
-    #: sale is queried again before each further attempt, and once in the background after `absent_after`, while its
-    #: tracker is open: a sale that is found paid then becomes ACCEPTED, with a critical log line.
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
-    #: Error codes of a service that failed, and may have created something all the same.
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
-    #: Error codes of a status query that mean "no such transaction".
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
-    #: Status queries allowed in a minute, over all transactions; None: no limit known.
     queries_per_minute: float | None = _setting(RATE)
-    #: HTTP statuses known to create nothing whatever their body.
     refusing_statuses: frozenset[int] = attrs.field(
         default=frozenset(), converter=_to_set, validator=STATUSES
     )
-    #: Seconds until a push request expires (§8).
     sale_window: float = attrs.field(default=300.0, validator=SECONDS)
-    #: Seconds that a form link lives (§8).
     form_window: float = attrs.field(default=600.0, validator=SECONDS)
-    #: Seconds after the permit from which "not found" may prove absence; twice the sale window unless given.
     absent_after: float = attrs.field(validator=ABSENCE)
-    #: Hosts that a form link may name; None: not checked.
     link_hosts: frozenset[str] | None = attrs.field(
         default=None, converter=_to_set, validator=optional(HOSTS)
     )
-    #: Longest text by our field name, in characters (§2.2: length limits are not shown).
     max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=_to_mapping, validator=LENGTHS)
-    #: Smallest and largest number by our field name.
     ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_to_mapping, validator=RANGES)
     status: StatusProfile | None = _table(StatusProfile)
     confirm: ConfirmProfile | None = _table(ConfirmProfile, AFTER_STATUS)

@@ -71,7 +71,10 @@ def _positive(value: float | None, name: str) -> None:
 
 @attrs.frozen
 class Fixed:
-    """Ask at a fixed beat."""
+    """Ask at a fixed beat.
+
+    - `seconds`: Between two queries, above 0.
+    """
 
     seconds: float = 2.0
 
@@ -88,6 +91,8 @@ class Steps:
     """Ask at a beat for each stretch of the sale's life: pairs of the age (seconds) up to which it holds, and the gap.
 
     `Steps((60, 5), (300, 20))` asks every 5 s in the first minute and every 20 s afterwards, whatever the age.
+
+    - `steps`: The pairs, in the order of their ages.
     """
 
     steps: tuple[tuple[float, float], ...]

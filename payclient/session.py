@@ -78,23 +78,29 @@ Decode = Callable[[HttpResponse, ServiceProfile, str | None], _T]
 
 @attrs.frozen(kw_only=True)
 class Exchange:
-    """One exchange with the service, for metrics and traces. No personal data, no token."""
+    """One exchange with the service, for metrics and traces. No personal data, no token.
 
-    #: `sale`, `prepare`, `status`, `confirm`, `cancel` or `reverse`.
+    - `operation`: `sale`, `prepare`, `status`, `confirm`, `cancel` or `reverse`.
+    - `method`: The HTTP method.
+    - `path`: Below the base address; that of a query holds the id.
+    - `http_status`: None where no answer came.
+    - `seconds`: How long it took.
+    - `sent`: False: proven that no byte of it reached the service.
+    - `error`: The error's class name; None where the call succeeded.
+    - `client_transaction_id`: None where the request has none.
+    - `transaction_id`: None where none is known.
+    - `resends`: How often the request was sent again by itself.
+    """
+
     operation: str
     method: str
-    #: Below the base address; that of a query holds the id.
     path: str
-    #: None where no answer came.
     http_status: int | None
     seconds: float
-    #: False: proven that no byte of it reached the service.
     sent: bool
-    #: The error's class name; None where the call succeeded.
     error: str | None
     client_transaction_id: str | None
     transaction_id: int | None = None
-    #: How often the request was sent again by itself.
     resends: int = 0
 
 

@@ -16,9 +16,13 @@ PASSING = frozenset({UnauthorizedError.__name__, RateLimitedError.__name__, Cust
 
 @attrs.frozen(kw_only=True)
 class ChargeResult:
-    """What became of one request: an outcome, or the error that says why nothing was created."""
+    """What became of one request: an outcome, or the error that says why nothing was created.
 
-    #: The request's client transaction id.
+    - `request_key`: The request's client transaction id.
+    - `outcome`: What is known of the sale; None where nothing was created.
+    - `error`: Why nothing was created; None where there is an outcome.
+    """
+
     request_key: str
     outcome: Outcome | None = None
     error: Exception | None = None

@@ -49,14 +49,18 @@ LOOK_AGAIN = 10.0
 
 @attrs.frozen(kw_only=True)
 class TransactionRef:
-    """What a status query may go by."""
+    """What a status query may go by.
+
+    - `client_transaction_id`: The merchant's id.
+    - `transaction_id`: None while only the client transaction id is known.
+    - `candidate_id`: A transaction id that a notification or a broken answer named, not yet proven ours; of several
+      each has its turn.
+    - `kind`: `sale` or `form`.
+    """
 
     client_transaction_id: str
-    #: None while only the client transaction id is known.
     transaction_id: int | None
-    #: A transaction id that a notification or a broken answer named, not yet proven ours; of several each has its turn.
     candidate_id: int | None = None
-    #: `sale` or `form`.
     kind: str = "sale"
 
 

@@ -42,11 +42,15 @@ class FormLink:
 
     `is_live` means safe to hand out: a link loaded late may still be payable for up to ten minutes after
     `expires_at`. Times are UTC seconds since the epoch. The address is a secret: show it to its customer only.
+
+    - `url`: The address; a secret.
+    - `prepared_at`: When the form was prepared.
+    - `lifetime`: Seconds (§8: 600).
+    - `loaded_at`: When the customer loaded it; None until `mark_loaded`.
     """
 
     url: str = attrs.field(repr=False)
     prepared_at: float
-    #: Seconds (§8: 600).
     lifetime: float = 600.0
     loaded_at: float | None = None
 

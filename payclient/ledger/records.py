@@ -33,7 +33,7 @@ __all__ = [
     "sanitize_text",
 ]
 
-logger = logging.getLogger("payclient.ledger")
+logger: logging.Logger = logging.getLogger("payclient.ledger")
 
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}

@@ -71,12 +71,16 @@ class FormLink:
 
 @attrs.frozen(kw_only=True)
 class PaymentForm:
-    """A prepared form: send the customer to one of its links by a redirect that brings the referrer (§4)."""
+    """A prepared form: send the customer to one of its links by a redirect that brings the referrer (§4).
+
+    - `client_transaction_id`: The merchant's id of this form.
+    - `payment_id`: A secret where the links are made of it.
+    - `prepared_at`: UTC seconds since the epoch.
+    - `result`: The service's answer, with every link.
+    """
 
     client_transaction_id: str
-    #: A secret where the links are made of it.
     payment_id: str = attrs.field(repr=False)
-    #: UTC seconds since the epoch.
     prepared_at: float
     result: PrepareResult = attrs.field(repr=False)
     _links: dict[str, FormLink] = attrs.field(factory=dict, repr=False, init=False)

@@ -23,35 +23,44 @@ __all__ = ["Outcome", "PendingSale"]
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What is known of a sale at this moment. Times are UTC seconds since the epoch."""
+    """What is known of a sale at this moment. Times are UTC seconds since the epoch.
+
+    - `client_transaction_id`: The merchant's id.
+    - `state`: Where the sale stands.
+    - `evidence`: What the state rests on.
+    - `transaction_id`: The service's id; None where none is known.
+    - `created_at`: When the permit was asked for, right before the first byte.
+    - `notified_at`: When a notification came (§6). It says that the customer acted, not how.
+    - `decided_at`: When it was decided; None until then.
+    - `error`: Of a refused attempt.
+    - `report`: The service's last word, where this process heard it; it is not stored.
+    - `purchase`: What the customer owes once, however many asks: without one of its own, the client transaction id.
+    - `amount`: Cents.
+    - `currency`: Three capitals (ISO 4217).
+    - `kind`: `sale` for a push request, `form` for a payment form.
+    - `reason`: Why it was declined, as the service wrote it.
+    - `receipt`: What the profile's `receipt_fields` keep of the report that decided it, by the service's names.
+    - `also_paid`: Of the feed: other client transaction ids of the same purchase that are paid, too. Give one of them
+      back.
+    - `cursor`: The place in the ledger's feed, for `tracker.outcomes(since=...)`.
+    """
 
     client_transaction_id: str
     state: State
     evidence: Evidence
     transaction_id: int | None = None
-    #: When the permit was asked for, right before the first byte.
     created_at: float | None = None
-    #: When a notification came (§6). It says that the customer acted, not how.
     notified_at: float | None = None
     decided_at: float | None = None
-    #: Of a refused attempt.
     error: PayError | None = None
-    #: The service's last word, where this process heard it; it is not stored.
     report: StatusReport | None = None
-    #: What the customer owes once, however many asks: without one of its own, the client transaction id.
     purchase: str = ""
-    #: Cents.
     amount: int = 0
     currency: str = ""
-    #: `sale` for a push request, `form` for a payment form.
     kind: str = "sale"
-    #: Why it was declined, as the service wrote it.
     reason: str | None = attrs.field(default=None, repr=False)
-    #: What the profile's `receipt_fields` keep of the report that decided it, by the service's names.
     receipt: Mapping[str, str | int] = attrs.field(factory=dict, repr=False)
-    #: Of the feed: other client transaction ids of the same purchase that are paid, too. Give one of them back.
     also_paid: tuple[str, ...] = ()
-    #: The place in the ledger's feed, for `tracker.outcomes(since=...)`.
     cursor: int | None = None
 
     @property

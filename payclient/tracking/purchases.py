@@ -22,10 +22,13 @@ __all__ = ["Purchase"]
 
 @attrs.frozen(kw_only=True)
 class Purchase:
-    """What is known of one purchase at this moment."""
+    """What is known of one purchase at this moment.
+
+    - `key`: The name that the merchant gave it.
+    - `asks`: One outcome for each client transaction id that was asked with, the oldest first.
+    """
 
     key: str
-    #: One outcome for each client transaction id that was asked with, the oldest first.
     asks: tuple[Outcome, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from manual_clock import ManualClock
 from payclient.notifications import notification_url
+from manual_clock import ManualClock
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from postgres_server import PostgresServer
 from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
@@ -74,12 +74,19 @@ class Customer:
             assert response.status == 200, f"{path}: {response.status}"
             return await response.text()
 
-    async def pay(self, identifier: str, phone: str) -> str:
+    async def pay(self, order: str, phone: str) -> str:
         """Pay by push; the page that comes of it."""
-        async with self._session.post(f"{self.shop.url}/pay/{identifier}", data={"phone": phone}) as response:
-            assert response.status == 200, response.status
-            assert response.url.path == f"/orders/{identifier}"
+        async with self._session.post(f"{self.shop.url}/pay/{order}", data={"phone": phone}) as response:
+            assert response.status == 200, (response.status, await response.text())
+            assert response.url.path == f"/orders/{order}"
             return await response.text()
+
+    async def click(self, way: str, order: str, phone: str = "0984111222") -> tuple[int, str]:
+        """Press a button, whatever is answered: the status and the page."""
+        method, data = ("POST", {"phone": phone}) if way == "pay" else ("GET", None)
+        url = f"{self.shop.url}/{way}/{order}"
+        async with self._session.request(method, url, data=data) as response:
+            return response.status, await response.text()
 
     async def status(self, identifier: str) -> dict[str, object]:
         async with self._session.get(f"{self.shop.url}/orders/{identifier}/status") as response:
@@ -93,9 +100,9 @@ class Customer:
                 await asyncio.sleep(0.01)  # for the shop's own work
         return status["paid"]
 
-    async def form(self, cart: str) -> str:
+    async def form(self, order: str) -> str:
         """Ask to pay by card; the link that the page moves on to."""
-        async with self._session.get(f"{self.shop.url}/form/{cart}") as response:
+        async with self._session.get(f"{self.shop.url}/card/{order}") as response:
             assert response.status == 200
             assert response.headers.getall("Referrer-Policy") == ["origin"]
             assert response.headers["Cache-Control"] == "no-store"
@@ -137,25 +144,25 @@ async def shopping(
     async with HeldSimulator(clock) as service:
         with serving(kind, service.url, folder, ledger=ledger) as shop:
             async with customer_of(shop) as customer:
+                assert '"ok": true' in await customer.get("/health")
                 await push(customer, service)
                 await expiry(customer, service, clock)
                 await early(customer, service)
-                await forms(customer, service, links_are_kept=workers == 1)
+                await forms(customer, service)
                 await forged(customer, service)
-                assert '"ok": true' in await customer.get("/health")
                 await customer.pay("left-open", "0984111299")  # the end finds one open
     receipts: dict[str, list[str]] = {}
     for identifier, receipt in shop.heard:
         receipts.setdefault(identifier, []).append(receipt)
-    assert receipts["early"] == ["early"]
-    assert "expired" not in receipts
+    assert receipts["early-1"] == ["early"]
+    assert "expired-1" not in receipts
     # Late, where a routine query was quicker.
-    for identifier in ("accepted", "cancelled", "forged"):
+    for identifier in ("accepted-1", "cancelled-1", "forged-1"):
         assert receipts[identifier].pop(0) in ("matched", "late")
     # The forged ones of `forged` were never told of; the repeated ones of `accepted` were.
-    assert (receipts["cancelled"], receipts["forged"]) == ([], [])
-    assert len(receipts["accepted"]) == 4
-    assert set(receipts["accepted"]) <= {"duplicate", "conflict"}
+    assert (receipts["cancelled-1"], receipts["forged-1"]) == ([], [])
+    assert len(receipts["accepted-1"]) == 4
+    assert set(receipts["accepted-1"]) <= {"duplicate", "conflict"}
     assert service.counts.created == 6
     assert set(service.created_per_client_id.values()) == {1}
 
@@ -164,15 +171,15 @@ async def push(customer: Customer, service: HeldSimulator) -> None:
     """Accepted and cancelled, each known to the page that waits; a double click charges once."""
     page = await customer.pay("accepted", "0984111201")
     assert "Approve the payment on your phone" in page
-    assert (await customer.status("accepted"))["waiting"] is True
+    assert (await customer.status("accepted-1"))["waiting"] is True
     assert "Approve the payment" in await customer.pay("accepted", "0984111201")
-    await service.approve(service.of("accepted").transaction_id)
-    assert service.of("accepted").notification == "HTTP 200"
-    assert await customer.decided("accepted") is True
+    await service.approve(service.of("accepted-1").transaction_id)
+    assert service.of("accepted-1").notification == "HTTP 200"
+    assert await customer.decided("accepted-1") is True
     assert "Paid. Thank you!" in await customer.get("/orders/accepted")
     await customer.pay("cancelled", "0984111202")
-    await service.reject(service.of("cancelled").transaction_id)
-    assert await customer.decided("cancelled") is False
+    await service.reject(service.of("cancelled-1").transaction_id)
+    assert await customer.decided("cancelled-1") is False
     assert "Not paid" in await customer.get("/orders/cancelled")
 
 
@@ -180,8 +187,8 @@ async def expiry(customer: Customer, service: HeldSimulator, clock: ManualClock)
     """Nobody answers and nothing is sent (§6): the service says Cancelado when it is asked."""
     await customer.pay("expired", "0984111203")
     await clock.advance(300)
-    assert service.of("expired").how == "expired"
-    assert await customer.decided("expired") is False
+    assert service.of("expired-1").how == "expired"
+    assert await customer.decided("expired-1") is False
 
 
 async def early(customer: Customer, service: HeldSimulator) -> None:
@@ -189,31 +196,33 @@ async def early(customer: Customer, service: HeldSimulator) -> None:
     service.released.clear()
     paying = asyncio.create_task(customer.pay("early", "0984111204"))
     await asyncio.wait_for(service.held.wait(), 20)
-    await service.approve(service.of("early").transaction_id)
-    assert service.of("early").notification == "HTTP 200"
+    await service.approve(service.of("early-1").transaction_id)
+    assert service.of("early-1").notification == "HTTP 200"
     service.released.set()
     await paying
-    assert await customer.decided("early") is True
+    assert await customer.decided("early-1") is True
 
 
-async def forms(customer: Customer, service: HeldSimulator, *, links_are_kept: bool) -> None:
-    """Paid: the return page knows. Closed by its X: nothing was paid, and the shop offers it again."""
+async def forms(customer: Customer, service: HeldSimulator) -> None:
+    """Paid: the order's page knows. Closed by its X, of which the service says nothing: the same form is offered."""
     link = await customer.form("cart-1")
-    if links_are_kept:  # each process has forms of its own
-        assert await customer.form("cart-1") == link
-    back = await service.pay(payment_id(link))
-    assert urlsplit(back).path.startswith("/back/")
-    page = await customer.get(back)  # asks the service, unless it was asked in this moment
+    assert await customer.form("cart-1") == link  # in whichever process
+    page = await customer.get(
+        await service.pay(payment_id(link))
+    )  # asks the service, unless it was asked just now
     assert "Paid. Thank you!" in page or "Confirming your payment" in page
-    assert await customer.decided(urlsplit(back).path.rpartition("/")[2]) is True
-    assert "Paid. Thank you!" in await customer.get(back)
+    form = service.forms[payment_id(link)].client_transaction_id
+    assert await customer.decided(form) is True
+    assert "Paid. Thank you!" in await customer.get("/orders/cart-1")
     other = await customer.form("cart-2")
     assert other != link
     back = await service.cancel_form(payment_id(other)) or ""
-    assert "You closed the form" in await customer.get(back)
-    # Nobody paid it and nobody says so: it is not called unpaid. Who comes again gets it again, and no second one.
-    assert (await customer.status(urlsplit(back).path.rpartition("/")[2]))["paid"] is None
+    assert "Confirming your payment" in await customer.get(back)
+    assert (await customer.status(service.forms[payment_id(other)].client_transaction_id))["paid"] is None
     assert await customer.form("cart-2") == other
+    # A push beside it could be paid, too.
+    status, page = await customer.click("pay", "cart-2")
+    assert (status, "A card form of this order is open until" in page) == (409, True)
 
 
 @pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
@@ -237,26 +246,29 @@ async def test_forms_that_must_be_confirmed(kind: str, tmp_path: Path) -> None:
                     link = await customer.form("cart-2")
                     if end == "declined":
                         back = await service.pay(payment_id(link), declined=True)
-                        assert "Not paid" in await customer.get(back)
                     else:
                         back = await service.cancel_form(payment_id(link)) or ""
-                        assert "You closed the form" in await customer.get(back)
-                    assert await customer.decided(urlsplit(back).path.rpartition("/")[2]) is False
-                    # Another tab may still pay what the service does not call cancelled.
+                    page = await customer.get(back)
+                    assert "Not paid. You may pay in another way." in page
+                    assert 'id="push"' in page
+                    assert 'id="card"' in page
+                    # The X is known to the browser alone: its form may still be paid, so that no other is made.
                     assert (await customer.form("cart-2") == link) is (end == "closed")
+                    (form,) = [one for one in service.forms.values() if link.endswith(one.payment_id)]
+                    assert await customer.decided(form.client_transaction_id) is False
     assert service.counts.forms_paid == 1
 
 
 async def forged(customer: Customer, service: HeldSimulator) -> None:
     """However it comes and whatever it says, the answer is the same and nobody is paid by it."""
     await customer.pay("forged", "0984111205")
-    number = service.of("forged").transaction_id
-    parameters = {"id": str(number), "clientTransactionID": "forged"}
-    ours = notification_url(f"{customer.shop.url}/pay/notify", "forged", SECRET)
-    accepted = notification_url(f"{customer.shop.url}/pay/notify", "accepted", SECRET)
+    number = service.of("forged-1").transaction_id
+    parameters = {"id": str(number), "clientTransactionID": "forged-1"}
+    ours = notification_url(f"{customer.shop.url}/pay/notify", "forged-1", SECRET)
+    accepted = notification_url(f"{customer.shop.url}/pay/notify", "accepted-1", SECRET)
     wrong = f"{customer.shop.url}/pay/notify/{'A' * 32}"
-    repeat = {"id": str(service.of("accepted").transaction_id), "clientTransactionID": "accepted"}
-    other = {"id": "999999", "clientTransactionID": "accepted"}
+    repeat = {"id": str(service.of("accepted-1").transaction_id), "clientTransactionID": "accepted-1"}
+    other = {"id": "999999", "clientTransactionID": "accepted-1"}
     answers = [
         await customer.notify(wrong, params=parameters),
         await customer.notify(accepted, params=parameters),  # the key of another sale
@@ -270,11 +282,11 @@ async def forged(customer: Customer, service: HeldSimulator) -> None:
         await customer.notify(wrong, "PATCH", data=b"\xff\xfe"),
     ]
     assert len(set(answers)) == 1
-    status = await customer.status("forged")
+    status = await customer.status("forged-1")
     assert (status["waiting"], status["paid"], status["state"]) == (True, None, "pending")
-    assert (await customer.status("accepted"))["paid"] is True
+    assert (await customer.status("accepted-1"))["paid"] is True
     await service.reject(number)
-    assert await customer.decided("forged") is False
+    assert await customer.decided("forged-1") is False
 
 
 def payment_id(link: str) -> str:
@@ -325,6 +337,136 @@ async def test_what_a_shop_leaks_is_noticed(leak: str, said: str, tmp_path: Path
         caught = error
     assert (caught is not None) is bool(said)
     assert said in shop.err
+
+
+# --- One order, paid once
+
+
+PRESET = {"PAYCLIENT_PROFILE": "payphone"}
+
+
+def assert_collected_once(service: HeldSimulator, orders: int = 1) -> None:
+    """What the service has of the customers, in cents."""
+    assert service.counts.collected == 1150 * orders
+
+
+@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
+async def test_one_order_and_two_ways_to_pay_it(kind: str, tmp_path: Path) -> None:
+    """Push, then card, and card, then push; double clicks in two tabs; clicks after it is paid."""
+    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
+        with serving(kind, service.url, tmp_path, environ=PRESET) as shop:
+            async with customer_of(shop) as customer, customer_of(shop) as tab:
+                assert 'id="push"' in await customer.get("/")
+                pages = await asyncio.gather(*(each.pay("a", "0984111222") for each in (customer, tab) * 3))
+                assert all("Approve the payment on your phone" in page for page in pages)
+                assert 'href="/pay/a"' in pages[0]
+                status, page = await tab.click("card", "a")
+                assert status == 409
+                assert re.search(r"There is an open request on your phone until \d\d:\d\d", page)
+                assert (await tab.click("pay", "a", "0999999999"))[
+                    0
+                ] == 200  # another phone, the same request
+                await service.reject(service.of("a-1").transaction_id)
+                assert await customer.decided("a-1") is False
+                assert "Not paid. You may pay in another way." in await customer.get("/orders/a")
+                links = await asyncio.gather(*(each.form("a") for each in (customer, tab) * 3))
+                assert len(set(links)) == 1
+                status, page = await tab.click("pay", "a")
+                assert status == 409
+                assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
+                assert "Paid. Thank you!" in await customer.get(await service.pay(payment_id(links[0])))
+                for way in ("pay", "card", "pay"):
+                    status, page = await tab.click(way, "a")
+                    assert (status, "Paid. Thank you!" in page) == (200, True)
+                # Card, then push.
+                back = await service.pay(payment_id(await customer.form("b")), declined=True)
+                assert "Not paid." in await customer.get(back)
+                await customer.pay("b", "0984111222")
+                await service.approve(service.of("b-2").transaction_id)
+                assert await customer.decided("b-2") is True
+                assert "Paid. Thank you!" in (await customer.click("card", "b"))[1]
+                # Nothing that is typed is an error of the shop's.
+                for phone in ("", "x" * 3000, "09' OR 1=1", "\x00"):
+                    assert (await customer.click("pay", "c", phone))[0] == 409
+                assert (await customer.click("pay", "d" * 300))[0] == 409
+                assert (await customer.click("card", "%0d%0aSet-Cookie:x=1"))[0] == 409
+                assert (await customer.click("back", "nobody"))[0] == 404
+    assert_collected_once(service, 2)
+    assert (service.counts.created, len(service.forms)) == (2, 2)
+
+
+async def test_four_workers_over_one_postgresql(
+    postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid."""
+    command = gunicorn("shops.starlette_shop:app", 4)
+    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
+        with serving(command, service.url, tmp_path, ledger=postgres.url(database), environ=PRESET) as shop:
+            async with AsyncExitStack() as stack:
+                tabs = [await stack.enter_async_context(customer_of(shop)) for _ in range(12)]
+                links = await asyncio.gather(*(tab.form("a") for tab in tabs))
+                assert len(set(links)) == len(service.forms) == 1
+                assert "Paid. Thank you!" in await tabs[0].get(await service.pay(payment_id(links[0])))
+                clicks = [tab.click(way, "a") for tab, way in zip(tabs, ("pay", "card") * 6, strict=True)]
+                for status, page in await asyncio.gather(*clicks):
+                    assert (status, "Paid. Thank you!" in page) == (200, True)
+                # Both buttons at once: one of the ways wins.
+                clicks = [tab.click(way, "b") for tab, way in zip(tabs, ("pay", "card") * 6, strict=True)]
+                assert {status for status, _ in await asyncio.gather(*clicks)} <= {200, 409}
+                assert service.counts.created + len(service.forms) == 2
+                await asyncio.gather(*(tab.pay("c", "0984111222") for tab in tabs))
+                assert [one for one in service.created_per_client_id if one.startswith("c-")] == ["c-1"]
+                await service.approve(service.of("c-1").transaction_id)
+                assert await tabs[1].decided("c-1") is True
+                for status, page in await asyncio.gather(*(tab.click("pay", "c") for tab in tabs)):
+                    assert (status, "Paid. Thank you!" in page) == (200, True)
+    assert_collected_once(service, 2)
+
+
+@pytest.mark.parametrize("step", ["sending", "sent", "prepared", "paid", "returned"])
+async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path) -> None:
+    """It is started again over its ledger, and the customer clicks on everything: the order is collected once."""
+    way = "pay" if step in ("sending", "sent") else "card"
+    back = ""
+    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
+        with suppress(AssertionError), serving("starlette", service.url, tmp_path, environ=PRESET) as shop:
+            async with customer_of(shop) as customer:
+                if step == "sending":
+                    service.released.clear()
+                    with suppress(aiohttp.ClientError):
+                        clicking = asyncio.create_task(customer.click("pay", "a"))
+                        await asyncio.wait_for(service.held.wait(), 20)
+                        shop.process.kill()
+                        await clicking
+                elif way == "pay":
+                    await customer.pay("a", "0984111222")
+                else:
+                    link = await customer.form("a")
+                    if step != "prepared":
+                        back = await service.pay(payment_id(link))
+                    if step == "returned":
+                        assert "Paid. Thank you!" in await customer.get(back)
+                shop.process.kill()
+                shop.process.wait()
+        service.released.set()
+        with serving("starlette", service.url, tmp_path, environ=PRESET) as shop:
+            async with customer_of(shop) as customer:
+                for each in ("pay", "card", "pay"):
+                    assert (await customer.click(each, "a"))[0] in (200, 409)
+                if way == "pay":
+                    assert service.counts.created == 1
+                    await service.approve(service.of("a-1").transaction_id)
+                    assert await customer.decided("a-1") is True
+                else:
+                    if step == "prepared":
+                        assert await customer.form("a") == link
+                        back = await service.pay(payment_id(link))
+                    page = await customer.get(f"{urlsplit(back).path}?{urlsplit(back).query}")
+                    assert "Paid. Thank you!" in page
+                for each in ("pay", "card"):
+                    assert "Paid. Thank you!" in (await customer.click(each, "a"))[1]
+    assert_collected_once(service)
+    assert service.counts.created + len(service.forms) == 1
 
 
 # --- The guides' shops

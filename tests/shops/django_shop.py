@@ -5,19 +5,16 @@ from __future__ import annotations
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-import payclient
-from payclient.web import is_waiting, waiting_page
 from payclient.web.django import (
     TrackerApplication,
     health_route,
     notification_route,
     order_routes,
     page_response,
-    redirect_response,
     tracker_of,
 )
 from shops import shop
@@ -37,58 +34,36 @@ settings.configure(
 )
 
 
-def html(text: str, status: int = 200) -> HttpResponse:
-    return HttpResponse(text, status=status)
-
-
-def shown(sale: payclient.PendingSale | None) -> HttpResponse:
-    if sale is None:
-        raise Http404
-    if is_waiting(sale):
-        status_url = f"/orders/{sale.client_transaction_id}/status"
-        return page_response(waiting_page(sale, status_url, "en"))
-    return html(shop.outcome_html(sale))
-
-
 async def home(request: HttpRequest) -> HttpResponse:
-    return html(shop.home_html())
+    return page_response(shop.ways("order-1"))
 
 
 @csrf_exempt  # type: ignore[untyped-decorator]  # Django has no types; and the test's client keeps no cookie
-def pay(request: HttpRequest, identifier: str) -> HttpResponse:
+def pay(request: HttpRequest, order: str) -> HttpResponse:
     """A sync view, as many are: the tracker's calls run on the server's own loop all the same."""
-    try:
-        async_to_sync(tracker_of(request).sale)(shop.sale_request(identifier, shop.phone_in(request.body)))
-    except payclient.PayError as error:  # this call created nothing
-        return html(shop.refused_html(error), 409)
-    return HttpResponseRedirect(f"/orders/{identifier}", status=303)
+    if request.method != "POST":
+        return page_response(shop.ways(order))
+    return page_response(async_to_sync(shop.pay)(tracker_of(request), order, request.body))
 
 
-async def order(request: HttpRequest, identifier: str) -> HttpResponse:
-    return shown(await tracker_of(request).find(identifier))
+async def card(request: HttpRequest, order: str) -> HttpResponse:
+    return page_response(await shop.card(tracker_of(request), order))
 
 
-async def form(request: HttpRequest, cart: str) -> HttpResponse:
-    prepared = await tracker_of(request).live_form(cart, shop.prepare_request)
-    return redirect_response(request, prepared.card, "en", again="/")
+async def order(request: HttpRequest, order: str) -> HttpResponse:
+    return page_response(await shop.show(tracker_of(request), order))
 
 
 async def back(request: HttpRequest, identifier: str) -> HttpResponse:
-    return shown(await shop.back_of(tracker_of(request), identifier, request.META["QUERY_STRING"]))
-
-
-async def cancelled(request: HttpRequest, identifier: str) -> HttpResponse:
-    await shop.close(tracker_of(request), identifier, request.META["QUERY_STRING"])
-    return html(shop.cancelled_html())
+    return page_response(await shop.back(tracker_of(request), identifier, request.META["QUERY_STRING"]))
 
 
 urlpatterns = [
     path("", home),
-    path("pay/<str:identifier>", pay),
-    path("orders/<str:identifier>", order),
-    path("form/<str:cart>", form),
+    path("pay/<str:order>", pay),
+    path("card/<str:order>", card),
+    path("orders/<str:order>", order),
     path("back/<str:identifier>", back),
-    path("cancelled/<str:identifier>", cancelled),
     *order_routes(),
     health_route("/health"),
     notification_route("pay/notify", secret=shop.SECRET, on_receipt=shop.heard),

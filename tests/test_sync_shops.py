@@ -26,7 +26,7 @@ from shops.serving import PROFILE, ROOT, SECRET, serving
 
 BLOCKS = {
     name: text
-    for topic in ("web", "sync")
+    for topic in ("shop", "sync")
     for name, text in re.findall(
         r"^```python\n# (\w+)\.py(.*?)^```$",
         (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),

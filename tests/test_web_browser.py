@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, nullcontext
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -249,7 +249,7 @@ async def test_the_x_leads_to_the_cancellation_url(browser: Browser, service: Si
 
 @pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
 async def test_a_customer_in_each_shop(browser: Browser, service: Site, tmp_path: Path, kind: str) -> None:
-    """Pay by push, waiting on the page until it says so; then by form, there and back."""
+    """A push, another way while it is open, a card once it was rejected, and no way once it is paid."""
     with serving(kind, service.url, tmp_path, host=SHOP) as shop:
         async with tab(browser) as page:
             refused: list[str] = []
@@ -257,28 +257,51 @@ async def test_a_customer_in_each_shop(browser: Browser, service: Site, tmp_path
             # The page's timers run when we say so: no test waits for them, and no page loads itself anew meanwhile.
             await page.clock.install(time=0)
             await page.clock.pause_at(1000)
-            await page.goto(shop.url)
+            await page.goto(f"{shop.url}/pay/order-1")
+            await page.fill("[name=phone]", "0984111222")
             await page.click("#push")
             await page.wait_for_selector("text=Approve the payment on your phone")
             assert (await page.inner_text("#clock")).startswith("0:")
+            # Another way: not while the request is open.
+            await page.click("text=Pay in another way")
+            await page.click("#card")
+            await page.wait_for_selector("text=There is an open request on your phone until")
+            await page.click("#open")
+            await page.wait_for_selector("text=Approve the payment on your phone")
             (sale,) = service.sales.values()
-            await service.approve(sale.transaction_id)
-            await waited(shop, "order-1")
+            await service.reject(sale.transaction_id)
+            await waited(shop, "order-1-1")
             await page.clock.fast_forward(2000)
-            await page.wait_for_selector("text=Paid. Thank you!")
+            await page.wait_for_selector("text=Not paid. You may pay in another way.")
             assert urlsplit(page.url).path == "/orders/order-1"
-            await page.goto(shop.url)
             await page.click("#card")
             await page.wait_for_selector(PAY)
             assert service.referrers == [f"{shop.url}/"]
             await fill(page)
             await page.click(PAY)
-            await page.wait_for_url("**/back/**")
-            await waited(shop, urlsplit(page.url).path.rpartition("/")[2])
+            await page.wait_for_url("**/orders/order-1")  # by /back/
+            (form,) = service.forms.values()
+            await waited(shop, form.client_transaction_id)
             await page.clock.fast_forward(2000)  # unless it says so already
             await page.wait_for_selector("text=Paid. Thank you!")
-            assert "id" in parse_qs(urlsplit(page.url).query)
+            # Nothing that is clicked now asks for more.
+            for button in ("#push", "#card"):
+                await page.goto(f"{shop.url}/pay/order-1")
+                await page.fill("[name=phone]", "0984111222")
+                await page.click(button)
+                await page.wait_for_selector("text=Paid. Thank you!")
+            # A push that is approved; by a double click.
+            await page.goto(f"{shop.url}/pay/order-2")
+            await page.fill("[name=phone]", "0984111222")
+            await page.dblclick("#push")
+            await page.wait_for_selector("text=Approve the payment on your phone")
+            (again,) = [each for each in service.sales.values() if each is not sale]
+            await service.approve(again.transaction_id)
+            await waited(shop, "order-2-1")
+            await page.clock.fast_forward(2000)
+            await page.wait_for_selector("text=Paid. Thank you!")
             assert [text for text in refused if "Content Security Policy" in text] == []
+    assert (service.counts.created, len(service.forms), service.counts.forms_paid) == (2, 1, 1)
 
 
 async def test_the_pages_work_under_a_policy_of_the_whole_site(browser: Browser, service: Site) -> None:
@@ -340,11 +363,12 @@ async def test_a_page_waits_without_javascript(browser: Browser, service: Site, 
     """It is loaded anew by itself until the outcome; the way to a form and its X need none either."""
     with serving("starlette", service.url, tmp_path, host=SHOP) as shop:
         async with tab(browser, scripts=False) as page:
-            await page.goto(f"{shop.url}/form/cart-2", wait_until="commit")
+            await page.goto(f"{shop.url}/card/cart-2", wait_until="commit")
             await page.click("#go")
             await page.click("button.x")
-            await page.wait_for_selector("text=You closed the form")
+            await page.wait_for_url("**/orders/cart-2")
             await page.goto(shop.url)
+            await page.fill("[name=phone]", "0984111222")
             await page.click("#push")
             await page.wait_for_selector("text=Approve the payment on your phone")
             (sale,) = service.sales.values()

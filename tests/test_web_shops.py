@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -18,7 +19,7 @@ from payclient.notifications import notification_url
 from manual_clock import ManualClock
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from postgres_server import PostgresServer
-from shops.serving import COMMANDS, PROFILE, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
+from shops.serving import COMMANDS, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
 
 SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
@@ -414,7 +415,7 @@ async def test_four_workers_over_one_postgresql(
                 clicks = [tab.click(way, "b") for tab, way in zip(tabs, ("pay", "card") * 6, strict=True)]
                 assert {status for status, _ in await asyncio.gather(*clicks)} <= {200, 409}
                 assert service.counts.created + len(service.forms) == 2
-                await asyncio.gather(*(tab.pay("c", "0984111222") for tab in tabs))
+                await asyncio.gather(*(tab.pay("c", "0984111223") for tab in tabs))
                 assert [one for one in service.created_per_client_id if one.startswith("c-")] == ["c-1"]
                 await service.approve(service.of("c-1").transaction_id)
                 assert await tabs[1].decided("c-1") is True
@@ -474,7 +475,7 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
 
 BLOCKS = [
     block
-    for topic in ("web", "aiohttp", "django")
+    for topic in ("shop", "web", "aiohttp", "django")
     for block in re.findall(
         r"^```python\n# (\w+)\.py(.*?)^```$",
         (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
@@ -485,35 +486,50 @@ BLOCKS = [
 AIOHTTP = """
 import socket, shop_aiohttp
 from aiohttp import web
-web.run_app(shop_aiohttp.app, sock=socket.socket(fileno={fd}), print=None)
+web.run_app(shop_aiohttp.make_app(), sock=socket.socket(fileno={fd}), print=None)
 """
 
 
 @pytest.mark.parametrize("name", ["shop_aiohttp", "shop_fastapi", "shop_django"])
 async def test_a_shop_of_the_guides_runs(name: str, tmp_path: Path) -> None:
-    """As it stands, but for the addresses: a push, the page that waits, a form and the way back."""
-    blocks = dict(BLOCKS)
+    """As it stands: push, the page that waits, the other way, a card form and the way back; collected once."""
     command = ("-c", AIOHTTP) if name == "shop_aiohttp" else (*UVICORN, f"{name}:app")
-    async with HeldSimulator(ManualClock()) as service:
-
-        def write(url: str) -> None:
-            (tmp_path / "shop.toml").write_text(PROFILE, encoding="utf-8")
-            for module, text in blocks.items():
-                here = text.partition("\n")[2].replace("https://shop.example", url)
-                (tmp_path / f"{module}.py").write_text(
-                    here.replace("https://pay.example", service.url), "utf-8"
-                )
-
-        with serving(command, service.url, tmp_path, write=write) as shop:
+    for module, text in BLOCKS:
+        (tmp_path / f"{module}.py").write_text(text.partition("\n")[2], "utf-8")
+    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
+        with serving(command, service.url, tmp_path, environ=PRESET) as shop:
             async with customer_of(shop) as customer:
-                page = await customer.pay("order-1", "as the shop has it")
-                assert "Apruebe el pago en su teléfono" in page
-                await service.approve(service.of("order-1").transaction_id)
-                assert service.of("order-1").notification == "HTTP 200"
-                assert await customer.decided("order-1") is True
-                assert await customer.get("/orders/order-1") == "Paid."
-                back = await service.pay(payment_id(await customer.form("cart-1")), declined=True)
-                identifier = urlsplit(back).path.rpartition("/")[2]
-                await customer.get(back)
-                assert await customer.decided(identifier) is False
-                assert await customer.get(f"/orders/{identifier}") == "Not paid."
+                assert "Pay by card" in await customer.get("/")
+                pages = await asyncio.gather(*(customer.pay("order-1", "0984111222") for _ in range(3)))
+                assert all("Approve the payment on your phone" in page for page in pages)
+                assert "Pay by card" in await customer.get("/pay/order-1")
+                status, page = await customer.click("card", "order-1")
+                assert (status, "There is an open request on your phone until" in page) == (409, True)
+                await service.reject(service.of("order-1-1").transaction_id)
+                assert await customer.decided("order-1-1") is False
+                assert "Not paid." in await customer.get("/orders/order-1")
+                link = await customer.form("order-1")
+                status, page = await customer.click("pay", "order-1")
+                assert (status, "There is an open card form until" in page) == (409, True)
+                assert "Paid." in await customer.get(await service.pay(payment_id(link)))
+                for way in ("pay", "card"):
+                    status, page = await customer.click(way, "order-1")
+                    assert (status, "Paid." in page) == (200, True)
+                back = await service.pay(payment_id(await customer.form("order-2")), declined=True)
+                assert "Not paid." in await customer.get(back)
+                await customer.pay("order-2", "0984111222")
+                await service.approve(service.of("order-2-2").transaction_id)
+                assert service.of("order-2-2").notification == "HTTP 200"
+                assert await customer.decided("order-2-2") is True
+                assert (await customer.click("pay", "order-3", "0"))[0] == 409
+                if name == "shop_fastapi":
+                    async with asyncio.timeout(20):
+                        while fulfilled(tmp_path) != ["order-1", "order-2"]:  # noqa: ASYNC110 - by another process
+                            await asyncio.sleep(0.01)
+    assert_collected_once(service, 2)
+
+
+def fulfilled(folder: Path) -> list[str]:
+    """The orders that the shop's own database calls paid."""
+    with closing(sqlite3.connect(folder / "shop.db")) as database:
+        return [order for (order,) in database.execute("SELECT id FROM paid ORDER BY id")]

@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 #: The order in which to read.
 TOPICS = (
-    "start", "payphone", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",
+    "start", "payphone", "shop", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",
     "profile", "ledger", "operations", "design", "es/empezar",
 )  # fmt: skip
 

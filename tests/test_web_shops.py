@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,10 +15,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from payclient.notifications import notification_url
+import payclient
 from manual_clock import ManualClock
+from payclient.notifications import notification_url
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
+from payclient.web import Page
 from postgres_server import PostgresServer
+from shops import shop
 from shops.serving import COMMANDS, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
 
 SETTINGS = Settings(
@@ -422,6 +425,54 @@ async def test_four_workers_over_one_postgresql(
                 for status, page in await asyncio.gather(*(tab.click("pay", "c") for tab in tabs)):
                     assert (status, "Paid. Thank you!" in page) == (200, True)
     assert_collected_once(service, 2)
+
+
+async def during(clock: ManualClock, doing: Coroutine[object, object, Page]) -> Page:
+    """Let the shop's time pass while it asks in turn."""
+    task = asyncio.create_task(doing)
+    while not (await asyncio.wait({task}, timeout=0.2))[0]:
+        await clock.advance(1)
+    return await task
+
+
+async def test_an_old_form_that_is_paid_late() -> None:
+    """Loaded in its last minute, paid when its link is no longer handed out: no push beside it, before or after."""
+    clock, phone = ManualClock(), b"phone=0984111222"
+    async with (
+        HeldSimulator(clock, PAYPHONE) as service,
+        payclient.open_tracker(service.url, "secret", profile="payphone", clock=clock) as tracker,
+    ):
+        assert (await during(clock, shop.card(tracker, "a"))).status == 200
+        (form,) = service.forms.values()
+        await clock.advance(595)
+        service.open_form(form.payment_id)
+        for _ in range(5):
+            await clock.advance(100)
+            assert (await during(clock, shop.pay(tracker, "a", phone))).status == 409
+            page = await during(
+                clock, shop.card(tracker, "a")
+            )  # too old to be handed out; the order's page says what is known
+            assert (page.status, page.headers["Location"]) == (303, "/orders/a")
+        back = await service.pay(form.payment_id)
+        assert (
+            await during(clock, shop.back(tracker, form.client_transaction_id, urlsplit(back).query))
+        ).status == 303
+        for _ in range(3):
+            assert b"Paid. Thank you!" in (await during(clock, shop.show(tracker, "a"))).body
+            assert {
+                (await during(clock, shop.pay(tracker, "a", phone))).status,
+                (await during(clock, shop.card(tracker, "a"))).status,
+            } == {303}
+            await clock.advance(1000)
+        assert (service.counts.created, len(service.forms)) == (0, 1)
+        assert_collected_once(service)
+        # Nobody pays: once no link of it can be paid any more, and the service was asked, a push may be sent.
+        assert (await during(clock, shop.card(tracker, "b"))).status == 200
+        prepared = clock.time()
+        while (await during(clock, shop.pay(tracker, "b", phone))).status == 409:
+            await clock.advance(100)
+        assert 1500 <= clock.time() - prepared < 2000
+        assert (service.counts.created, len(service.forms)) == (1, 2)
 
 
 @pytest.mark.parametrize("step", ["sending", "sent", "prepared", "paid", "returned"])

@@ -248,15 +248,7 @@ class PaySession:
 
         `check` is called with a result before its connection can serve another request, and may raise a `PayError`.
         """
-
-        def decode(response: HttpResponse, profile: ServiceProfile, identifier: str | None) -> SaleResult:
-            result = decode_sale(response, profile, identifier)
-            if check is not None:
-                check(result)
-            return result
-
-        reader = decode_sale if check is None else decode
-        return await self._send_in_time("sale", request, reader, before_send, timeouts)
+        return await self._send_in_time("sale", request, _checked(decode_sale, check), before_send, timeouts)
 
     async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
         """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.
@@ -273,10 +265,16 @@ class PaySession:
         return encode_prepare(request, self.profile)
 
     async def send_prepare(
-        self, request: HttpRequest, before_send: BeforeSend | None = None, *, timeouts: Timeouts | None = None
+        self,
+        request: HttpRequest,
+        before_send: BeforeSend | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        check: Callable[[PrepareResult], object] | None = None,
     ) -> PrepareResult:
-        """The second half of `prepare`: send what `encode_prepare` made, and read the answer."""
-        return await self._send_in_time("prepare", request, decode_prepare, before_send, timeouts)
+        """The second half of `prepare`: send what `encode_prepare` made, and read the answer; `check` as in a sale."""
+        reader = _checked(decode_prepare, check)
+        return await self._send_in_time("prepare", request, reader, before_send, timeouts)
 
     async def status(
         self,
@@ -464,6 +462,19 @@ class SendProof:
                 self.error, self.trace = error, error.__traceback__
                 raise
         self.passed = True
+
+
+def _checked(decode: Decode[_T], check: Callable[[_T], object] | None) -> Decode[_T]:
+    """Return a reader that passes its result to `check`."""
+    if check is None:
+        return decode
+
+    def checked(response: HttpResponse, profile: ServiceProfile, identifier: str | None) -> _T:
+        result = decode(response, profile, identifier)
+        check(result)
+        return result
+
+    return checked
 
 
 def should_retry(error: TransportError, tries: int, *, repeatable: bool, permit_spent: bool) -> bool:

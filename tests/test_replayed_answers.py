@@ -43,6 +43,13 @@ class FailingOnce:
         return await self._ledger.apply(record, event)
 
 
+def form(identifier: str) -> payclient.PrepareRequest:
+    return payclient.PrepareRequest(
+        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=identifier, store_id="S1",
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+
+
 def created(number: int) -> bytes:
     return answer({"transactionId": number})
 
@@ -128,6 +135,22 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
     )
     assert [each.levelno for each in caplog.records if "another sale's" in each.message] == [logging.ERROR]
     assert sum(json.loads(body)["clientTransactionId"] == "order-2" for body in server.bodies()) == 1
+
+
+async def test_one_answer_for_two_forms() -> None:
+    """Nobody is given the links of another cart's form."""
+    links = answer({"paymentId": "P1", "payWithCard": "https://pay.example/c?x=1"})
+    fresh = answer({"paymentId": "P2", "payWithCard": "https://pay.example/c?x=2"})
+    first = (read, write(links), read, write(links), next_turns, write(fresh), read)
+    async with (
+        RawServer(first, (read, write(fresh))) as server,
+        tracking(server) as tracker,
+    ):
+        assert (await tracker.prepare(form("form-1"))).payment_id == "P1"
+        with pytest.raises(payclient.OutcomeUnknownError):
+            await tracker.prepare(form("form-2"))
+        assert (await tracker.prepare(form("form-3"))).payment_id == "P2"
+    assert len(server.connections) == 2
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["written", "written late"])

@@ -47,7 +47,7 @@ REMEMBERED = 1000
 
 
 class ReplayedError(OutcomeUnknownError):
-    """The answer names a transaction that another Sale of this process was answered with."""
+    """The answer is one that another request of this process was answered with."""
 
 
 class PermitDeniedError(Exception):
@@ -113,8 +113,8 @@ class Attempts:
         self._total = poller.session.timeouts.total
         self._refusals = Refusals(poller)
         self._in_flight: dict[str, tuple[Attempt, asyncio.Future[Record]]] = {}
-        #: Transaction id -> the client transaction id whose Sale was answered with it, the newest last.
-        self._answered: dict[int, str] = {}
+        #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
+        self._answered: dict[int | str, str] = {}
 
     # --- What is sent. No I/O
 
@@ -236,16 +236,16 @@ class Attempts:
         async def permit() -> None:
             await self._permit(attempt, number, purchase)
 
+        check = partial(self._check_new, attempt.client_transaction_id)
         try:
             if attempt.kind == "sale":
-                check = partial(self._check_new, attempt.client_transaction_id)
                 sale = await self._session.send_sale(attempt.http, permit, check=check)
                 end = self._clock.time() + self._poller.policy.sale_window
                 event: Event = Created(
                     at=self._clock.time(), transaction_id=sale.transaction_id, expires_at=end
                 )
             else:
-                attempt.result = await self._session.send_prepare(attempt.http, permit)
+                attempt.result = await self._session.send_prepare(attempt.http, permit, check=check)
                 now = attempt.prepared_at = self._clock.time()
                 # A link may be loaded as late as it is handed out, and then lives once more.
                 event = Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
@@ -376,16 +376,17 @@ class Attempts:
         """Return whether the service refused an id because it has it already."""
         return self._refusals.is_duplicate(refused)
 
-    def _check_new(self, identifier: str, result: SaleResult) -> None:
-        """Raise for an answer that is a copy of another Sale's: something in front of the service repeats answers."""
-        answered, number = self._answered, result.transaction_id
-        if answered.setdefault(number, identifier) != identifier:
-            raise ReplayedError(
-                f"the answer names transaction {number}, which is another sale's",
-                client_transaction_id=identifier,
-            )
-        if len(answered) > REMEMBERED:
-            del answered[next(iter(answered))]
+    def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
+        """Raise for a copy of the answer to another request: something in front of the service repeats answers."""
+        if isinstance(result, SaleResult):
+            key: int | str = result.transaction_id
+            words = f"the answer names transaction {key}, which is another sale's"
+        else:
+            key, words = result.payment_id, "the answer is another form's"
+        if self._answered.setdefault(key, identifier) != identifier:
+            raise ReplayedError(words, client_transaction_id=identifier)
+        if len(self._answered) > REMEMBERED:
+            del self._answered[next(iter(self._answered))]
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
         # Never early: whatever reached the service did so within the total time-out.

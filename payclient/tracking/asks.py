@@ -22,7 +22,7 @@ from payclient.errors import (
     TrackerClosedError,
     TransitionError,
 )
-from payclient.events import Event, Suspected
+from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.tracking.followup import Followed, Policy, Scheduled
@@ -308,6 +308,8 @@ class OpenAsks:
         if ask.findings is not None and not set(record.candidate_ids) <= set(before.candidate_ids):
             ask.findings.absent_at = None  # what was just named is queried before anything is proven
         if record.state is before.state:
+            if record.evidence is Evidence.LAST_QUERY and ask.waiters:
+                self.wake(ask, exhausted=True)  # made by whichever process
             return
         self.touch()
         if self.on_change is not None:

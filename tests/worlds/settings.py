@@ -191,7 +191,9 @@ class Settings:
         The window of an unknown sale begins after the total time-out, and a wall clock that jumps begins it anew.
         """
         life = (self.window + self.total) * (2 if self.jump else 1)
-        queued = self.orders * 8 * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
+        # Processes that share a rate may each make the last queries of an ask that one of them waits for.
+        queries = self.orders * 8 * self.workers
+        queued = queries * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
         return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault else 0.0)
 
 

@@ -246,6 +246,10 @@ class Tracker:
         """Withdraw a push request that nobody answers, as `payclient.Tracker.cancel` does."""
         return self._call(payclient.Tracker.cancel, pending._source)
 
+    def reverse(self, pending: PendingSale) -> Outcome:
+        """Give a payment back, whole, as `payclient.Tracker.reverse` does."""
+        return self._call(payclient.Tracker.reverse, pending._source)
+
     def live_form(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
     ) -> PaymentForm:

@@ -180,3 +180,43 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     monkeypatch.setattr("payclient.session.RETRY_DELAYS", ())
     assert main(["reverse", "--transaction-id", "7", "--yes"]) == 4
     assert main(["confirm", "--transaction-id", "7", "--client-transaction-id", "x"]) == 4
+
+
+@pytest.mark.parametrize("by", ["transaction", "client"])
+def test_reversed_by_the_ledger(
+    service: Service,
+    by: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The ledger keeps what came of it, and the same command sends nothing again; what it does not have is refused."""
+    name, url = f"cli-kept-{by}", f"sqlite:{tmp_path / 'charges.db'}"
+
+    async def charge() -> int:
+        request = payclient.SaleRequest(
+            phone_number="0984111333", country_code="593", currency="USD", amount_without_tax=100,
+            client_transaction_id=name, store_id=name,
+        )  # fmt: skip
+        async with payclient.open_tracker(
+            service.simulator.url, TOKEN, ledger=url, profile="payphone"
+        ) as tracker:
+            sale = await tracker.sale(request)
+            assert sale.transaction_id is not None
+            await asyncio.to_thread(service.do, service.simulator.approve(sale.transaction_id))
+            assert (await sale.check()).paid
+            return sale.transaction_id
+
+    number = asyncio.run(charge())
+    monkeypatch.setenv("PAYCLIENT_LEDGER", url)
+    which = ["--transaction-id", str(number)] if by == "transaction" else ["--client-transaction-id", name]
+    before = service.simulator.counts.reversed
+    for _ in range(2):
+        assert main(["reverse", *which, "--yes"]) == 0
+        assert "reversed" in capfd.readouterr().out
+    assert service.simulator.counts.reversed == before + 1
+    assert main(["ledger", "show", name]) == 0
+    assert "accepted → reversing" in capfd.readouterr().out
+    for other in (["--transaction-id", "999"], ["--client-transaction-id", "other"]):
+        assert main(["reverse", *other, "--yes"]) == 2
+    assert service.simulator.counts.reversed == before + 1

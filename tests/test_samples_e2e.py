@@ -288,9 +288,9 @@ async def pay_at_the_last_moment(here: Shop, form: payclient.PaymentForm) -> Non
         (pay_by_wallet, "paid", State.ACCEPTED, True, Evidence.QUERY),
         (pay_at_the_last_moment, "paid", State.ACCEPTED, True, Evidence.QUERY),
         (decline, "declined", State.CANCELLED, False, Evidence.QUERY),
-        (close, "cancelled", State.EXPIRED, None, Evidence.CLOCK),
-        (open_too_long, None, State.EXPIRED, None, Evidence.CLOCK),
-        (leave_alone, None, State.EXPIRED, None, Evidence.CLOCK),
+        (close, "cancelled", State.EXPIRED, None, Evidence.LAST_QUERY),
+        (open_too_long, None, State.EXPIRED, None, Evidence.LAST_QUERY),
+        (leave_alone, None, State.EXPIRED, None, Evidence.LAST_QUERY),
     ],
 )
 async def test_a_form_to_its_end(

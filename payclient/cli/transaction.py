@@ -10,10 +10,15 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.settings import ServiceOptions, Whole, Yes, profile_of
+from payclient.cli.ledger import newest
+from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
 from payclient.errors import ConfigurationError, RefusedError, TransportError
+from payclient.ledger import Ledger, open_ledger
+from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
 from payclient.session import PaySession
+from payclient.tracking.outcomes import Outcome
+from payclient.tracking.tracker import Tracker
 from payclient.wire import undo_request
 
 __all__: list[str] = []
@@ -84,15 +89,56 @@ def cancel(*, which: Which = Which(), yes: Yes = False, options: ServiceOptions 
     return _undo("cancel", which, yes, options)
 
 
-def reverse(*, which: Which = Which(), yes: Yes = False, options: ServiceOptions = ServiceOptions()) -> int:
-    """Give one payment back, whole.
+def reverse(
+    *,
+    which: Which = Which(),
+    yes: Yes = False,
+    ledger: LedgerUrl = None,
+    options: ServiceOptions = ServiceOptions(),
+) -> int:
+    """Give one payment back, whole. With a ledger it must be one of its sales, and the ledger keeps what came of it.
 
     Exit codes: 0 reversed; 2 nothing was sent; 3 refused, nothing was reversed; 4 no usable answer: query its status.
+    With a ledger the same command never sends it again while it has no answer.
     """
-    return _undo("reverse", which, yes, options)
+    if ledger is None:
+        return _undo("reverse", which, yes, options)
+    return _undo("reverse", which, yes, options, lambda session: _reverse_by_ledger(session, ledger, which))
 
 
-def _undo(operation: Literal["cancel", "reverse"], which: Which, yes: bool, options: ServiceOptions) -> int:
+async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Outcome:
+    """Give it back through the ledger. Raises `ConfigurationError` where the ledger has no such paid sale."""
+    book = await open_ledger(url, create=False)
+    try:
+        record = await _find(book, which)
+        if record.state not in (State.ACCEPTED, State.REVERSING, State.REVERSED):
+            raise ConfigurationError(
+                f"{record.client_transaction_id} is {record.state}: only what is paid is given back; nothing was sent"
+            )
+        async with Tracker(session, book) as tracker:
+            pending = await tracker.find(record.client_transaction_id)
+            assert pending is not None  # noqa: S101 - it was found a moment ago
+            return await tracker.reverse(pending)
+    finally:
+        await book.aclose()
+
+
+async def _find(book: Ledger, which: Which) -> Record:
+    if which.client_transaction_id is not None:
+        return await newest(book, which.client_transaction_id)
+    async for record in book.records():
+        if record.transaction_id == which.transaction_id and record.state is not State.REFUSED:
+            return record
+    raise ConfigurationError(f"the ledger has no transaction {which.transaction_id}; nothing was sent")
+
+
+def _undo(
+    operation: Literal["cancel", "reverse"],
+    which: Which,
+    yes: bool,
+    options: ServiceOptions,
+    request: Callable[[PaySession], Awaitable[Outcome | None]] | None = None,
+) -> int:
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
     # What the settings or the profile lack is bad input.
@@ -102,9 +148,14 @@ def _undo(operation: Literal["cancel", "reverse"], which: Which, yes: bool, opti
     if not terminal.agrees(question, "nothing was sent", yes=yes):
         return 2
     try:
-        _call(options, lambda session: getattr(session, operation)(**attrs.asdict(which)))
+        outcome = _call(
+            options, request or (lambda session: getattr(session, operation)(**attrs.asdict(which)))
+        )
     except (RefusedError, TransportError) as error:
         return _complain(error)
+    if outcome is not None and outcome.state is State.REVERSING:
+        terminal.complain("no usable answer came: the ledger calls it reversing until a query tells")
+        return 4
     terminal.out().print(_DONE[operation])
     return 0
 

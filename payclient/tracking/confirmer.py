@@ -19,10 +19,10 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Conflicted, Event
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import Record
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.confirmations import MOST_REFUSALS, Confirmation, ReturnedForm
+from payclient.tracking.confirmations import MOST_REFUSALS, OVER, Confirmation, ReturnedForm
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Confirmer:
 
     def unless_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
         """Call no form accepted which may still be reversed: it is pending, and confirmed now."""
-        if report.state != "Aceptado" or not self.confirms or record.state is State.ACCEPTED:
+        if report.state != "Aceptado" or not self.confirms or record.state in OVER:
             return report
         if find_mismatch(record, report):
             return report  # what is not ours to confirm decides nothing

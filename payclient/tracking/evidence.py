@@ -136,13 +136,22 @@ def verdict(record: Record, report: StatusReport, transaction_id: int | None, at
             reading.alarms.append(f"{state}, and yet accepted")
         mine = record.transaction_id
         instead_of = mine if transaction_id not in (None, mine) else None
-        reading.events.append(FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of))
+        if state is State.REVERSED:
+            reading.alarms.append("given back, and yet accepted")
+            reading.events.append(Conflicted(at=at, what="accepted, though it was given back"))
+        elif state is State.REVERSING and at < (record.expires_at or at):
+            pass  # the request to give it back may be on its way
+        elif state is not State.ACCEPTED or instead_of is not None:
+            reading.events.append(FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of))
     elif state is State.REFUSED:
         if report.state == "Pendiente":
             reading.alarms.append("refused, and yet the customer may approve it")
             reading.events.append(Conflicted(at=at, what="pending, though it was refused"))
     elif report.state == "Cancelado":
-        reading.events.append(FoundCancelled(at=at, transaction_id=transaction_id))
+        if state is State.ACCEPTED:
+            reading.alarms.append("accepted, and given back by somebody else")
+        if state is not State.REVERSED:
+            reading.events.append(FoundCancelled(at=at, transaction_id=transaction_id))
     elif report.state == "Pendiente" and state is State.UNKNOWN:
         reading.events.append(FoundPending(at=at, transaction_id=transaction_id))
     return reading
@@ -201,7 +210,8 @@ class AnswerReader:
         # A number alone may be another account's too, and a cancelled transaction may have a paid one beside it.
         alone = named is None and not self._may_deny(record, token)
         decides = report.state == "Cancelado" or (report.state == "Aceptado" and alone)
-        if decides and by_id and policy.proves_absence and not record.state.decided:
+        may_decide = not record.state.decided or record.state is State.ACCEPTED
+        if decides and by_id and policy.proves_absence and may_decide:
             return Reading(looks_at_all=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
 
@@ -222,7 +232,8 @@ class AnswerReader:
         Another one may be paid, or open. Without a verdict nobody knows yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
-        if report is None and not self._may_deny(ask.record, token):
+        doubtful = report is None or ask.record.state is State.ACCEPTED
+        if doubtful and not self._may_deny(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.

@@ -276,7 +276,10 @@ class Policy:
 
     def follows(self, record: Record) -> bool:
         """Return whether it is followed at all."""
-        return record.kind == "sale" or self.follows_forms
+        known = (
+            record.state is State.REVERSING and record.transaction_id is not None and self.by_transaction_id
+        )
+        return record.kind == "sale" or self.follows_forms or known
 
     # --- When next
 

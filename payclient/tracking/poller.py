@@ -159,7 +159,7 @@ class Poller:
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
         """Query a decided ask once, for a correction: when it is its turn, or after so many seconds."""
-        if not self.policy.can_query or record.state is State.ACCEPTED or self.asks.closed:
+        if not self.policy.can_query or self.asks.closed:
             return
         ask = self.asks.find(record.client_transaction_id)
         if ask is not None:
@@ -443,7 +443,9 @@ class Poller:
     async def check(self, record: Record) -> Outcome:
         """Query once now, shared with whoever checks too, at most once a second; then what is known."""
         ask = self.follow(record)
-        if ask is None or ask.record.state.decided:
+        if ask is None and record.state is State.ACCEPTED and not self.asks.closed:
+            ask = self.asks.add(record)  # somebody may have given it back
+        if ask is None or ask.record.state.decided is not record.state.decided:
             return await self.asks.settled(record)
         report = await self._query_soon(ask)
         return Outcome.of(ask.record, report=report or ask.report)

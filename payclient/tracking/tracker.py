@@ -40,6 +40,7 @@ from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase
 from payclient.tracking.recovery import take_over
+from payclient.tracking.reversals import Reversals
 from payclient.tracking.withdrawal import withdraw
 from payclient.transport import Connector
 from payclient.validation import check_type, is_loopback
@@ -79,6 +80,7 @@ class Tracker:
         self._forms = Forms(self._attempts, self._poller)
         self._arrivals = Arrivals(self._poller)
         self._bulk = Bulk(self._attempts, self._poller)
+        self._reversals = Reversals(self._poller)
 
     @property
     def clock(self) -> Clock:
@@ -121,6 +123,7 @@ class Tracker:
         """Let the sends in flight end (within the total time-out) and stop following. The ledger stays open."""
         self._poller.asks.is_open = False
         await self._attempts.aclose()
+        await self._reversals.aclose()
         await self._poller.aclose()
         await self._links.aclose()
 
@@ -189,6 +192,18 @@ class Tracker:
         if record is None:
             return pending.outcome
         return await withdraw(self._poller, record)
+
+    async def reverse(self, pending: PendingSale) -> Outcome:
+        """Give a payment back, whole, and say what is known then: `paid` is False once it was given back.
+
+        It is REVERSING, `paid` None, from before the request leaves: a second call sends nothing, in whatever process.
+        Where the service's answer is lost it stays so until a query tells; `wait()` waits for that. Raises
+        `NotReversibleError`, any other `RefusedError`, `NotSentError` and `LedgerError` where it is still paid,
+        `ConfigurationError` where the profile has no `[reverse]`, `UsageError` for what is not paid.
+        """
+        self._poller.asks.check_open(pending.client_transaction_id)
+        record = await self._ledger.get(pending.client_transaction_id)
+        return pending.outcome if record is None else await self._reversals.reverse(record)
 
     async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.

@@ -22,7 +22,7 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
             "a form is not withdrawn: hand out its links no more",
             client_transaction_id=record.client_transaction_id,
         )
-    if record.state.decided or record.state is State.SENDING:
+    if record.state.decided or record.state in (State.SENDING, State.REVERSING):
         return Outcome.of(record)
     cancel = poller.session.profile.cancel
     try:

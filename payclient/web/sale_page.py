@@ -92,7 +92,7 @@ def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
 
     Afterwards `outcome.paid` is what to tell them; None is "we do not know yet", never "not paid".
     """
-    return not sale.state.decided and sale.state is not State.EXPIRED and (
+    return not sale.state.decided and sale.state not in (State.EXPIRED, State.REVERSING) and (
         sale.state is State.SENDING or sale.remaining > 0
     )  # fmt: skip
 

@@ -1,0 +1,186 @@
+"""Paid, and given back: by the tracker, by somebody else, and by a request of which nobody knows what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import attrs
+import pytest
+
+import payclient
+from fake_ledgers import SharedLedger
+from fake_service import PROFILE as PLAIN
+from fake_service import FakeService, answer, outcome_of, refusal, tracking
+from payclient.events import Evidence, ReversalPermitted
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import State
+from payclient.profile import UndoProfile
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_purchases import push
+
+pytestmark = pytest.mark.usefixtures("delays")
+
+PROFILE = attrs.evolve(
+    PLAIN,
+    reverse=UndoProfile(
+        by_transaction_id="/api/Reverse", transaction_id_field="id", too_late_codes=frozenset({20})
+    ),
+)
+
+
+class Service(FakeService):
+    """Gives a payment back; one entry of `reverse_scripts` misbehaves for each next request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reversals: list[int] = []
+        #: What is answered or raised, and whether it is given back all the same.
+        self.reverse_scripts: list[tuple[HttpResponse | Exception, bool]] = []
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.path != "/api/Reverse":
+            return await super().__call__(request, before_send)
+        number = json.loads(request.body)["id"]
+        said, done = self.reverse_scripts.pop(0) if self.reverse_scripts else (answer(200, True), True)
+        if isinstance(said, ConnectionRefusedError):
+            raise said
+        assert before_send is not None
+        await before_send()
+        self.reversals.append(number)
+        await asyncio.sleep(0)
+        if done:
+            self.decide("Cancelado", number)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+async def paid(service: Service, tracker: payclient.Tracker, name: str = "first") -> payclient.PendingSale:
+    sale = await tracker.sale(push(name), purchase="order-17")
+    number = sale.transaction_id
+    assert number is not None
+    service.decide("Aceptado", number)
+    assert (await outcome_of(service, sale)).paid
+    return sale
+
+
+async def test_a_payment_is_given_back(service: Service) -> None:
+    """The feed carries it, the purchase is not paid any more, and may be asked for again."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        outcome = await tracker.reverse(sale)
+        assert (outcome.state, outcome.paid, outcome.evidence) == (State.REVERSED, False, Evidence.ANSWER)
+        assert (await tracker.reverse(sale)).state is State.REVERSED
+        assert service.reversals == [sale.transaction_id]
+        changes = await ledger.changes()
+        assert [change.after for change in changes] == [State.ACCEPTED, State.REVERSING, State.REVERSED]
+        purchase = await tracker.purchase("order-17")
+        assert (purchase.paid, purchase.collected) == (False, 0)
+        await tracker.sale(push("second"), purchase="order-17")
+
+
+async def test_only_one_request_leaves(service: Service) -> None:
+    """Several calls, here and in another process: one is permitted, and the others say what is known."""
+    ledger = SharedLedger()
+    async with (
+        tracking(service, ledger, PROFILE) as one,
+        tracking(service, SharedLedger(ledger), PROFILE) as other,
+    ):
+        sale = await paid(service, one)
+        there = await other.find("first")
+        assert there is not None
+        outcomes = await asyncio.gather(
+            *(one.reverse(sale) for _ in range(3)), *(other.reverse(there) for _ in range(3))
+        )
+        assert {outcome.state for outcome in outcomes} <= {State.REVERSING, State.REVERSED}
+        assert len(service.reversals) == 1
+        history = [change.event for change in await ledger.history("first")]
+        assert history.count(ReversalPermitted.__name__) == 1
+
+
+async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
+    """Nothing is sent; nor where the profile does not say how."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        sale = await tracker.sale(push("first"))
+        with pytest.raises(payclient.UsageError):
+            await tracker.reverse(sale)
+    async with tracking(service) as tracker:
+        sale = await paid(service, tracker, "second")
+        with pytest.raises(payclient.ConfigurationError):
+            await tracker.reverse(sale)
+        assert sale.state is State.ACCEPTED
+    assert service.reversals == []
+
+
+async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
+    """As does one that was not sent; either may be tried again."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        service.reverse_scripts = [(refusal(20), False)] + [(ConnectionRefusedError(), False)] * 100
+        with pytest.raises(payclient.NotReversibleError):
+            await tracker.reverse(sale)
+        assert (await tracker.find("first")).outcome.paid is True  # type: ignore[union-attr]  # it is there
+        waiting = asyncio.ensure_future(tracker.reverse(sale))
+        for _ in range(100):
+            await service.clock.advance(1.0)
+        with pytest.raises(payclient.NotSentError):
+            await waiting
+        assert (await tracker.find("first")).outcome.paid is True  # type: ignore[union-attr]  # it is there
+        service.reverse_scripts = []
+        assert (await tracker.reverse(sale)).paid is False
+
+
+async def test_a_repeated_request_is_refused_though_it_was_given_back(service: Service) -> None:
+    """What stands between us and the service repeats it: a query tells, before anything is called paid."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        service.reverse_scripts = [(refusal(20), True)]
+        assert (await tracker.reverse(sale)).state is State.REVERSED
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool) -> None:
+    """Nobody knows until then; "accepted" counts once the request can no longer be on its way. Also after a crash."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        service.reverse_scripts = [(ConnectionResetError(), done)]
+        outcome = await tracker.reverse(sale)
+        assert (outcome.state, outcome.paid) == (State.REVERSING, None)
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(push("second"), purchase="order-17")
+        if not done:
+            await service.clock.advance(10)
+            record = await ledger.get("first")
+            assert record is not None
+            assert record.state is State.REVERSING
+    async with tracking(service, ledger, PROFILE) as tracker:
+        there = await tracker.find("first")
+        assert there is not None
+        outcome = await outcome_of(service, there)
+        assert outcome.state is (State.REVERSED if done else State.ACCEPTED)
+        assert outcome.evidence is Evidence.QUERY
+    assert len(service.reversals) == 1
+
+
+async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    """In the portal: a query finds it, which is a correction with an alarm, and never an error in the log."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        await service.clock.advance(100)
+        assert (await sale.check()).paid is True
+        service.decide("Cancelado")
+        await service.clock.advance(2)
+        outcome = await sale.check()
+        assert (outcome.state, outcome.paid) == (State.REVERSED, False)
+        assert [each.levelname for each in caplog.records] == ["CRITICAL"]
+        service.decide("Aceptado")  # nonsense: it stays given back, and is looked at by a person
+        await service.clock.advance(2)
+        assert (await sale.check()).state is State.REVERSED

@@ -288,7 +288,7 @@ def test_a_token_that_is_not_taken_stops_the_sending(
     [
         (["charge"], "FILE requires an argument"),
         (["charge", "none.csv", "--dry-run"], "none.csv: cannot be read"),
-        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "http://pay.example"], "not https"),
+        (["charge", "x.csv", "--ledger", "memory:", "--base-url", "http://pay.example"], "must be https"),
         (["charge", "x.csv", "--ledger", "memory:", "--base-url", "https://pay.example"], "sqlite:PATH"),
         (["charge", "x.csv", "--base-url", "https://pay.example"], "--ledger"),
         (["charge", "x.csv"], "--base-url"),

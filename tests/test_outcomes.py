@@ -44,6 +44,7 @@ def test_an_outcome_says_what_its_record_says() -> None:
     report = StatusReport(state="Aceptado", transaction_id=7)
     assert Outcome.of(RECORD, report=report) == Outcome(
         client_transaction_id="order-17",
+        purchase="order-17",
         state=State.ACCEPTED,
         evidence=Evidence.QUERY,
         transaction_id=7,

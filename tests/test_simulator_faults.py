@@ -395,7 +395,7 @@ async def test_who_gave_no_address_is_sent_nothing(service: Simulator, tracker: 
 # By chance
 
 
-async def _flaky(seed: int) -> tuple[dict[str, str], int]:
+async def _flaky(seed: int) -> tuple[set[str], int]:
     faults = Faults(
         {Fault("reset"): 0.3, Fault("html"): 0.2, Fault("reset", operation="status"): 0.2}, seed=seed
     )
@@ -414,15 +414,17 @@ async def _flaky(seed: int) -> tuple[dict[str, str], int]:
 
         await settled(service, asyncio.gather(*(one(number) for number in range(20))))
         assert max(service.created_per_client_id.values()) == 1
-        assert service.counts.approved == list(states.values()).count("accepted")
-    return states, service.faults.done["html"]
+        created = set(service.created_per_client_id)
+        # Where the last queries of a wait got no answer nobody knows, and nothing else is said.
+        assert {states[each] for each in created} <= {"accepted", "unknown"}
+        assert {states[each] for each in set(states) - created} <= {"refused", "unknown"}
+        assert list(states.values()).count("unknown") < len(states) / 2
+    return created, service.faults.done["html"]
 
 
 async def test_chance_repeats_by_its_seed_and_nobody_is_charged_twice() -> None:
-    """Twenty charges at once through a flaky service: what was not executed is refused, the rest is paid once."""
-    first = await _flaky(3)
-    assert await _flaky(3) == first
-    assert set(first[0].values()) == {"accepted", "refused"}
+    """Twenty charges at once through a flaky service: what was not executed is never paid, the rest is paid once."""
+    assert await _flaky(3) == await _flaky(3)
 
 
 _FAULTS = st.sampled_from(

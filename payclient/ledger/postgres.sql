@@ -423,12 +423,12 @@ SELECT pg_notify($1, id) FROM unnest($2::text[]) AS id
 -- Who follows what. All times are the database's own.
 
 -- name: claim_due
-WITH claimed AS (
+WITH found AS MATERIALIZED (  -- once: a subquery under UPDATE may run again, and lock other rows beyond the limit
+    SELECT attempt_id FROM payclient.open_attempts WHERE due <= (SELECT clock_timestamp())
+    ORDER BY due LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), claimed AS (
     UPDATE payclient.open_attempts SET holder = $1, due = clock_timestamp() + make_interval(secs => $3)
-    WHERE attempt_id IN (
-        SELECT attempt_id FROM payclient.open_attempts WHERE due <= (SELECT clock_timestamp())
-        ORDER BY due LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
-    ) RETURNING attempt_id
+    WHERE attempt_id IN (SELECT attempt_id FROM found) RETURNING attempt_id
 )
 SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM claimed)
 

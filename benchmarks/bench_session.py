@@ -48,7 +48,7 @@ def spelled(fields: dict[str, Any]) -> dict[str, Any]:
 
 @attrs.define
 class PlainResult:
-    transactionId: int  # noqa: N815
+    transactionId: int  # noqa: N815 - as the service spells it
 
 
 ITEM_METADATA = {f"item0_{name}": str(value) for name, value in ITEM.items()}

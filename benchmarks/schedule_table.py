@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import attrs
 
-from payclient.schedule import LAST_QUERIES, NORMAL_WINDOW, Attentive, Schedule, first_part
+from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, Attentive, Schedule, first_part
 
 #: Ages from 0 to the end of the window at which the sums are known; between them they are straight lines.
 POINTS = 1200
@@ -130,7 +130,7 @@ class Forecast:
 
 def forecast(schedule: Schedule, crowd: Crowd, *, phases: int = 20) -> Forecast:
     """Work out what a schedule does with a crowd that sends no notifications, averaged over the phases."""
-    end = crowd.window + LAST_QUERIES[0] * crowd.window / NORMAL_WINDOW
+    end = crowd.window + FINAL_QUERY_DELAYS[0] * crowd.window / NORMAL_WINDOW
     queries = delay = 0.0
     for number in range(phases):
         last = 0.0

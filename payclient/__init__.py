@@ -6,96 +6,98 @@ is imported from its module: `payclient.wire` (requests, answers), `payclient.li
 stand beside.
 """
 
-import typing as _typing
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from payclient.amounts import (
-    split_tax,
-    to_cents,
-)
-from payclient.batch import (
-    ChargeResult,
-    charge_all,
-)
-from payclient.errors import (
-    AlreadyPaidError,
-    ConfigurationError,
-    CustomerBusyError,
-    DifferentRequestError,
-    InvalidNotificationError,
-    InvalidRequestError,
-    LedgerError,
-    LedgerInUseError,
-    LedgerMissingError,
-    LedgerUnavailableError,
-    NotCancellableError,
-    NotCreatedError,
-    NotReversibleError,
-    NotSentError,
-    OutcomeUnknownError,
-    PayError,
-    PurchaseOpenError,
-    RateLimitedError,
-    RefusedError,
-    StillPendingError,
-    TrackerClosedError,
-    TransitionError,
-    TransportError,
-    UnauthorizedError,
-    UsageError,
-    ValidationFailedError,
-)
-from payclient.ledger import (
-    open_ledger,
-)
-from payclient.lifecycle import State
-from payclient.models import (
-    BillTo,
-    LineItem,
-    Notification,
-    Order,
-    PrepareRequest,
-    PrepareResult,
-    SaleRequest,
-    SaleResult,
-    StatusReport,
-    derive_id,
-)
-from payclient.notifications import (
-    Receipt,
-    acknowledgement,
-    notification_url,
-    parse_external_notification,
-    parse_notification,
-)
-from payclient.profile import (
-    DOCUMENT,
-    PAYPHONE,
-    ServiceProfile,
-)
-from payclient.schedule import (
-    Attentive,
-    Fixed,
-    Schedule,
-    Steps,
-)
-from payclient.session import Exchange, PaySession
-from payclient.timeouts import (
-    Timeouts,
-)
-from payclient.tracking import (
-    FormLink,
-    Health,
-    Outcome,
-    PaymentForm,
-    PendingSale,
-    Purchase,
-    StatusSource,
-    Tracker,
-    TransactionRef,
-    as_decided,
-    open_tracker,
-    open_tracker_from_env,
-)
+if _TYPE_CHECKING:
+    from payclient.amounts import (
+        split_tax,
+        to_cents,
+    )
+    from payclient.batch import (
+        ChargeResult,
+        ChargeRow,
+        charge_all,
+    )
+    from payclient.errors import (
+        AlreadyPaidError,
+        ConfigurationError,
+        CustomerBusyError,
+        DifferentRequestError,
+        InvalidNotificationError,
+        InvalidRequestError,
+        LedgerError,
+        LedgerInUseError,
+        LedgerMissingError,
+        LedgerUnavailableError,
+        NotCancellableError,
+        NotCreatedError,
+        NotReversibleError,
+        NotSentError,
+        OutcomeUnknownError,
+        PayError,
+        PurchaseOpenError,
+        RateLimitedError,
+        RefusedError,
+        StillPendingError,
+        TrackerClosedError,
+        TransitionError,
+        TransportError,
+        UnauthorizedError,
+        UsageError,
+        ValidationFailedError,
+    )
+    from payclient.ledger import (
+        open_ledger,
+    )
+    from payclient.lifecycle import State
+    from payclient.models import (
+        BillTo,
+        LineItem,
+        Notification,
+        Order,
+        PrepareRequest,
+        PrepareResult,
+        SaleRequest,
+        SaleResult,
+        StatusReport,
+        derive_id,
+    )
+    from payclient.notifications import (
+        Receipt,
+        acknowledgement,
+        notification_url,
+        parse_external_notification,
+        parse_notification,
+    )
+    from payclient.profile import (
+        DOCUMENT,
+        PAYPHONE,
+        ServiceProfile,
+    )
+    from payclient.schedule import (
+        Attentive,
+        Fixed,
+        Schedule,
+        Steps,
+    )
+    from payclient.session import Exchange, PaySession
+    from payclient.timeouts import (
+        Timeouts,
+    )
+    from payclient.tracking import (
+        FormLink,
+        Health,
+        Outcome,
+        PaymentForm,
+        PendingSale,
+        Purchase,
+        StatusSource,
+        Tracker,
+        TransactionRef,
+        as_decided,
+        open_tracker,
+        open_tracker_from_env,
+    )
 
 __all__ = [
     "DOCUMENT",
@@ -104,6 +106,7 @@ __all__ = [
     "Attentive",
     "BillTo",
     "ChargeResult",
+    "ChargeRow",
     "ConfigurationError",
     "CustomerBusyError",
     "DifferentRequestError",
@@ -170,12 +173,28 @@ __all__ = [
 ]
 
 
-if not _typing.TYPE_CHECKING:  # type checkers want the submodule imported by its own name
+if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import `payclient.sync`, `payclient.web` or `payclient.simulator` where it is first used."""
+        """Import what is first used: `payclient --version` needs no HTTP client, and a script no simulator."""
         from importlib import import_module
 
-        if name in ("simulator", "sync", "web"):
-            return import_module(f"payclient.{name}")
+        if name in __all__:
+            light, heavy = (
+                "errors amounts lifecycle models",
+                "notifications profile schedule timeouts session",
+            )
+            homes = f"{light} {heavy} ledger batch tracking".split()
+            found = (import_module(f"payclient.{home}") for home in homes)
+            globals()[name] = value = next(getattr(home, name) for home in found if hasattr(home, name))
+            return value
+        try:
+            if not name.startswith("_"):
+                return import_module(f"payclient.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"payclient.{name}":
+                raise
         raise AttributeError(f"module 'payclient' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # loaded by whoever converts: a charge itself has no fractions
+if TYPE_CHECKING:  # loaded with the first conversion: a charge itself has no fractions
     from fractions import Fraction
 
 __all__ = ["TaxSplit", "split_tax", "to_cents"]
@@ -14,7 +14,7 @@ __all__ = ["TaxSplit", "split_tax", "to_cents"]
 #: More cents than any service could take, and few enough for a 64-bit integer.
 MAX_CENTS = 10**18
 
-#: Longer numbers, and farther exponents, are refused before anybody counts with them.
+#: Longer numbers and larger exponents are refused before they are computed with.
 MAX_DIGITS = 100
 
 #: The five parts that make up `amount` (§2.1.1).
@@ -53,7 +53,7 @@ def to_cents(value: Decimal | str | int) -> int:
     """Convert currency units to cents: `to_cents("10.50") == 1050` (§1: the value is multiplied by 100).
 
     A fraction of a cent, a negative or a non-finite number is a `ValueError`; a `float` or `bool` is a
-    `TypeError`, since `0.1 + 0.2` is no money.
+    `TypeError`, since `0.1 + 0.2` is not an amount of money.
     """
     cents = _exact(value, "an amount") * 100
     if not 0 <= cents <= MAX_CENTS:
@@ -81,7 +81,7 @@ def split_tax(total: int, rate: Decimal | str | int) -> TaxSplit:
 
 
 def sum_fault(amount: int | None, components: Iterable[int | None]) -> str | None:
-    """Say what breaks the sum rule (§2.1.1, §2.1.2), or None. The parts are cents, or None where left out."""
+    """Return what breaks the sum rule (§2.1.1, §2.1.2), or None. The parts are cents, or None where left out."""
     parts = [part for part in components if part is not None]
     if not parts:
         return "must have a part: amountWithoutTax, amountWithTax, tax, service or tip"

@@ -1,4 +1,4 @@
-"""The service's address and the token that goes with every request (§5), checked; `Secret`, which shows neither."""
+"""The service's address and the token that goes with every request (§5), checked."""
 
 from __future__ import annotations
 
@@ -9,47 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 
 from payclient.clock import start
 from payclient.errors import ConfigurationError, NotSentError
+from payclient.secret import Secret
 from payclient.validation import is_loopback
 
-__all__: list[str] = []
-
-_T = TypeVar("_T")
+__all__ = ["Secret"]
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-
-
-class Secret(Generic[_T]):
-    """A value that nothing shows: its `repr` and `str` are `***`, and it does not pickle.
-
-    Error trackers show the local variables and the attributes of what raised; a secret stands there as a `Secret`.
-    """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: _T) -> None:
-        self._value = value
-
-    @classmethod
-    def of(cls, value: _T | Secret[_T]) -> Secret[_T]:
-        """Return a secret itself, or a value as a secret."""
-        return value if isinstance(value, Secret) else cls(value)
-
-    def reveal(self) -> _T:
-        """Return the value. Pass it on at once, and keep it in no variable."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "***"
-
-    def __reduce__(self) -> str:
-        raise TypeError("a secret does not pickle")
 
 
 #: A token, or an async callable that returns one.
@@ -122,7 +94,7 @@ class TokenFile:
 
 
 class Token:
-    """A session's token: a text, or called for at first and after a 401, once however many wait."""
+    """A session's token: a text; or a callable, called at first and after a 401, once however many calls wait."""
 
     def __init__(self, source: Secret[TokenSource], language: str | None, timeout: float) -> None:
         """Raises `ConfigurationError` for what is not a token and cannot be called. `timeout` is in seconds."""
@@ -130,7 +102,7 @@ class Token:
         self._language = language
         self._timeout = timeout
         self._fetching: asyncio.Task[Authorization] | None = None
-        #: None while there is none.
+        #: The headers with the current token; None until the callable has returned one.
         self.authorization: Authorization | None = None
         if isinstance(source.reveal(), str):
             self.authorization = authorize(source, language)
@@ -156,8 +128,9 @@ class Token:
         return await asyncio.shield(self._fetching)
 
     async def _fetch(self) -> Authorization:
+        """Call the callable once and keep what it returns. Raises `NotSentError` where it returns nothing in time."""
         source = self._source.reveal()
-        assert callable(source)  # noqa: S101 - a text is never called for
+        assert callable(source)  # noqa: S101 - a text is kept from the start
         try:
             async with asyncio.timeout(self._timeout):
                 self.authorization = authorize(Secret(await source()), self._language)
@@ -170,13 +143,13 @@ class Token:
         raise NotSentError("no token was given in time")
 
     def close(self) -> None:
-        """Call for no more."""
+        """Cancel a running call of the callable."""
         if self._fetching is not None:
             self._fetching.cancel()
 
 
 def check_base_url(base_url: object) -> str:
-    """The base address without a final slash, or a `ConfigurationError` that names what is wrong."""
+    """Return the base address without a final slash. Raises `ConfigurationError`, naming what is wrong."""
     if base_url is None:
         raise ConfigurationError("base_url must be given, because the profile names no address")
     if not isinstance(base_url, str) or not base_url:
@@ -202,9 +175,9 @@ def check_base_url(base_url: object) -> str:
 
 
 def service_fingerprint(base_url: str, key: bytes) -> bytes:
-    """What a ledger remembers of the service that it is used with: a digest keyed by its own key.
+    """Return a digest of the service's address, by which a ledger recognizes it; `key` is the ledger's own.
 
-    Every service on loopback is one: a simulator has another port each time.
+    All services on loopback have one digest: a simulator has another port each time.
     """
     parts = urlsplit(check_base_url(base_url))
     host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""Where time comes from: the system's clocks, or a test's."""
+"""The clocks and timers that everything else takes as an argument: the system's, or a test's."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _T = TypeVar("_T")
 
 
 class Timer(Protocol):
-    """What `Clock.call_at` gives back."""
+    """A callback of `Clock.call_at` that waits for its time."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the callback."""
 
 
 class Clock(Protocol):
     """Two clocks and a timer. Records are written by the wall clock, waits are counted by the monotonic one."""
 
     def time(self) -> float:
-        """UTC wall clock, in seconds since the epoch. It may jump."""
+        """Return the UTC wall clock in seconds since the epoch, which may jump."""
 
     def monotonic(self) -> float:
-        """Seconds that only rise."""
+        """Return seconds that only rise."""
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call once the monotonic clock has reached `when`."""
@@ -36,24 +36,26 @@ class SystemClock:
     """The machine's wall clock and the event loop's own time."""
 
     def time(self) -> float:
-        """UTC, in seconds since the epoch."""
+        """Return UTC in seconds since the epoch."""
         return time.time()
 
     def monotonic(self) -> float:
-        """The running loop's time."""
+        """Return the running loop's time."""
         return asyncio.get_running_loop().time()
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
-        """By the running loop."""
+        """Call by the running loop."""
         return asyncio.get_running_loop().call_at(when, callback, *args)
 
 
 class LoopClock(SystemClock):
-    """The same for one loop, which is looked for once: each time is a system call in CPython 3.11."""
+    """A `SystemClock` for one loop: in CPython 3.11 each look for the running loop is a system call."""
 
     def settle(self) -> None:
-        """From now on the time is that of the loop that runs now."""
-        vars(self)["monotonic"] = asyncio.get_running_loop().time  # nothing stands in between
+        """Take the time from the loop that runs now, from now on."""
+        vars(self)["monotonic"] = (
+            asyncio.get_running_loop().time
+        )  # the loop's own method, without a call of ours around it
 
 
 def start(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -94,7 +96,7 @@ async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     finally:
         timer.cancel()
         late = task.cancel()
-        # What it raises afterwards is nobody's.
+        # Mark what the task raises afterwards as seen, or asyncio logs it.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if late or task.cancelled():
         raise TimeoutError

@@ -2,7 +2,7 @@
 
 PayError                        each carries client_transaction_id where there is one
 ├── ConfigurationError          a setting is wrong, or the profile lacks a name that this call needs
-│   └── LedgerMissingError      there is no such ledger, and the call may not make one
+│   └── LedgerMissingError      the ledger does not exist, and the call may not make one
 ├── InvalidRequestError         refused here, nothing was sent
 ├── TransportError
 │   ├── NotSentError            proven not sent: safe to send again
@@ -78,7 +78,7 @@ class ErrorDetail:
     error_descriptions: tuple[str, ...] = ()
 
     def user_message(self) -> str:
-        """What to show to a person: the message, with its descriptions where the entry is about a field."""
+        """Return the text for a person: the message, with its descriptions where the entry is about a field."""
         descriptions = "; ".join(self.error_descriptions)
         return (
             f"{self.message}: {descriptions}"
@@ -101,7 +101,7 @@ class ConfigurationError(PayError):
 
 
 class LedgerMissingError(ConfigurationError):
-    """There is no such ledger, and the call may not make one. Nothing was sent."""
+    """The ledger does not exist, and the call may not make one. Nothing was sent."""
 
 
 class InvalidRequestError(PayError):
@@ -122,12 +122,12 @@ class InvalidRequestError(PayError):
 
     @property
     def user_messages(self) -> tuple[str, ...]:
-        """What to show to a person, one text for each fault."""
+        """The texts for a person, one for each fault."""
         return tuple(detail.user_message() for detail in self.errors)
 
 
 class TransportError(PayError):
-    """No usable answer came. The two subclasses say whether anything can have happened."""
+    """No usable answer came. The two subclasses tell apart whether anything can have happened."""
 
 
 class NotSentError(TransportError):
@@ -135,7 +135,7 @@ class NotSentError(TransportError):
 
 
 class OutcomeUnknownError(TransportError):
-    """Sent, and no usable answer: the charge may exist. Never send it again by yourself.
+    """The request was sent, and no usable answer came: the charge may exist. Never send it again by yourself.
 
     `http_status` is the answer's, if one came; `candidate_id` is a transaction id seen in an answer that is
     otherwise not usable.
@@ -177,7 +177,7 @@ class RefusedError(PayError):
 
     @property
     def user_messages(self) -> tuple[str, ...]:
-        """What to show to a person: the texts of `errors`, the general one only where there are none (§7.1)."""
+        """The texts for a person: those of `errors`, or the general one where `errors` is empty (§7.1)."""
         return tuple(text for detail in self.errors if (text := detail.user_message())) or (self.message,)
 
     def __str__(self) -> str:
@@ -206,11 +206,11 @@ class CustomerBusyError(NotCreatedError):
 
 
 class UnauthorizedError(RefusedError):
-    """HTTP 401 or 403: the token is not good for this."""
+    """HTTP 401 or 403: the token does not allow this request."""
 
 
 class RateLimitedError(RefusedError):
-    """HTTP 429; `retry_after` is in seconds, None where the service did not say."""
+    """HTTP 429: too many requests. `retry_after` is in seconds; None: the answer has no `Retry-After`."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class RateLimitedError(RefusedError):
 
 
 class NotCancellableError(RefusedError):
-    """The profile's code for "not pending any more": nothing was withdrawn; ask for its status."""
+    """The profile's code for "not pending any more": nothing was withdrawn; query the status."""
 
 
 class NotReversibleError(RefusedError):
@@ -241,7 +241,7 @@ class NotReversibleError(RefusedError):
 
 
 class UsageError(PayError, RuntimeError):
-    """Held wrong: used when closed, after a fork, from another event loop, or for what it cannot do."""
+    """An object was used after it was closed, after a fork, from another event loop, or for what it cannot do."""
 
 
 class TransitionError(PayError):
@@ -249,15 +249,15 @@ class TransitionError(PayError):
 
 
 class InvalidNotificationError(PayError):
-    """What arrived at `responseUrl` is no notification (§6)."""
+    """What arrived at `responseUrl` is not a valid notification (§6)."""
 
 
 class StillPendingError(PayError, TimeoutError):
-    """`wait(timeout=...)` ran out. The sale is still followed; ask again."""
+    """`wait(timeout=...)` ran out. The sale is still followed; wait again."""
 
 
 class TrackerClosedError(PayError):
-    """The tracker was closed while this was waiting; the ledger knows the sale."""
+    """The tracker was closed during the call; the ledger has the sale."""
 
 
 class AlreadyPaidError(PayError):
@@ -273,7 +273,7 @@ class AlreadyPaidError(PayError):
 class PurchaseOpenError(PayError):
     """This purchase has an open ask, which may be paid: nothing was sent.
 
-    `pending` is that ask (None once this was pickled), `until` when it may end, in UTC seconds since the epoch.
+    `pending` is that ask (None after pickling), `until` when it may end, in UTC seconds since the epoch.
     """
 
     def __init__(
@@ -293,11 +293,11 @@ class PurchaseOpenError(PayError):
 
 
 class LedgerError(PayError):
-    """The durable record of attempts is at fault."""
+    """The ledger, the durable record of attempts, cannot do what was called for."""
 
 
 class LedgerInUseError(LedgerError):
-    """Another process owns this ledger file. `owner` is its process id, where the lock file says so."""
+    """Another process owns this ledger file. `owner` is its process id, where the lock file has it."""
 
     owner: int | None = None
 

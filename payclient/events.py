@@ -1,4 +1,4 @@
-"""What may happen to an attempt, and what each event rests on. What becomes of it then says `lifecycle`."""
+"""The events that may happen to an attempt, and what each rests on. `lifecycle` has the states that follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Event", "Evidence"]
 
 
 class Evidence(enum.StrEnum):
-    """What a state rests on."""
+    """The evidence on which a state rests."""
 
     #: The commit of the permit.
     PERMIT = "permit"
@@ -33,11 +33,13 @@ class Evidence(enum.StrEnum):
     LAST_QUERY = "last query"
     #: A named person.
     OPERATOR = "operator"
+    #: A named person, who read it in a statement of the service or the bank.
+    LISTED = "listed"
     #: Two ids, unsigned.
     NOTIFICATION = "notification"
     #: The customer's browser came back: two ids, unsigned.
     RETURN = "return"
-    #: The browser came back cancelled, and the service says that nothing was paid.
+    #: The browser came back cancelled, and the service's answer to a query is that nothing was paid.
     UNPAID = "unpaid"
     #: The service took our withdrawal.
     WITHDRAWN = "withdrawn"
@@ -49,7 +51,7 @@ class Evidence(enum.StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened to an attempt, at a UTC time. What has no fields of its own is a plain subclass."""
+    """Something that happened to an attempt, at a UTC time in seconds. A subclass without fields is a plain class."""
 
     evidence: ClassVar[Evidence]
     at: float
@@ -200,6 +202,12 @@ class Decision(Event):
 
 class DecidedAccepted(Decision):
     """An operator says that it was paid."""
+
+
+class Listed(Decision):
+    """A statement of the service or the bank lists it as paid."""
+
+    evidence = Evidence.LISTED
 
 
 class DecidedCancelled(Decision):

@@ -67,6 +67,7 @@ from payclient.events import (
     FoundAccepted,
     FoundCancelled,
     FoundPending,
+    Listed,
     Lost,
     Notified,
     NotSent,
@@ -175,6 +176,8 @@ class Record:
     reason: str | None = attrs.field(default=None, repr=False)
     #: What the profile keeps of the report that decided it, as a JSON object (bounded).
     receipt: str | None = attrs.field(default=None, repr=False)
+    #: It was moved to a file, and takes no more events: the ledger keeps what a permit must know.
+    archived: bool = False
 
 
 _HINTS: dict[type[Event], State | None] = {
@@ -209,6 +212,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             Withdrawn: State.CANCELLED,
             ProvenAbsent: State.REFUSED,
             DecidedAccepted: State.ACCEPTED,
+            Listed: State.ACCEPTED,
             DecidedCancelled: State.CANCELLED,
             DecidedRefused: State.REFUSED,
         },
@@ -228,6 +232,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
             Abandoned: State.CANCELLED,
             Withdrawn: State.CANCELLED,
             DecidedAccepted: State.ACCEPTED,
+            Listed: State.ACCEPTED,
             DecidedCancelled: State.CANCELLED,
             DecidedRefused: State.REFUSED,
         },
@@ -266,6 +271,11 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 
 def advance(record: Record, event: Event) -> Record:
     """The record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
+    if record.archived:
+        raise TransitionError(
+            f"the attempt was archived as {record.state}, and takes no more events",
+            client_transaction_id=record.client_transaction_id,
+        )
     table = TRANSITIONS[record.state]
     try:
         target = table[type(event)]
@@ -287,6 +297,8 @@ def advance(record: Record, event: Event) -> Record:
             # What is given back keeps the receipt of its approval.
             if record.state not in (State.ACCEPTED, State.REVERSING):
                 changes["receipt"] = event.receipt
+    elif isinstance(event, FoundAccepted):  # another transaction is paid in the place of the one before
+        changes["receipt"] = event.receipt
     return _changed(record, changes)
 
 
@@ -323,7 +335,20 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
 
 
 def _found(record: Record, event: Found) -> dict[str, Any]:
-    """Return what a report changes of the transaction id. Raises `TransitionError` for one of another transaction."""
+    """Return what a report changes of the transaction id.
+
+    Raises `TransitionError` for one of another transaction, and for one that calls paid what is being given back now:
+    the report may be older than the request, which is still on its way.
+    """
+    if (
+        record.state is State.REVERSING
+        and isinstance(event, FoundAccepted)
+        and event.at < (record.expires_at or 0.0)
+    ):
+        raise TransitionError(
+            "the request to give it back may be on its way",
+            client_transaction_id=record.client_transaction_id,
+        )
     if record.transaction_id is None:
         # A form whose card was declined may yet be paid by another, which is another transaction.
         if record.kind == "sale" or not isinstance(event, FoundCancelled):

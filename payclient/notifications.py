@@ -44,7 +44,7 @@ _ID = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class Receipt(enum.StrEnum):
-    """What a notification was to the tracker. Never a verdict."""
+    """How the tracker took a notification. Never a verdict."""
 
     #: An open sale of ours: queried at once.
     MATCHED = "matched"
@@ -102,10 +102,10 @@ def _read_ids(fields: Iterable[tuple[str, str]], id_name: str, client_id_name: s
 
 
 def acknowledgement(receipt: Receipt) -> bytes:
-    """The JSON body that an external notification is answered with, always with HTTP 200.
+    """Return the JSON body of the answer to an external notification, whose HTTP status is always 200.
 
-    The body is 333 with false for one that was received before. All else is 000, even what is not ours, so that nothing
-    can be probed.
+    The code is 333 for one that was received before. All else gets 000, even the notification of an unknown sale, so
+    that nothing can be probed.
     """
     if receipt is Receipt.DUPLICATE:
         return b'{"Response": false, "ErrorCode": "333"}'
@@ -114,12 +114,12 @@ def acknowledgement(receipt: Receipt) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class Return:
-    """What a browser brought back from a form: untrusted."""
+    """The ids that a browser brought back from a form; nothing vouches for them."""
 
-    #: None: it came back cancelled, or could not pay.
+    #: None: the customer cancelled, or could not pay.
     transaction_id: int | None
     client_transaction_id: str
-    #: The form could not be used.
+    #: Whether the form could not be used.
     unusable: bool = False
 
 
@@ -129,16 +129,16 @@ def parse_return(
     """Read what a form's redirect brings to `response_url`, by the profile's names in any letter case.
 
     The parameters are appended to the address's own, so the last of a name counts. `client_transaction_id` is the
-    merchant's own knowledge of whose form it was, for redirects that bring none. Raises `InvalidNotificationError`.
+    merchant's own record of which form it was, for redirects that bring none. Raises `InvalidNotificationError`.
     """
     if isinstance(query, str):
         size = len(query)
     elif isinstance(query, Mapping):
         if not all(isinstance(text, str) for pair in query.items() for text in pair):
-            raise InvalidNotificationError("the parameters are texts")
+            raise InvalidNotificationError("the parameters must be texts")
         size = sum(len(name) + len(value) for name, value in query.items())
     else:
-        raise InvalidNotificationError("a return is a query")
+        raise InvalidNotificationError("a return must be a query")
     if size > MAX_SIZE:
         raise InvalidNotificationError("the query is too large")
     found = {name.lower(): value for name, value in _query(query)}
@@ -209,30 +209,30 @@ def _object(body: bytes) -> list[tuple[str, str]]:
 
 
 def notification_url(base: str, client_transaction_id: str, secret: str | bytes) -> str:
-    """The `response_url` of one sale below `base`, with a part in its path that nobody guesses without the secret.
+    """Return the `response_url` of one sale: `base` with a last part that cannot be guessed without the secret.
 
-    `secret` is 16 bytes or more of your own, the same in all processes. Whoever knows the address may still lie, so
-    what arrives there is a hint like any other. Raises `ConfigurationError`.
+    `secret` is 16 bytes or more of your own, the same in all processes. Who has seen the address may still lie,
+    so a notification that arrives there is a hint like any other. Raises `ConfigurationError`.
     """
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
-        raise ConfigurationError("base: is an address such as https://shop.example/notify")
+        raise ConfigurationError("base must be an address such as https://shop.example/notify")
     key = _notification_key(client_transaction_id, check_secret(secret))
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{key}"))
 
 
 def is_notification_key(key: str, client_transaction_id: str, secret: bytes) -> bool:
-    """Whether the last part of an address is that of `notification_url`; takes the same time whatever it is."""
+    """Return whether a key is the last part of the sale's `notification_url`, in the same time whatever the key is."""
     return hmac.compare_digest(
         key.encode("utf-8", "replace"), _notification_key(client_transaction_id, secret).encode()
     )
 
 
 def check_secret(secret: str | bytes) -> bytes:
-    """The secret as bytes, or a `ConfigurationError` for one that can be guessed."""
+    """Return the secret as bytes. Raises `ConfigurationError` for a secret that can be guessed."""
     found = secret.encode("utf-8", "replace") if isinstance(secret, str) else secret
     if not isinstance(found, bytes) or len(found) < SHORTEST_SECRET:
-        raise ConfigurationError(f"secret: is at least {SHORTEST_SECRET} bytes that nobody else knows")
+        raise ConfigurationError(f"secret must be at least {SHORTEST_SECRET} bytes, chosen at random")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the document leaves "not shown" about a concrete service: names, paths, states, codes, limits.
+"""The settings for what the document leaves "not shown" of a concrete service: names, paths, states, codes, limits.
 
 `DOCUMENT` holds only what the document shows. A call that needs a missing name raises `ConfigurationError` naming
 the setting; nothing is guessed. A preset is a file like the user's own, in `profiles/`, with its sources in comments.
@@ -20,6 +20,7 @@ from attrs.validators import optional
 
 from payclient.errors import ConfigurationError
 from payclient.models import PrepareRequest, SaleRequest
+from payclient.validation import is_personal
 
 if TYPE_CHECKING:
     import cattrs
@@ -122,6 +123,15 @@ STATUSES = _must(
     "be a list of HTTP statuses without a success, 408, 425 and 499: after those the service may go on",
     _set_of(_is_refusing),
 )
+FIELDS = _must(
+    "list at most 20 fields of a status answer, none with a person's data: names, phones, e-mail addresses, documents, "
+    "card holders and the first digits of cards are never kept",
+    lambda names: (
+        isinstance(names, tuple)
+        and len(names) <= 20
+        and all(_is_name(n) and not is_personal(n) for n in names)
+    ),
+)
 HOSTS = _must("be a list of host names", _set_of(_is_text))
 LENGTHS = _must(
     "map fields of requests to positive integers",
@@ -129,6 +139,10 @@ LENGTHS = _must(
 )
 RANGES = _must(
     "map fields of requests to [smallest, largest]", _map_of(_request_fields.__contains__, _is_range)
+)
+SHAPES = _must(
+    'map calling codes to phones as customers have them, with # for a digit, such as 593 = "0#########"',
+    _map_of(_matches("[0-9]{1,4}"), _matches("[0-9]{0,3}#{4,14}")),
 )
 STATES = _must(
     f"map the service's words to {', '.join(STATE_WORDS)}", lambda states: states and _states(states)
@@ -154,7 +168,7 @@ AFTER_STATUS = _must(
 
 
 def _name_beside(path: str) -> Validator:
-    """The name of a field, which may be left out where its path is."""
+    """Make the validator of a field's name, which may be left out where its path is left out."""
     return _must(
         "be the name of a field", lambda name, path: _is_name(name) or (name is None and path is None), path
     )
@@ -179,11 +193,11 @@ def _setting(validator: Validator) -> Any:
     return attrs.field(default=None, validator=optional(validator))
 
 
-# What is of the wrong kind passes the converters unchanged: the validator names the setting.
+# A value of the wrong kind passes the converters unchanged: the validator names the setting.
 
 
 def _to_mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """TOML has no tuples, which ranges are."""
+    """Turn the lists of a table into tuples, which TOML does not have."""
     if not isinstance(value, Mapping):
         return value
     return MappingProxyType(
@@ -192,7 +206,7 @@ def _to_mapping(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _to_codes(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """TOML's keys are texts."""
+    """Turn keys that are numbers into integers: TOML's keys are texts."""
     is_code = _matches("-?[0-9]{1,9}")
     return _to_mapping(
         {int(code) if is_code(code) else code: state for code, state in value.items()}
@@ -206,6 +220,10 @@ def _to_set(value: Iterable[Any]) -> frozenset[Any]:
         with suppress(TypeError):  # entries that do not hash
             return frozenset(value)
     return value  # type: ignore[return-value]  # see above
+
+
+def _to_tuple(value: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else value  # type: ignore[return-value]  # see above
 
 
 # --- The tables: operations that the document does not show
@@ -256,13 +274,13 @@ class UndoProfile:
     client_transaction_id_field: str | None = attrs.field(
         default=None, validator=_name_beside("by_client_transaction_id")
     )
-    #: Codes, general or in `errors`, that say "not any more": it is decided, or too late.
+    #: Codes, general or in `errors`, for "not any more": the transaction is decided, or too old.
     too_late_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
 
 
 @attrs.frozen(kw_only=True)
 class ReturnProfile:
-    """What a form's redirect brings to `response_url` (§6: its parameters are not shown). Any letter case."""
+    """The parameters that a form's redirect adds to `response_url` (§6: not shown), in any letter case."""
 
     #: 0, or left out: nothing was paid.
     transaction_id: str = attrs.field(validator=PARAMETER)
@@ -295,6 +313,10 @@ class ServiceProfile:
       line.
     - `uncertain_codes`: Error codes of a service that failed, and may have created something all the same.
     - `not_found_codes`: Error codes of a status query that mean "no such transaction".
+    - `receipt_fields`: Fields of a status answer that are kept of an approval, as `Outcome.receipt`, in the ledger; by
+      their names in the answer, at most 20. Fields with a person's data are refused.
+    - `reason_fields`: Fields of a status answer that say why it was declined, for `Outcome.reason`: a text, and codes
+      that follow it in parentheses. Unless given, `message` and `messageCode` where they are among `receipt_fields`.
     - `queries_per_minute`: Status queries allowed in a minute, over all transactions; None: no limit known.
     - `refusing_statuses`: HTTP statuses known to create nothing whatever their body.
     - `sale_window`: Seconds until a push request expires (§8).
@@ -304,6 +326,8 @@ class ServiceProfile:
     - `link_hosts`: Hosts that a form link may name; None: not checked.
     - `max_lengths`: Longest text by our field name, in characters (§2.2: length limits are not shown).
     - `ranges`: Smallest and largest number by our field name.
+    - `phone_shapes`: By calling code, how the service's customers have their phone, `#` for a digit, such as
+      `0#########`. Files of charges are brought to it where that is exact; a phone that is not is a bad row.
     - `status`: How to query a status; None: the profile names no query.
     - `confirm`: How to confirm a form that came back; None: it cannot be.
     - `cancel`: How to withdraw a push request; None: it cannot be.
@@ -322,6 +346,8 @@ class ServiceProfile:
     duplicate_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     uncertain_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
     not_found_codes: frozenset[int] = attrs.field(default=frozenset(), converter=_to_set, validator=CODES)
+    receipt_fields: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple, validator=FIELDS)
+    reason_fields: tuple[str, ...] = attrs.field(converter=_to_tuple, validator=FIELDS)
     queries_per_minute: float | None = _setting(RATE)
     refusing_statuses: frozenset[int] = attrs.field(
         default=frozenset(), converter=_to_set, validator=STATUSES
@@ -334,11 +360,17 @@ class ServiceProfile:
     )
     max_lengths: Mapping[str, int] = attrs.field(factory=dict, converter=_to_mapping, validator=LENGTHS)
     ranges: Mapping[str, tuple[int, int]] = attrs.field(factory=dict, converter=_to_mapping, validator=RANGES)
+    phone_shapes: Mapping[str, str] = attrs.field(factory=dict, converter=_to_mapping, validator=SHAPES)
     status: StatusProfile | None = _table(StatusProfile)
     confirm: ConfirmProfile | None = _table(ConfirmProfile, AFTER_STATUS)
     cancel: UndoProfile | None = _table(UndoProfile)
     reverse: UndoProfile | None = _table(UndoProfile)
     returned: ReturnProfile | None = _table(ReturnProfile)
+
+    @reason_fields.default
+    def _message_of_the_receipt(self) -> tuple[str, ...]:
+        kept = self.receipt_fields if isinstance(self.receipt_fields, tuple) else ()
+        return tuple(name for name in ("message", "messageCode") if name in kept)
 
     @absent_after.default
     def _twice_the_sale_window(self) -> float:
@@ -376,7 +408,7 @@ class ServiceProfile:
 
 @cache
 def _converter() -> cattrs.Converter:
-    """Make the converter of TOML's tables. Values pass as they are, and the validators look at them."""
+    """Make the converter of TOML's tables. All values pass as they are, and the validators judge them."""
     import cattrs
 
     converter = cattrs.Converter(forbid_extra_keys=True, prefer_attrib_converters=True)

@@ -27,7 +27,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _TOKEN = "simulated"  # noqa: S105 - of the simulator
 _BEAT = 0.05  # seconds between two queries of one sale: tests do not wait
 
-#: What the simulated service fills in of what the document leaves open, and the tracker's reading of it.
+#: The simulated service's names for what the document leaves open, and the tracker's reading of it.
 _SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
     status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
@@ -58,7 +58,7 @@ class PayService:
     profile: ServiceProfile = _PROFILE
 
     def open_tracker(self, **options: Any) -> AbstractAsyncContextManager[Tracker]:
-        """A tracker over this service, for the loop that opens it, such as an app's; `options` are `open_tracker`'s."""
+        """Open a tracker over this service, for the loop that enters it; `options` are `open_tracker`'s."""
         return open_tracker(
             self.url,
             self.token,
@@ -68,14 +68,14 @@ class PayService:
 
 @pytest.fixture
 def pay_service() -> Iterator[PayService]:
-    """A service whose customers answer when the test says so, with nothing of another test in it."""
+    """Start a service whose customers answer when the test says so, with nothing of another test in it."""
     with SimulatorThread(Simulator(token=_TOKEN, settings=_SETTINGS)) as control:
         yield PayService(url=control.url, token=_TOKEN, clock=control.clock, control=control)
 
 
 @pytest.fixture
 def payphone_service() -> Iterator[PayService]:
-    """The same for the preset's service, without its limit of queries.
+    """Start the preset's service, without its limit of queries.
 
     A fixture `pay_service` of your own that returns this one gives `pay_tracker` the preset, too.
     """
@@ -86,7 +86,7 @@ def payphone_service() -> Iterator[PayService]:
 
 
 def _asyncio_fixture(function: _Function) -> _Function:
-    """A fixture of pytest-asyncio, also in its strict mode; where it is not installed, of whoever else takes it."""
+    """Make a fixture of pytest-asyncio, also in its strict mode; without pytest-asyncio, one of pytest."""
     try:
         import pytest_asyncio
     except ImportError:
@@ -95,7 +95,7 @@ def _asyncio_fixture(function: _Function) -> _Function:
 
 
 def _takes_all(config: pytest.Config) -> bool:
-    """Whether pytest-asyncio runs every async fixture, anyio's too."""
+    """Return whether pytest-asyncio runs every async fixture, anyio's too."""
     if not config.pluginmanager.hasplugin("asyncio"):
         return False
     return str(config.getoption("asyncio_mode", None) or config.getini("asyncio_mode")) == "auto"
@@ -115,7 +115,7 @@ async def _anyio_pay_tracker(pay_service: PayService) -> AsyncIterator[Tracker]:
 
 @pytest.fixture
 def pay_tracker(request: pytest.FixtureRequest) -> Tracker:
-    """A tracker over `pay_service` with a ledger in memory, open in the test's own loop."""
+    """Open a tracker over `pay_service` with a ledger in memory, in the test's own loop."""
     # A test belongs to one of the two; each opens the tracker in the loop in which it runs the test.
     runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
     if runner == "anyio" and _takes_all(request.config):

@@ -1,10 +1,10 @@
 """When to query next: pure functions of time. All times are seconds.
 
-People answer a push within half a minute or so, or never. A fixed beat spends most queries on those who never answer;
-exponential back-off misses the moment at which people answer. `Attentive` queries often while an answer is likely, and
-seldom before and after. A given number of queries finds answers soonest if it is spread in proportion to the square
-root of the chance that somebody who has not answered yet does so now. `benchmarks/schedule_table.py` works that out for
-the people presumed here: half answer within 28 s (lognormal, sigma 1.1), and 12 of 100 never do.
+People answer a push within half a minute or so, or never. A fixed interval spends most queries on those who never
+answer; exponential back-off misses the moment at which people answer. A given number of queries finds answers soonest
+if the queries are spread in proportion to the square root of the chance that a customer who has not answered yet does
+so now. `benchmarks/schedule_table.py` computes that spread for the customers presumed here: half answer within 28 s
+(lognormal, sigma 1.1), and 12 of 100 never do.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from payclient.errors import ConfigurationError
 
 __all__ = ["Attentive", "Fixed", "Schedule", "Steps"]
 
-#: Gaps of the last queries: the first counts from the expiry, the others from one another.
-LAST_QUERIES = (2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+#: Delays of the final queries: the first after the expiry, each other one after the one before.
+FINAL_QUERY_DELAYS = (2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 
 #: Ages of an expired sale at which it is queried again in the background.
-AFTERTHOUGHTS = (600.0, 3600.0, 86400.0)
+RECHECK_AGES = (600.0, 3600.0, 86400.0)
 
 #: The push request's life that the figures above are made for (§8); they scale with a profile's own.
 NORMAL_WINDOW = 300.0
 
-#: However surely notifications arrive, routine queries go on: this part of them is taken to get lost.
+#: The share of notifications that is presumed to get lost at least, so that routine queries never end.
 LEAST_LOST = 0.03
 
-#: How much rarer queries get as notifications arrive. At a half a query would keep its price in seconds of delay; a
-#: little more turns a part of the delay that notifications save into fewer queries.
+#: How much rarer queries get as notifications arrive. At 0.5 a query would keep its price in seconds of delay; a larger
+#: value turns a part of the delay that notifications save into fewer queries.
 THINNING = 0.58
 
 #: Ages of a sale between which equal parts of its queries are made, for a window of 300 s.
@@ -53,25 +53,25 @@ MEAN = MEDIAN * math.exp(SIGMA**2 / 2)
 
 
 class Schedule(Protocol):
-    """Says when to ask for a pending sale."""
+    """Decides when a pending sale is queried."""
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        """Seconds from a query made at this age of the sale to the next one.
+        """Return the seconds from a query made at this age of the sale to the next one.
 
-        `part` is the part of a gap that is wanted (the first query of each sale comes after another part of one); a
-        smaller part takes no longer.
-        `heard` is the share of answers of which a notification came of late, from 0 to 1; a schedule may thin by it.
+        `part` is the part of a gap that is wanted: the first query of each sale comes after another part of one. A
+        smaller part must not take longer. `heard` is the recent share of answers that a notification told of, from 0
+        to 1; a schedule may query less by it.
         """
 
 
-def _positive(value: float | None, name: str) -> None:
+def _check_positive(value: float | None, name: str) -> None:
     if value is not None and not 0 < value < math.inf:
         raise ConfigurationError(f"schedule: {name} must be a positive number")
 
 
 @attrs.frozen
 class Fixed:
-    """Ask at a fixed beat.
+    """Query at a fixed interval.
 
     - `seconds`: Between two queries, above 0.
     """
@@ -79,20 +79,20 @@ class Fixed:
     seconds: float = 2.0
 
     def __attrs_post_init__(self) -> None:
-        _positive(self.seconds, "seconds")
+        _check_positive(self.seconds, "seconds")
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        """The same at every age."""
+        """Return the interval, at every age."""
         return self.seconds * part
 
 
 @attrs.frozen(init=False)
 class Steps:
-    """Ask at a beat for each stretch of the sale's life: pairs of the age (seconds) up to which it holds, and the gap.
+    """Query at an interval for each stretch of the sale's life.
 
-    `Steps((60, 5), (300, 20))` asks every 5 s in the first minute and every 20 s afterwards, whatever the age.
+    `Steps((60, 5), (300, 20))` queries every 5 s in the first minute and every 20 s afterwards, whatever the age.
 
-    - `steps`: The pairs, in the order of their ages.
+    - `steps`: Pairs of the age up to which an interval holds and the interval, in the order of the ages.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -102,21 +102,21 @@ class Steps:
         if not steps or until != sorted(until):
             raise ConfigurationError("schedule: steps must be pairs of an age and a gap, by rising ages")
         for _, seconds in steps:
-            _positive(seconds, "a gap")
+            _check_positive(seconds, "a gap")
         self.__attrs_init__(steps)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        """The gap of the step that the age is in."""
+        """Return the interval of the stretch that the age is in."""
         return part * next((seconds for until, seconds in self.steps if age < until), self.steps[-1][1])
 
 
 @attrs.frozen(kw_only=True)
 class Attentive:
-    """Ask often while an answer is likely. One knob: `target_delay`, or `max_queries`.
+    """Query often while an answer is likely. Set `target_delay` or `max_queries`, not both.
 
-    `target_delay` is the mean number of seconds from an answer to its discovery, without notifications; 1.0 unless
-    given. `max_queries` is how many routine queries a customer who never answers gets; the last ones, after the
-    expiry, are made all the same. `window` is the profile's `sale_window`: answers are presumed to scale with it.
+    - `target_delay`: The mean seconds from an answer to its discovery without notifications; 1.0 unless given.
+    - `max_queries`: How many routine queries a customer who never answers gets; the final ones come on top.
+    - `window`: The profile's `sale_window`: answers are presumed to scale with it.
     """
 
     target_delay: float | None = None
@@ -128,17 +128,16 @@ class Attentive:
         if self.target_delay is not None and self.max_queries is not None:
             raise ConfigurationError("schedule: target_delay must not be given beside max_queries")
         for name in ("target_delay", "max_queries", "window"):
-            _positive(getattr(self, name), name)
+            _check_positive(getattr(self, name), name)
+        price = PRICE
         if self.max_queries is not None:
             price = 1 / self.max_queries
         elif self.target_delay is not None:
-            price = PRICE * self.target_delay * NORMAL_WINDOW / self.window
-        else:
-            price = PRICE
+            price *= self.target_delay * NORMAL_WINDOW / self.window
         object.__setattr__(self, "_price", price)
 
     def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
-        """Until a query has earned its price, which rises with the share of answers that notifications bring."""
+        """Return the seconds until a query is worth its price, which rises with the share of notifications."""
         price = self._price * part
         if heard:
             price /= max(1 - heard, LEAST_LOST) ** THINNING
@@ -161,7 +160,7 @@ def _age_at(part: float) -> float:
 
 
 def expected_lag(since: float, age: float, window: float = NORMAL_WINDOW) -> float:
-    """Return the mean seconds for which an answer has been there unseen, if a query at age `since` saw none.
+    """Return the mean seconds for which an answer has been undetected, if a query at age `since` found none.
 
     That is the integral of (age - x) f(x) over the ages x since then, divided by S(since), with f the answers per
     second and S the share not answered yet. Under a binding rate the sale with the largest lag is queried first.
@@ -174,7 +173,7 @@ def expected_lag(since: float, age: float, window: float = NORMAL_WINDOW) -> flo
 
 
 def _deviation(age: float) -> float:
-    """Return how far from the median an age is, in standard deviations of its logarithm; nobody answers late."""
+    """Return how far an age, at most the window, is from the median, in standard deviations of its logarithm."""
     return math.log(min(max(age, 1e-9), NORMAL_WINDOW) / MEDIAN) / SIGMA
 
 
@@ -183,10 +182,10 @@ def _normal(z: float) -> float:
 
 
 def first_part(spread: float) -> float:
-    """The part of a gap after which a new sale is first asked for, from its `phase`: one on average."""
+    """Return the part of a gap after which a new sale is first queried, from its `phase`: 1 on average."""
     return 0.5 + spread
 
 
 def phase(client_transaction_id: str) -> float:
-    """A part of one, from 0 to 1, by the id alone: it spreads queries, and repeats after a restart."""
+    """Return a number from 0 to 1 by the id alone: it spreads queries, and is the same after a restart."""
     return zlib.crc32(client_transaction_id.encode("utf-8", "surrogatepass")) / 2**32

@@ -1,7 +1,7 @@
 """`PaySession`: the service's operations, stateless and raw, each signed, within its time and judged.
 
-It has no memory: applications charge through the tracker, which keeps a durable record. What was sent is judged for any
-transport alike: by whether the `before_send` that the transport was given was passed.
+The session has no memory: applications charge through the tracker, which keeps a durable record. Whether a request was
+sent is judged alike for any transport: by whether the `before_send` that the transport was given was passed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
+from payclient.logs import details
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.timeouts import Deadlines, Timeouts
@@ -175,7 +176,7 @@ class PaySession:
 
     @property
     def renews_token(self) -> bool:
-        """Whether the token comes from a callable, which is asked again after a 401."""
+        """Whether the token comes from a callable, which is called again after a 401."""
         return self._token.renews
 
     def __repr__(self) -> str:
@@ -233,7 +234,7 @@ class PaySession:
         return await self._send_in_time("sale", self.encode_sale(request), decode_sale, before_send, timeouts)
 
     def encode_sale(self, request: SaleRequest) -> HttpRequest:
-        """The first half of `sale`: check by the profile and encode. No I/O."""
+        """Check a Sale by the profile and encode it: the first half of `sale`. No I/O."""
         return encode_sale(request, self.profile)
 
     async def send_sale(
@@ -244,7 +245,7 @@ class PaySession:
         timeouts: Timeouts | None = None,
         check: Callable[[SaleResult], object] | None = None,
     ) -> SaleResult:
-        """The second half of `sale`: send what `encode_sale` made, and read the answer.
+        """Send what `encode_sale` made, and read the answer: the second half of `sale`.
 
         `check` is called with a result before its connection can serve another request, and may raise a `PayError`.
         """
@@ -261,7 +262,7 @@ class PaySession:
         )
 
     def encode_prepare(self, request: PrepareRequest) -> HttpRequest:
-        """The first half of `prepare`: check by the profile and encode. No I/O."""
+        """Check a Prepare by the profile and encode it: the first half of `prepare`. No I/O."""
         return encode_prepare(request, self.profile)
 
     async def send_prepare(
@@ -272,7 +273,7 @@ class PaySession:
         timeouts: Timeouts | None = None,
         check: Callable[[PrepareResult], object] | None = None,
     ) -> PrepareResult:
-        """The second half of `prepare`: send what `encode_prepare` made, and read the answer; `check` as in a sale."""
+        """Send what `encode_prepare` made, and read the answer; `check` as in `send_sale`."""
         reader = _checked(decode_prepare, check)
         return await self._send_in_time("prepare", request, reader, before_send, timeouts)
 
@@ -306,7 +307,7 @@ class PaySession:
     async def cancel(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
     ) -> None:
-        """Withdraw a push request that nobody answered, by one of its ids; returning means that it is withdrawn.
+        """Withdraw a push request that is still pending, by one of its ids; returning means that it is withdrawn.
 
         `NotCancellableError`: it is not pending any more; query its status. `NotSentError` and any other
         `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: query its status.
@@ -370,7 +371,7 @@ class PaySession:
                     ):
                         raise
                 sent = sent or proof.passed
-                await self._sleep(sleep_time_seconds(tries, random.random()))  # noqa: S311 - no secret
+                await asyncio.sleep(sleep_time_seconds(tries, random.random()))  # noqa: S311 - no secret
                 tries += 1
                 proof = SendProof(before_send)
         except asyncio.CancelledError as cancelled:
@@ -385,27 +386,12 @@ class PaySession:
             raise
         finally:
             deadline.end()
-            if (
-                result is None
-                and response is not None
-                and response.discard is not None
-                and (error is None or operation != "status")
-            ):
+            if result is None and (error is None or operation != "status"):
                 # The connection may bring a second copy of a refusal or of "not found", as its next answer.
-                response.discard()
+                _discard(response)
             if self.on_exchange is not None:
-                exchange = Exchange(
-                    operation=operation,
-                    method=request.method,
-                    path=request.path,
-                    http_status=None if response is None else response.status,
-                    seconds=time.perf_counter() - began,
-                    sent=sent or proof.passed,
-                    error=None if error is None else type(error).__name__,
-                    client_transaction_id=request.client_transaction_id,
-                    transaction_id=getattr(result, "transaction_id", None),
-                    resends=tries,
-                )
+                seconds, was_sent = time.perf_counter() - began, sent or proof.passed
+                exchange = _exchange(operation, request, response, seconds, was_sent, error, result, tries)
                 _report(self.on_exchange, exchange)
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
         raise error
@@ -434,9 +420,6 @@ class PaySession:
             raise proof.error.with_traceback(proof.trace)
         raise _classify_failure(proof, request, failure)
 
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
 
 class SendProof:
     """The `before_send` handed to the transport: whether it was passed proves what was sent."""
@@ -458,7 +441,7 @@ class SendProof:
             try:
                 await self._before_send()
             except BaseException as error:
-                # As it is here: on its way up it would gather the network library's frames, which hold the token.
+                # The traceback of now: further up it would gather the network library's frames, which hold the token.
                 self.error, self.trace = error, error.__traceback__
                 raise
         self.passed = True
@@ -503,11 +486,45 @@ def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> T
     return kind(failure, client_transaction_id=request.client_transaction_id)
 
 
+def _discard(response: HttpResponse | None) -> None:
+    """Close the connection of an answer, where there is one."""
+    if response is not None and response.discard is not None:
+        response.discard()
+
+
+def _exchange(
+    operation: str,
+    request: HttpRequest,
+    response: HttpResponse | None,
+    seconds: float,
+    sent: bool,
+    error: BaseException | None,
+    result: object,
+    resends: int,
+) -> Exchange:
+    return Exchange(
+        operation=operation,
+        method=request.method,
+        path=request.path,
+        http_status=None if response is None else response.status,
+        seconds=seconds,
+        sent=sent,
+        error=None if error is None else type(error).__name__,
+        client_transaction_id=request.client_transaction_id,
+        transaction_id=getattr(result, "transaction_id", None),
+        resends=resends,
+    )
+
+
 def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:
     try:
         on_exchange(exchange)
     except Exception as raised:
-        logger.error("on_exchange raised %s", type(raised).__name__)
+        logger.error(
+            "on_exchange raised %s",
+            type(raised).__name__,
+            extra=details("on_exchange_failed", exchange.client_transaction_id or ""),
+        )
 
 
 def _describe(error: Exception) -> str:

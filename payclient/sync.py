@@ -19,8 +19,10 @@ from contextvars import Context
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import payclient
-from payclient import ChargeResult, Outcome, PaymentForm, PrepareRequest, SaleRequest
+from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
+from payclient.clock import Clock
 from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
+from payclient.logs import details
 
 __all__ = [
     "Charges",
@@ -95,7 +97,9 @@ class _LoopThread:
         try:
             asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
         except TimeoutError:
-            logger.warning("trackers did not close within %g s", _EXIT_PATIENCE)
+            logger.warning(
+                "trackers did not close within %g s", _EXIT_PATIENCE, extra=details("trackers_not_closed")
+            )
         finally:
             self._ended = True
             loop.call_soon_threadsafe(loop.stop)
@@ -106,7 +110,9 @@ class _LoopThread:
             *(each._aclose() for each in self.trackers), return_exceptions=True
         ):
             if error is not None:
-                logger.error("a tracker did not close: %s", type(error).__name__)
+                logger.error(
+                    "a tracker did not close: %s", type(error).__name__, extra=details("tracker_close_failed")
+                )
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -135,7 +141,7 @@ def _has_loop() -> bool:
 
 
 def _is_notebook() -> bool:
-    """Whether this is a Jupyter kernel. Its cells run on the kernel's loop, and their user expects them to block."""
+    """Return whether this is a Jupyter kernel, whose cells run on its loop, and are expected to block."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
@@ -159,18 +165,6 @@ def _blocking(
     return _giving(lambda _, result: result, method)
 
 
-def _plain(
-    method: Callable[Concatenate[payclient.Tracker, _P], _R],
-) -> Callable[Concatenate[payclient.Tracker, _P], Coroutine[Any, Any, _R]]:
-    """Make a coroutine function of a method that is none, since that too belongs on the loop's thread."""
-
-    @functools.wraps(method)
-    async def call(tracker: payclient.Tracker, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        return method(tracker, *args, **options)
-
-    return call
-
-
 class _Same(Generic[_R]):
     """An attribute of a sale that is the async one's."""
 
@@ -187,7 +181,7 @@ class _Same(Generic[_R]):
 class Tracker:
     """`payclient.Tracker` without `await`, for any thread. Made by `open_tracker`.
 
-    The tracker opens at its first call, or by `with`. It closes by `close`, at the end of the `with`, or at the end of
+    The tracker opens at its first call, or by `with`. Close it by `close`, at the end of the `with`, or at the end of
     the program. Each method does what the async method of its name does, and raises `UsageError` in two more cases: an
     event loop runs in the calling thread (a Jupyter cell may block all the same), or a fork calls a tracker that its
     parent opened. A caller who is interrupted (Ctrl-C) leaves what it waited for running.
@@ -228,12 +222,9 @@ class Tracker:
     resolve: Final = _blocking(payclient.Tracker.resolve)
     health: Final = _blocking(payclient.Tracker.health)
     purchase: Final = _blocking(payclient.Tracker.purchase)
-    open_sales: Final = _giving(
-        lambda self, sales: [PendingSale(self, sale) for sale in sales], _plain(payclient.Tracker.open_sales)
-    )
 
     @property
-    def clock(self) -> payclient.clock.Clock:
+    def clock(self) -> Clock:
         """Where this tracker's time comes from."""
         return self._run(self._aopen).clock
 
@@ -267,6 +258,14 @@ class Tracker:
             except _WantedError as wanted:
                 identifier: str = wanted.args[0]
             made[identifier] = make_request(identifier)
+
+    def open_sales(self) -> list[PendingSale]:
+        """Return every sale that is not decided."""
+
+        async def sales() -> list[payclient.PendingSale]:
+            return (await self._aopen()).open_sales()
+
+        return [PendingSale(self, sale) for sale in self._run(sales)]
 
     def outcomes(self, since: int = 0) -> Iterator[Outcome]:
         """Iterate over the durable feed as `payclient.Tracker.outcomes` does; it ends when the tracker closes."""
@@ -424,12 +423,12 @@ class Charges(_Stream[ChargeResult]):
     def __init__(
         self,
         tracker: Tracker,
-        requests: Iterable[SaleRequest],
+        requests: Iterable[SaleRequest | ChargeRow],
         charge: Callable[[payclient.Tracker, Any], payclient.batch.Charges],
     ) -> None:
         self._requests = iter(requests)
         self._wanted = asyncio.Event()
-        self._read: asyncio.Queue[SaleRequest | Exception | None] = asyncio.Queue()
+        self._read: asyncio.Queue[SaleRequest | ChargeRow | Exception | None] = asyncio.Queue()
         source = requests if isinstance(requests, list | tuple) else self._rows()
         self._charges = charge(tracker._run(tracker._aopen), source)
         super().__init__(tracker, self._charges)
@@ -446,7 +445,7 @@ class Charges(_Stream[ChargeResult]):
     def __next__(self) -> ChargeResult:
         fed = False
         while self._tracker._run(self._want_or_arrival, fed):
-            request: SaleRequest | Exception | None
+            request: SaleRequest | ChargeRow | Exception | None
             try:
                 request = next(self._requests, None)
             except Exception as error:
@@ -481,11 +480,11 @@ class Charges(_Stream[ChargeResult]):
         wanted.cancel()
         return self._wanted.is_set() and not (fed and self._begin().done())
 
-    async def _hand_over(self, request: SaleRequest | Exception | None) -> None:
+    async def _hand_over(self, request: SaleRequest | ChargeRow | Exception | None) -> None:
         self._wanted.clear()
         self._read.put_nowait(request)
 
-    async def _rows(self) -> AsyncIterator[SaleRequest]:
+    async def _rows(self) -> AsyncIterator[SaleRequest | ChargeRow]:
         while True:
             self._wanted.set()
             request = await self._read.get()
@@ -508,10 +507,10 @@ def _opening(
 
 def _charging(
     function: Callable[Concatenate[payclient.Tracker, Any, _P], payclient.batch.Charges],
-) -> Callable[Concatenate[Tracker, Iterable[SaleRequest], _P], Charges]:
+) -> Callable[Concatenate[Tracker, Iterable[SaleRequest | ChargeRow], _P], Charges]:
     @functools.wraps(function)
     def charge_all(
-        tracker: Tracker, requests: Iterable[SaleRequest], /, *args: _P.args, **options: _P.kwargs
+        tracker: Tracker, requests: Iterable[SaleRequest | ChargeRow], /, *args: _P.args, **options: _P.kwargs
     ) -> Charges:
         return Charges(tracker, requests, lambda opened, rows: function(opened, rows, *args, **options))
 

@@ -3,7 +3,7 @@
 | span | from, to | attributes |
 |---|---|---|
 | `POST sale`, `GET status` ... (client) | one exchange with the service, its resends included | those of HTTP clients; `payclient.operation`, `payclient.sent`, ids |
-| `payclient sale`, `payclient form` (internal) | the permit to the decision | `payclient.state`, `payclient.evidence`, ids; the event `payclient.notified` |
+| `payclient sale`, `payclient form` (internal) | the permit to the decision | `payclient.state`, `payclient.evidence`, ids; the events below |
 
 | metric | unit | by |
 |---|---|---|
@@ -11,6 +11,9 @@
 | `payclient.decision.duration`, a histogram | s | `payclient.kind`, `payclient.state` |
 | `payclient.asks`, a gauge: what this process follows | 1 | `payclient.kind`, `payclient.state` |
 | `payclient.oldest_unknown.age`, a gauge; 0 if none is unknown | s | |
+
+Events of the second: `payclient.notified`, and `payclient.state_changed` with `payclient.state`, for each state that
+this process saw after the answer to the send.
 
 Ids are attributes of spans, and never of metrics. Neither holds an amount, a phone or a name. A span of a sale, a form, a
 cancellation or a reversal is a child of the caller's; queries and confirmations, which the tracker makes by itself for
@@ -28,6 +31,7 @@ from urllib.parse import urlsplit
 from payclient import sync
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Record, State
+from payclient.logs import details
 from payclient.session import Exchange
 from payclient.tracking.tracker import Tracker
 
@@ -88,6 +92,7 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         "server.port": address.port or (443 if address.scheme == "https" else 80),
     }
     is_on = True
+    states = StateChanges(lambda: {ask.record.client_transaction_id for ask in asks.all()})
 
     def exchanged(exchange: Exchange) -> None:
         labels = exchange_labels(exchange)
@@ -105,6 +110,7 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         span.end(ended)
 
     def changed(before: Record, after: Record) -> None:
+        seen = states.add(after, clock.time())
         if not after.state.decided:
             return
         decided_at = clock.time() if after.decided_at is None else after.decided_at
@@ -119,6 +125,8 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         )
         if after.notified_at is not None:
             span.add_event("payclient.notified", timestamp=int(after.notified_at * 1e9))
+        for state, at in seen:
+            span.add_event("payclient.state_changed", {"payclient.state": str(state)}, int(at * 1e9))
         span.end(int(decided_at * 1e9))
 
     # From the exporter's own thread: a copy of the index is taken at once, and records do not change.
@@ -169,7 +177,28 @@ def _guarded(record: Callable[..., object], *args: object) -> None:
     try:
         record(*args)
     except Exception as error:
-        logger.error("telemetry failed: %s", type(error).__name__)
+        logger.error("telemetry failed: %s", type(error).__name__, extra=details("telemetry_failed"))
+
+
+class StateChanges:
+    """The states of open asks, each with its time in UTC seconds, until their spans are made."""
+
+    def __init__(self, followed: Callable[[], set[str]]) -> None:
+        self._followed = followed
+        self._of: dict[str, list[tuple[State, float]]] = {}
+        self._most = 1024
+
+    def add(self, record: Record, at: float) -> list[tuple[State, float]]:
+        """Add a record's state, and return all of its ask; those of a decided one are forgotten."""
+        changes = self._of.setdefault(record.client_transaction_id, [])
+        changes.append((record.state, at))
+        if record.state.decided:
+            del self._of[record.client_transaction_id]
+        elif len(self._of) > self._most:  # some are followed by other processes now
+            for identifier in self._of.keys() - self._followed():
+                del self._of[identifier]
+            self._most = 1024 + 2 * len(self._of)
+        return changes
 
 
 def exchange_labels(exchange: Exchange) -> dict[str, str | int]:

@@ -30,7 +30,7 @@ class Timeouts:
 
 
 class Deadline:
-    """One call's end; after it the call's task is cancelled, which `overran` tells from other cancellations."""
+    """The time at which one call's task is cancelled; `overran` tells this cancellation from others."""
 
     # Defaults of the class, so that making one, which every call does, sets three attributes only.
     done: bool = False
@@ -49,7 +49,7 @@ class Deadline:
             self.task.cancel()
 
     def end(self) -> None:
-        """The call has ended, in whatever way: no cancellation of ours stays behind."""
+        """Note that the call has ended, and take back a cancellation of ours that did not reach it."""
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
@@ -58,7 +58,7 @@ class Deadline:
             self.task.uncancel()
 
     def overran(self) -> bool:
-        """Whether the `CancelledError` just caught is this deadline's, and nobody else's as well."""
+        """Return whether the `CancelledError` just caught is this deadline's alone."""
         if not self._fired:
             return False
         self._fired = False

@@ -1,4 +1,4 @@
-"""The network, by aiohttp, and only here. It moves bytes and proves the moment before the first one.
+"""The network, by aiohttp, and only here: moves bytes, and proves the moment before the first one.
 
 The proof rests on `ClientRequest.send(connection)`, which aiohttp awaits when the connection stands and before it
 writes: awaiting `before_send` first in an override fixes the order of the two for good. It is checked at import,
@@ -89,7 +89,8 @@ class _ProvingRequest(ClientRequest):
 
     async def send(self, conn: Connection) -> ClientResponse:
         protocol, call = conn.protocol, _call.get()
-        # A kept connection that died, or speaks unasked, costs no permit: another one is tried.
+        # Check a pooled connection before spending the permit: if it is closed or has unread bytes, the session retries
+        # on another.
         if protocol is None or not _alive(protocol) or _speaks(protocol):
             raise _ConnectionDeadError
         if call.before_send is not None:
@@ -107,9 +108,9 @@ def _alive(protocol: ResponseHandler) -> bool:
 
 
 def _speaks(protocol: ResponseHandler) -> bool:
-    """Whether the kernel holds an end or bytes of an idle connection that the loop has not read yet.
+    """Return whether an idle connection was closed, or has bytes, that the loop has not read yet.
 
-    Not asked of a new connection: there TLS may bring session tickets.
+    False for a new connection, where TLS may bring session tickets.
     """
     poll = getattr(protocol, _POLL, None)
     if poll is not None:
@@ -209,7 +210,7 @@ class AiohttpTransport:
                 "Content-Type": "application/json",
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
-                "Cache-Control": "no-cache",  # what somebody stored between us and the service is old
+                "Cache-Control": "no-cache",  # an answer that a proxy stored is old
                 "User-Agent": f"payclient (aiohttp {aiohttp.__version__}; Python {platform.python_version()})",
             },
             trust_env=False,
@@ -230,10 +231,9 @@ class AiohttpTransport:
 
 
 def _proxy_url(proxy: Secret[str]) -> Secret[URL]:
-    try:
+    """Read the address of a proxy. Raises `ConfigurationError` that does not repeat it."""
+    with contextlib.suppress(ValueError):
         url = Secret(URL(proxy.reveal()))
-    except ValueError:
-        url = Secret(URL())
-    if url.reveal().scheme not in ("http", "https") or not url.reveal().host:
-        raise ConfigurationError("proxy: must be a URL such as http://proxy.example:3128")
-    return url
+        if url.reveal().scheme in ("http", "https") and url.reveal().host:
+            return url
+    raise ConfigurationError("proxy must be a URL such as http://proxy.example:3128")

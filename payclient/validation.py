@@ -1,4 +1,4 @@
-"""What a value must be, whoever the service is: as far as the document goes, and what no service could take.
+"""The rules of values for any service: as far as the document goes, and what no service could take.
 
 A model declares each field with its rule. Two checks are made of the rules: a quick one, written as one expression when
 the class is made, and `field_faults`, which is exact and runs only where the quick one doubts.
@@ -57,6 +57,11 @@ def from_service(name: str) -> str:
     return _HUMP.sub(lambda hump: "_" + hump[0].lower(), name).lstrip("_")
 
 
+def service_names(model: type[Any], names: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the service's name of each field of a model; `names` has those that follow no rule."""
+    return {field.name: names.get(field.name, to_service(field.name)) for field in attrs.fields(model)}
+
+
 def field_fault(name: str, *descriptions: str) -> ErrorDetail:
     """Make an entry about one of our fields, in the shape of the service's code 800 (§7.5, §7.6)."""
     return ErrorDetail("Amount" if name == "amount" else to_service(name), 0, descriptions)
@@ -99,6 +104,18 @@ def is_safe_link(link: str, hosts: frozenset[str] | None) -> bool:
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
 
 
+#: Parts of the names of fields that hold a person's data, in any letter case and with any marks between.
+_PERSONAL = re.compile(
+    "name|nombre|phone|telefon|mobile|celular|mail|correo|document|identifica|cedula|passport|pasaporte|holder|titular|owner"
+    "|user|customer|address|direccion|birth|cardnumber|firstdigits|cvv|cvc|optionalparameter|^bin|bin$|^pan$"
+)
+
+
+def is_personal(field: str) -> bool:
+    """Return whether a field of an answer may hold a person's data, by its name: a ledger never keeps such a field."""
+    return _PERSONAL.search(re.sub("[^a-z]", "", field.lower())) is not None
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is this machine, by its name alone."""
     if host == "localhost":
@@ -114,7 +131,7 @@ def is_loopback(host: str) -> bool:
 
 @attrs.frozen
 class Rule:
-    """What the value of one field must be. None passes unless `required`."""
+    """The rule for the value of one field. None passes unless `required`."""
 
     kind: type
     wanted: str
@@ -131,6 +148,11 @@ class Rule:
     rare: bool = False
     #: The method that gives the value where it is left out.
     computed: str = ""
+
+    def condition(self, name: str) -> str:
+        """Write the quick check of a field of this name."""
+        quick = self.quick.format(name, f"{name}_")
+        return quick if self.required or quick == "True" else f"({name} is None or {quick})"
 
     def faults(self, value: Any) -> list[str]:
         """Return everything that is wrong with a value."""
@@ -160,19 +182,19 @@ _no_blank_ends = _unless(lambda value: value == value.strip(), "must not begin o
 def text(
     *checks: Callable[[str], str | None], quick: str = "True", required: bool = False, rare: bool = False
 ) -> Declared:
-    """A text of at most 4,096 characters, without control characters; not blank where required."""
+    """Declare a text of at most 4,096 characters, without control characters; not blank where required."""
     if required:
         checks, quick = (_not_blank, *checks), f"{{0}} and {quick}"
     return {"rule": Rule(str, "a text", (text_fault, *checks), quick, required=required, rare=rare)}
 
 
 def identifier(*, required: bool = False) -> Declared:
-    """A text without blanks at its ends."""
+    """Declare a text without blanks at its ends."""
     return text(_no_blank_ends, quick="{0} == {0}.strip()", required=required)
 
 
 def unmistakable_id() -> Declared:
-    """An id that is required, and that no other text looks like."""
+    """Declare an id that is required, and that no other text looks like."""
     quick = "{0} == {0}.strip() and ({0}.isascii() and {0} not in DOTS or id_fault({0}) is None)"
     return text(
         _no_blank_ends,
@@ -183,7 +205,7 @@ def unmistakable_id() -> Declared:
 
 
 def url(*, required: bool = False) -> Declared:
-    """An http or https address."""
+    """Declare an http or https address."""
     check = _unless(
         lambda value: value.lower().startswith(("https://", "http://")), "must be an http(s) address"
     )
@@ -191,36 +213,36 @@ def url(*, required: bool = False) -> Declared:
 
 
 def _form(expression: str, fault: str, *, required: bool = False, few: bool = False) -> Declared:
-    """A text of a form, given as a regular expression."""
+    """Declare a text of a form, given as a regular expression."""
     match = re.compile(expression).fullmatch
     checks = (text_fault, *([_not_blank] if required else []), _unless(match, fault))
     return {"rule": Rule(str, "a text", checks, "{1}({0})", match, required=required, few=few)}
 
 
 def currency() -> Declared:
-    """A currency code, required (ISO 4217)."""
+    """Declare a currency code, required (ISO 4217)."""
     return _form("[A-Z]{3}", "must be three capital letters (ISO 4217)", required=True, few=True)
 
 
 def calling_code() -> Declared:
-    """A country calling code, required (E.164)."""
+    """Declare a country calling code, required (E.164)."""
     return _form(
         r"\+?[0-9]{1,4}", "must be a country calling code, digits only (E.164)", required=True, few=True
     )
 
 
 def country() -> Declared:
-    """A country code (ISO 3166-1)."""
+    """Declare a country code (ISO 3166-1)."""
     return _form("[A-Z]{2}", "must be two capital letters (ISO 3166-1)")
 
 
 def phone() -> Declared:
-    """A phone number with `+` and its country code (§2.3, §2.4)."""
+    """Declare a phone number with `+` and its country code (§2.3, §2.4)."""
     return _form(r"\+[1-9][0-9]{5,14}", "must be + country code and number, such as +593991112223")
 
 
 def wallet_phone() -> Declared:
-    """The phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes."""
+    """Declare the phone number of a wallet user (§2.2): digits, perhaps after a `+`, and parted by blanks or dashes."""
     match = re.compile(r"\+?[0-9][0-9 -]*").fullmatch
     check = _unless(
         lambda value: not value.strip() or match(value), "must be digits, such as 0984111222 or +593984111222"
@@ -230,12 +252,12 @@ def wallet_phone() -> Declared:
 
 
 def choice(*values: str) -> Declared:
-    """One of a few texts."""
+    """Declare one of a few texts."""
     return _form("|".join(values), f"must be {' or '.join(map(repr, values))}")
 
 
 def degrees(limit: int) -> Declared:
-    """A decimal text from -limit to limit."""
+    """Declare a decimal text from -limit to limit."""
     check = _unless(
         lambda value: _DECIMAL.fullmatch(value) and abs(float(value)) <= limit,
         f"must be a decimal text from -{limit} to {limit}",
@@ -244,30 +266,30 @@ def degrees(limit: int) -> Declared:
 
 
 def cents(*, part: bool = False, computed: str = "") -> Declared:
-    """An amount from 0 to 10**18 cents (§1); a part of another amount is bounded by it (§2.1)."""
+    """Declare an amount from 0 to 10**18 cents (§1); a part of another amount is bounded by it (§2.1)."""
     check = _unless(lambda value: 0 <= value <= MAX_CENTS, f"must be 0 to {MAX_CENTS} cents")
     quick = "{0} >= 0" if part else "0 <= {0} <= MAX_CENTS"
     return {"rule": Rule(int, CENTS, (check,), quick, computed=computed)}
 
 
 def integer() -> Declared:
-    """A whole number from -10**18 to 10**18."""
+    """Declare a whole number from -10**18 to 10**18."""
     check = _unless(lambda value: abs(value) <= MAX_CENTS, "must be from -10**18 to 10**18")
     return {"rule": Rule(int, "an int", (check,), "-MAX_CENTS <= {0} <= MAX_CENTS")}
 
 
 def flag() -> Declared:
-    """True or False."""
+    """Declare True or False."""
     return {"rule": Rule(bool, "True or False", quick="{0} is False", required=True)}
 
 
 def instance(kind: type) -> Declared:
-    """An object of a class."""
+    """Declare an object of a class."""
     return {"rule": Rule(kind, kind.__name__, quick="{0}.__class__ is {1}", object=kind)}
 
 
 def tuple_of(kind: type) -> Declared:
-    """A tuple of objects of a class."""
+    """Declare a tuple of objects of a class."""
     check = _unless(
         lambda values: all(type(value) is kind for value in values), f"must be {kind.__name__} objects"
     )
@@ -282,6 +304,23 @@ def rules_of(model: type[Any]) -> dict[str, Rule]:
     return {field.name: field.metadata["rule"] for field in attrs.fields(model)}
 
 
+def _types(rules: Mapping[str, Rule], kind: type, types: str) -> str:
+    names = [f"{name}.__class__" for name, rule in rules.items() if rule.kind is kind and not rule.rare]
+    return f"{{{', '.join(names)}}} <= {types}" if names else "True"
+
+
+def _conditions(rules: Mapping[str, Rule], few: list[str]) -> list[str]:
+    """Write the quick check of a model's fields as expressions over their names."""
+    alone = {name: rule for name, rule in rules.items() if not (rule.few or rule.rare)}
+    conditions = [f"{name} is None" for name, rule in rules.items() if rule.rare]
+    conditions += [_types(rules, str, "TEXTS"), _types(rules, int, "NUMBERS")]
+    if joined := "".join(f"{{{name}}}" for name, rule in alone.items() if rule.kind is str):
+        conditions.append(f'(text := f"{joined}").isprintable() and len(text) <= MAX_TEXT')
+    if few:
+        conditions.append(f"has_valid_codes({', '.join(few)})")
+    return conditions + [rule.condition(name) for name, rule in alone.items()]
+
+
 def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
     """Write the quick check of a model as one expression; whatever fails it goes to the exact check.
 
@@ -289,31 +328,11 @@ def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
     """
     rules = rules_of(model)
     few = [name for name, rule in rules.items() if rule.few]
-    rare = [f"{name} is None" for name, rule in rules.items() if rule.rare]
-    alone = {name: rule for name, rule in rules.items() if not (rule.few or rule.rare)}
-    texts = [name for name, rule in alone.items() if rule.kind is str]
 
     @lru_cache(maxsize=256)
     def has_valid_codes(*values: str | None) -> bool:
         return not any(rules[name].faults(value) for name, value in zip(few, values, strict=True))
 
-    conditions = list(rare)
-    for kind, types in ((str, "TEXTS"), (int, "NUMBERS")):
-        if names := [
-            f"{name}.__class__" for name, rule in rules.items() if rule.kind is kind and not rule.rare
-        ]:
-            conditions.append(f"{{{', '.join(names)}}} <= {types}")
-    if texts:
-        joined = "".join(f"{{{name}}}" for name in texts)
-        conditions.append(f'(text := f"{joined}").isprintable() and len(text) <= MAX_TEXT')
-    if few:
-        conditions.append(f"has_valid_codes({', '.join(few)})")
-    for name, rule in alone.items():
-        quick = rule.quick.format(name, f"{name}_")
-        if rule.required:
-            conditions.append(quick)
-        elif quick != "True":
-            conditions.append(f"({name} is None or {quick})")
     source = [
         "def __attrs_post_init__(self):",
         *(f" {name} = self.{name}" for name in rules),
@@ -322,10 +341,10 @@ def compile_check(model: type[CheckedModel]) -> Callable[[Any], None]:
             for name, rule in rules.items()
             if rule.computed
         ),
-        f" if not ({' and '.join([*conditions, model.agreement])}):",
+        f" if not ({' and '.join([*_conditions(rules, few), model.agreement])}):",
         "  self._check()",
     ]
-    scope: dict[str, Any] = {f"{name}_": rule.object for name, rule in alone.items()} | {
+    scope: dict[str, Any] = {f"{name}_": rule.object for name, rule in rules.items()} | {
         "TEXTS": {str, NoneType}, "NUMBERS": {int, NoneType}, "MAX_TEXT": MAX_TEXT, "MAX_CENTS": MAX_CENTS,
         "DOTS": DOTS, "id_fault": id_fault, "has_valid_codes": has_valid_codes,
     }  # fmt: skip

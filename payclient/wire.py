@@ -1,39 +1,44 @@
-"""The seam to the network; requests -> bodies, and answers -> results or errors, both by one cattrs converter.
+"""The seam to the network; requests -> bodies, and answers -> results or errors.
 
 Every function here is pure. The `decode_*` functions are total: whatever the status, the headers and the body are, each
-returns a result or raises a `RefusedError` (nothing was created or changed) or an `OutcomeUnknownError`. The document
-shows no HTTP statuses (§4.4), so answers are judged by the shape of their body.
+returns a result or raises a `RefusedError` (nothing was created or changed) or an `OutcomeUnknownError`. The tables by
+which they judge are in `answers`.
 """
 
 from __future__ import annotations
 
-import datetime
-import email.utils
-import enum
-import math
-import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, NewType, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import attrs
 import orjson
 
+from payclient.answers import (
+    ERROR_ANSWERS,
+    QUERY_ANSWERS,
+    SALE_ANSWERS,
+    UNREADABLE,
+    Answer,
+    Fields,
+    HttpResponse,
+    Verdict,
+    decide,
+    is_id,
+    make_error,
+    parse_json,
+    read_fields,
+    to_printable,
+    unknown_error,
+)
 from payclient.errors import (
     ConfigurationError,
-    CustomerBusyError,
     ErrorDetail,
     InvalidRequestError,
     NotCancellableError,
-    NotCreatedError,
     NotReversibleError,
     OutcomeUnknownError,
-    RateLimitedError,
-    RefusedError,
-    UnauthorizedError,
-    ValidationFailedError,
 )
 from payclient.models import (
     BillTo,
@@ -46,19 +51,13 @@ from payclient.models import (
     SaleResult,
     StatusReport,
 )
-from payclient.profile import GAVE_UP, ServiceProfile
-from payclient.validation import DOTS, field_fault, is_safe_link, text_fault, to_service
+from payclient.profile import ServiceProfile
+from payclient.validation import DOTS, field_fault, is_safe_link, service_names, text_fault, to_service
 
 __all__ = ["BeforeSend", "HttpRequest", "HttpResponse", "Transport"]
 
-#: The largest transaction id: §2.5 says an integer, and no service counts beyond 64 bits.
-MAX_ID = 2**63 - 1
-
-#: Characters that are kept of each text of an error object, and entries of each of its lists.
-MAX_MESSAGE, MAX_ENTRIES = 500, 50
-
-#: Bytes of an answer that are searched for a transaction id. An error object is a hundredth of it.
-MAX_SEARCHED = 1 << 18
+#: Characters that are kept of a field of a status answer.
+MAX_KEPT = 200
 
 #: Transactions in the answer to a status query. A longer array is not read.
 MAX_REPORTS = 1000
@@ -67,7 +66,7 @@ MAX_REPORTS = 1000
 # --- The seam to the network
 
 
-# These two are made for every call, so they are not frozen: that would cost as much as encoding a small Sale.
+# Made for every call, so not frozen: that would cost as much as encoding a small Sale. `HttpResponse` likewise.
 @attrs.define
 class HttpRequest:
     """One request, ready to be sent. Its body holds personal data and its headers the token."""
@@ -81,122 +80,51 @@ class HttpRequest:
     client_transaction_id: str | None = None
 
 
-@attrs.define
-class HttpResponse:
-    """One answer, read whole."""
-
-    status: int
-    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    body: bytes = attrs.field(default=b"", repr=False)
-    #: Closes the connection that brought the answer, in whatever use it is by then. None: there is nothing to close.
-    discard: Callable[[], object] | None = attrs.field(default=None, repr=False, eq=False)
-
-    def header(self, name: str) -> str | None:
-        """Return the first header of this name (lower case), whatever its letter case is, or None."""
-        return next((value for key, value in self.headers.items() if key.lower() == name), None)
-
-
 #: Awaited after the connection stands and before the first byte; raising in it aborts with 0 bytes sent.
 BeforeSend = Callable[[], Awaitable[None]]
 
-#: The seam to the network is a function. It awaits the `BeforeSend` it is given exactly once, right before the
-#: first byte, and raises `NotSentError` only where it has proof of its own (the connection was seen dead).
+#: The seam to the network is a function. The function awaits the `BeforeSend` that it is given exactly once, right
+#: before the first byte. It raises `NotSentError` only with proof of its own (the connection was seen dead).
 Transport = Callable[[HttpRequest, BeforeSend | None], Awaitable[HttpResponse]]
 
 
-# --- The converter
+# --- Requests -> bodies
 
-TransactionId = NewType("TransactionId", int)
-
-#: Stands for a field that is there and is not of its type. Nothing is coerced: `"12"`, `12.0` and `True` are no ids.
-UNREADABLE: Any = object()
+#: Returns a model as JSON has it.
+Write = Callable[[Any], Any]
 
 
-@attrs.define(repr=False)
-class _Fields:
-    """What is read of an object in an answer: the error object (§7), a transaction, or both. Null is left out."""
-
-    message: str | None = None
-    error_code: int | None = None
-    errors: tuple[ErrorDetail, ...] = ()
-    transaction_id: TransactionId | None = None
-    client_transaction_id: str | None = None
-    amount: int | None = None
-    currency: str | None = None
-    #: The last two have the profile's names.
-    state: str | None = None
-    state_code: int | None = None
-
-
-class _Converter(NamedTuple):
-    """The functions that cattrs writes for the names of a profile."""
-
-    write_sale: Callable[[SaleRequest], dict[str, Any]]
-    write_prepare: Callable[[PrepareRequest], dict[str, Any]]
-    read_fields: Callable[[dict[str, Any], type[_Fields]], _Fields]
-
-
-def is_id(value: object) -> bool:
-    """Return whether a value is a transaction id: an `int` from 1 to 2**63 - 1."""
-    return type(value) is int and 1 <= value <= MAX_ID
-
-
-def _converter_of(profile: ServiceProfile) -> _Converter:
-    status = profile.status
-    return _make_converter(
-        profile.nick_name_flag,
-        profile.language_field,
-        profile.response_url_field,
-        None if status is None else status.state_field,
-        None if status is None else status.code_field,
-    )
+def _writers_of(profile: ServiceProfile) -> tuple[Write, Write]:
+    return _make_writers(profile.nick_name_flag, profile.language_field, profile.response_url_field)
 
 
 @lru_cache(maxsize=16)
-def _make_converter(
-    nick_name_flag: str | None,
-    language_field: str | None,
-    response_url_field: str,
-    state_field: str | None,
-    code_field: str | None,
-) -> _Converter:
-    """Make the converter with a profile's names; a field whose name is None is neither written nor read."""
+def _make_writers(
+    nick_name_flag: str | None, language_field: str | None, response_url_field: str
+) -> tuple[Write, Write]:
+    """Let cattrs write the writers of a Sale and of a Prepare; a field whose name is None is not written."""
     import cattrs.gen  # with the first request: a reader of ledgers or notifications needs no converter
     from cattrs.fns import identity
 
-    converter = cattrs.Converter(detailed_validation=False)
+    converter = cattrs.Converter()
 
-    def spell(model: type[Any], names: Mapping[str, str | None], hooks: Mapping[str, Any]) -> dict[str, Any]:
-        spelled = {field.name: names.get(field.name, to_service(field.name)) for field in attrs.fields(model)}
-        return {
-            field: cattrs.gen.override(rename=name, omit=name is None, **hooks.get(field, hooks.get("*", {})))
-            for field, name in spelled.items()
+    def writer(model: type[Any], names: Mapping[str, str | None], **inner: Write) -> Any:
+        """Make the writer of a model, whose values are checked already: all but `inner` pass as they are."""
+        overrides: dict[str, Any] = {
+            field: cattrs.override(rename=name, omit=name is None, unstruct_hook=inner.get(field, identity))
+            for field, name in service_names(model, names).items()
         }
-
-    def write(model: type[Any], names: Mapping[str, str | None], **inner: Callable[[Any], Any]) -> Any:
-        """Register how a model is written. Models have checked their values, so all but `inner` pass as they are."""
-        hooks = {"*": {"unstruct_hook": identity}} | {n: {"unstruct_hook": hook} for n, hook in inner.items()}
         return cattrs.gen.make_dict_unstructure_fn(
-            model, converter, _cattrs_omit_if_default=True, **spell(model, names, hooks)
+            model, converter, _cattrs_omit_if_default=True, **overrides
         )
 
-    bill_to, item = write(BillTo, {}), write(LineItem, {})
-    order = write(Order, {}, bill_to=bill_to, line_items=lambda items: [item(each) for each in items])
+    bill_to, item = writer(BillTo, {}), writer(LineItem, {})
+    order = writer(Order, {}, bill_to=bill_to, line_items=lambda items: [item(each) for each in items])
     prepare_names = {"language": language_field, "response_url": response_url_field}
-
-    converter.register_structure_hook(int, lambda value, _: value if type(value) is int else UNREADABLE)
-    converter.register_structure_hook(str, lambda value, _: value if type(value) is str else UNREADABLE)
-    converter.register_structure_hook(TransactionId, lambda value, _: value if is_id(value) else UNREADABLE)
-    names = {"state": state_field, "state_code": code_field}
-    details = {"errors": {"struct_hook": lambda value, _: _read_details(value)}}
-    return _Converter(
-        write(SaleRequest, {"by_nick_name": nick_name_flag}, order=order),
-        write(PrepareRequest, prepare_names, order=order),
-        cattrs.gen.make_dict_structure_fn(_Fields, converter, **spell(_Fields, names, details)),
+    return (
+        writer(SaleRequest, {"by_nick_name": nick_name_flag}, order=order),
+        writer(PrepareRequest, prepare_names, order=order),
     )
-
-
-# --- Requests -> bodies
 
 
 _R = TypeVar("_R", SaleRequest, PrepareRequest)
@@ -212,14 +140,14 @@ def encode_sale(request: SaleRequest, profile: ServiceProfile) -> HttpRequest:
                 errors=[field_fault("phone_number", "must be given")],
                 client_transaction_id=request.client_transaction_id,
             )
-    return _encode("/api/Sale", request, profile, _converter_of(profile).write_sale)
+    return _encode("/api/Sale", request, profile, _writers_of(profile)[0])
 
 
 def encode_prepare(request: PrepareRequest, profile: ServiceProfile) -> HttpRequest:
     """Encode a Button/Prepare (§2.3). Raises as `encode_sale` does."""
     if request.language is not None and profile.language_field is None:
         raise ConfigurationError("a form's language needs language_field in the profile")
-    return _encode("/api/button/Prepare", request, profile, _converter_of(profile).write_prepare)
+    return _encode("/api/button/Prepare", request, profile, _writers_of(profile)[1])
 
 
 def _encode(
@@ -314,266 +242,6 @@ def _check_id(name: str, value: object) -> None:
         raise InvalidRequestError(errors=[field_fault(name, fault)])
 
 
-# --- What is read of an answer
-
-#: A letter that is written as an escape.
-_ESCAPED_LETTER = re.compile(rb"\\u00(4[1-9a-f]|5[0-9a]|6[1-9a-f]|7[0-9a])", re.IGNORECASE)
-
-#: The name of a transaction id in any spelling, and a field of that name with its whole value.
-_ID_NAME = re.compile(rb"transaction[_-]?id")
-_ID_FIELD = re.compile(rb'"transaction[_-]?id"\s*:\s*([^\s,{}\[\]"]*)(?=[\s,{}\[\]"])')
-
-
-class Answer:
-    """One answer to one request, as the tables see it: what is read of it under the names of a profile."""
-
-    def __init__(
-        self, response: HttpResponse, profile: ServiceProfile, client_transaction_id: str | None
-    ) -> None:
-        self.response = response
-        self.profile = profile
-        self.client_transaction_id = client_transaction_id
-        self.status: int = response.status
-        self.is_success: bool = 200 <= response.status <= 299
-        self.data: Any = _parse_json(response.body)
-        #: Whether an object of the body may give a deciding field twice.
-        self.contradicts_itself: bool = _contradicts_itself(response.body, self.data, profile)
-        self.object: dict[str, Any] = self.data if isinstance(self.data, dict) else {}
-        self.fields: _Fields = _converter_of(profile).read_fields(self.object, _Fields)
-
-    @property
-    def error_code(self) -> int | None:
-        """The general code of an error object (§7), an integer other than 0; else None."""
-        code = self.fields.error_code
-        return None if code is UNREADABLE or code == 0 else code
-
-    @property
-    def codes(self) -> set[int | None]:
-        """The general code and the codes of the entries."""
-        return {self.error_code, *(detail.error_code for detail in self.fields.errors)}
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an entry has code 2061 (§7.3)."""
-        return any(detail.error_code == 2061 for detail in self.fields.errors)
-
-    @property
-    def is_of_another_sale(self) -> bool:
-        """Whether the object names another client transaction id than the request."""
-        return self.fields.client_transaction_id not in (None, self.client_transaction_id)
-
-    def named_ids(self) -> list[Any]:
-        """Return each value but null of a field called transactionId, in any letter case, at any depth."""
-        values = [value for value in _ID_FIELD.findall(self.response.body.lower()) if value != b"null"]
-        return [int(value) if value.isdigit() and len(value) < 20 else value for value in values]
-
-    @property
-    def may_name_a_transaction(self) -> bool:
-        """Whether a transaction id is in the body, or cannot be ruled out: the body is too long or not JSON."""
-        lowered = self.response.body.lower()
-        if b"transaction" not in lowered:
-            return False  # nearly every error object
-        if len(lowered) > MAX_SEARCHED or (self.data is None and _ID_NAME.search(lowered)):
-            return True
-        return bool(self.named_ids())
-
-
-def _parse_json(body: bytes) -> Any:
-    """Return the JSON value of a body, or None where the body is not JSON. A byte order mark is tolerated."""
-    try:
-        return orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _contradicts_itself(body: bytes, data: Any, profile: ServiceProfile) -> bool:
-    """Return whether an object of a body may give a deciding field twice, which no encoder does.
-
-    Counted are the names in the bytes and in the objects. No encoder escapes a letter either, which would hide a name.
-    """
-    if body.count(b":") <= 1:
-        return False  # one field at most
-    if b"\\u00" in body and _ESCAPED_LETTER.search(body):
-        return True
-    status = profile.status
-    names = _deciding_names(status and status.state_field, status and status.code_field)
-    counts = {name: len(written.findall(body)) for name, quoted, written in names if body.count(quoted) > 1}
-    fields = Counter(name for name, _ in _walk(data)) if counts else {}
-    return any(count > fields.get(name, 0) for name, count in counts.items())
-
-
-@lru_cache(maxsize=16)
-def _deciding_names(
-    state_field: str | None, code_field: str | None
-) -> tuple[tuple[str, bytes, re.Pattern[bytes]], ...]:
-    """Return the names of the fields that decide: plain, in quotes, and as the name of a field in a body."""
-    names = ("transactionId", "errorCode", state_field, code_field)
-    return tuple(
-        (name, (quoted := f'"{name}"'.encode()), re.compile(re.escape(quoted) + rb"\s*:"))
-        for name in names
-        if name is not None
-    )
-
-
-def _walk(data: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each field of each object in a JSON value."""
-    values = [data]
-    while values:
-        value = values.pop()
-        if isinstance(value, dict):
-            yield from value.items()
-            values.extend(value.values())
-        elif isinstance(value, list):
-            values.extend(value)
-
-
-def _read_details(entries: object) -> tuple[ErrorDetail, ...]:
-    """Read `errors` as far as it can be read; descriptions are absent but for field validation (§7)."""
-
-    def text(value: object) -> str:
-        return sanitize_text(value) if isinstance(value, str) else ""
-
-    def read(entry: dict[str, Any]) -> ErrorDetail:
-        code, descriptions = entry.get("errorCode"), entry.get("errorDescriptions")
-        found = descriptions[:MAX_ENTRIES] if isinstance(descriptions, list) else []
-        return ErrorDetail(
-            text(entry.get("message")),
-            code if type(code) is int else 0,
-            tuple(text(each) for each in found if isinstance(each, str)),
-        )
-
-    found = entries[:MAX_ENTRIES] if isinstance(entries, list) else []
-    return tuple(read(entry) for entry in found if isinstance(entry, dict))
-
-
-def sanitize_text(text: str) -> str:
-    """Bound a text of the service, and replace what could forge a line or block a record."""
-    text = text[:MAX_MESSAGE]
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def retry_after(response: HttpResponse) -> float | None:
-    """Return the seconds of `Retry-After`, at most 3600; a date counts from the answer's own `Date`."""
-    value = response.header("retry-after")
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            until = email.utils.parsedate_to_datetime(value).replace(tzinfo=datetime.UTC)
-            since = email.utils.parsedate_to_datetime(response.header("date") or "")
-            seconds = (until - since.replace(tzinfo=datetime.UTC)).total_seconds()
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            return None  # `email.utils` lets all of them through
-    return min(max(seconds, 0.0), 3600.0) if math.isfinite(seconds) else None
-
-
-# --- What an answer is: the tables
-
-
-class Verdict(enum.Enum):
-    """What an answer to a request that changes something proves."""
-
-    #: The service created the transaction.
-    CREATED = enum.auto()
-    #: The service created nothing for this request.
-    REFUSED = enum.auto()
-    #: The transaction may exist.
-    UNKNOWN = enum.auto()
-
-
-#: Conditions and what each proves; the first one that holds decides.
-Rows = tuple[tuple[Callable[[Answer], object], Verdict], ...]
-
-#: What an answer proves that brings no result.
-ERROR_ANSWERS: Rows = (
-    # HTTP 408, 425, 499, or one of the profile's uncertain_codes
-    (lambda a: a.status in GAVE_UP or a.codes & a.profile.uncertain_codes, Verdict.UNKNOWN),
-    # one of the profile's refusing_statuses
-    (lambda a: a.status in a.profile.refusing_statuses, Verdict.REFUSED),
-    # the error object on 2xx or 4xx
-    (lambda a: a.error_code is not None and a.status // 100 in (2, 4), Verdict.REFUSED),
-    # the error object on 5xx, with code 22 or 800 or an entry 2061
-    (lambda a: a.error_code in (22, 800) and a.status // 100 == 5, Verdict.REFUSED),
-    (lambda a: a.error_code is not None and a.is_busy and a.status // 100 == 5, Verdict.REFUSED),
-    # 401 or 403 with a JSON message
-    (lambda a: a.status in (401, 403) and isinstance(a.fields.message, str), Verdict.REFUSED),
-    # all else
-    (lambda a: True, Verdict.UNKNOWN),
-)
-
-#: What an answer proves that brings no report to a request that may be repeated.
-QUERY_ANSWERS: Rows = (
-    (lambda a: a.status == 429, Verdict.REFUSED),
-    (lambda a: a.contradicts_itself, Verdict.UNKNOWN),
-    *ERROR_ANSWERS,
-)
-
-#: What an answer to a Sale proves.
-SALE_ANSWERS: Rows = (
-    # a field given twice, or the client transaction id of another Sale
-    (lambda a: a.contradicts_itself or a.is_of_another_sale, Verdict.UNKNOWN),
-    # 2xx, one strict transactionId, no errorCode
-    (
-        lambda a: a.is_success and is_id(a.fields.transaction_id) and a.fields.error_code is None,
-        Verdict.CREATED,
-    ),
-    # a transaction id anywhere in the body, in any letter case, at any depth
-    (lambda a: a.may_name_a_transaction, Verdict.UNKNOWN),
-    *ERROR_ANSWERS,
-)
-
-#: The class of a refusal; the first condition that holds decides (§7).
-REFUSAL_CLASSES: tuple[tuple[Callable[[Answer], object], type[RefusedError]], ...] = (
-    (lambda a: a.is_busy and a.error_code is not None, CustomerBusyError),
-    (lambda a: a.error_code == 800, ValidationFailedError),
-    (lambda a: a.error_code == 22, NotCreatedError),
-    (lambda a: a.status in (401, 403), UnauthorizedError),
-    (lambda a: a.status == 429, RateLimitedError),
-    (lambda a: True, RefusedError),
-)
-
-
-_T = TypeVar("_T")
-
-
-def _decide(rows: tuple[tuple[Callable[[Answer], object], _T], ...], answer: Answer) -> _T:
-    """Return what stands beside the first condition that holds."""
-    for holds, verdict in rows:
-        if holds(answer):
-            return verdict
-    raise AssertionError("the last condition of each table always holds")
-
-
-def _find_error(answer: Answer, verdict: Verdict) -> RefusedError | OutcomeUnknownError:
-    """Return the error that an answer without a result is."""
-    if verdict is Verdict.UNKNOWN:
-        return _unknown(answer)
-    kind = _decide(REFUSAL_CLASSES, answer)
-    message = answer.fields.message
-    error = kind(
-        (sanitize_text(message) if isinstance(message, str) else "") or f"HTTP {answer.status}",
-        error_code=answer.error_code,
-        errors=answer.fields.errors,
-        http_status=answer.status,
-        client_transaction_id=answer.client_transaction_id,
-    )
-    if isinstance(error, RateLimitedError):
-        error.retry_after = retry_after(answer.response)
-    return error
-
-
-def _unknown(answer: Answer, message: str = "") -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        message or f"HTTP {answer.status} with no usable answer",
-        http_status=answer.status,
-        client_transaction_id=answer.client_transaction_id,
-    )
-
-
 # --- Answers -> results or errors
 
 
@@ -587,10 +255,10 @@ def decode_sale(
     if (result := _read_plain_sale(response)) is not None:
         return result
     answer = Answer(response, profile, client_transaction_id)
-    verdict = _decide(SALE_ANSWERS, answer)
+    verdict = decide(SALE_ANSWERS, answer)
     if verdict is Verdict.CREATED:
         return SaleResult(transaction_id=answer.fields.transaction_id or 0, raw=answer.object)
-    error = _find_error(answer, verdict)
+    error = make_error(answer, verdict)
     if isinstance(error, OutcomeUnknownError):
         seen = (answer.fields.transaction_id, *answer.named_ids())
         error.candidate_id = next((each for each in seen if is_id(each)), None)
@@ -601,7 +269,7 @@ def _read_plain_sale(response: HttpResponse) -> SaleResult | None:
     """Return the result of an answer with a transaction id and nothing else (§2.5), at a third of the table's cost."""
     if not 200 <= response.status <= 299 or response.body.count(b":") != 1:
         return None  # several fields, or none
-    data = _parse_json(response.body)
+    data = parse_json(response.body)
     if not isinstance(data, dict) or not is_id(identifier := data.get("transactionId")):
         return None
     return SaleResult(transaction_id=identifier, raw=data)  # type: ignore[arg-type]  # an id is an int
@@ -617,10 +285,10 @@ def decode_prepare(
     answer = Answer(response, profile, client_transaction_id)
     result = _read_form(answer)
     if result is None:
-        raise _find_error(answer, _decide(ERROR_ANSWERS, answer))
+        raise make_error(answer, decide(ERROR_ANSWERS, answer))
     if result.links and all(is_safe_link(link, profile.link_hosts) for link in result.links.values()):
         return result
-    raise _unknown(answer)
+    raise unknown_error(answer)
 
 
 def _read_form(answer: Answer) -> PrepareResult | None:
@@ -653,13 +321,13 @@ def decode_status(
     if profile.status is None:
         raise ConfigurationError("a status query needs [status] in the profile")
     answer = Answer(response, profile, client_transaction_id)
-    report = _read_report_of(answer)
+    report = _read_single_report(answer)
     if report is None and _is_array(answer):
         report = _reduce([_read_report(entry, profile) for entry in answer.data])
     elif report is None and not _is_not_found(answer):
-        raise _find_error(answer, _decide(QUERY_ANSWERS, answer))
+        raise make_error(answer, decide(QUERY_ANSWERS, answer))
     if report is None and (response.header("age") or "0").strip() != "0":
-        raise _unknown(answer, '"not found" came from a cache, of an earlier query')
+        raise unknown_error(answer, '"not found" came from a cache, of an earlier query')
     return report
 
 
@@ -668,9 +336,9 @@ def decode_confirm(
 ) -> StatusReport:
     """Read the answer to a confirmation: a status object. Raises a `RefusedError`, else `OutcomeUnknownError`."""
     answer = Answer(response, profile, client_transaction_id)
-    report = _read_report_of(answer)
+    report = _read_single_report(answer)
     if report is None:
-        raise _find_error(answer, _decide(QUERY_ANSWERS, answer))
+        raise make_error(answer, decide(QUERY_ANSWERS, answer))
     return report
 
 
@@ -687,18 +355,10 @@ def decode_undone(
     answer = Answer(response, profile, client_transaction_id)
     if answer.is_success and answer.data is True:
         return
-    error = _find_error(answer, _decide(ERROR_ANSWERS, answer))
     undo = profile.cancel if operation == "cancel" else profile.reverse
-    if isinstance(error, RefusedError) and undo is not None and answer.codes & undo.too_late_codes:
-        kind = NotCancellableError if operation == "cancel" else NotReversibleError
-        error = kind(
-            error.message,
-            error_code=error.error_code,
-            errors=error.errors,
-            http_status=error.http_status,
-            client_transaction_id=client_transaction_id,
-        )
-    raise error
+    too_late = NotCancellableError if operation == "cancel" else NotReversibleError
+    is_too_late = undo is not None and answer.codes & undo.too_late_codes
+    raise make_error(answer, decide(ERROR_ANSWERS, answer), too_late if is_too_late else None)
 
 
 # --- Status objects -> reports
@@ -707,7 +367,7 @@ def decode_undone(
 _REPORTED = ("transaction_id", "client_transaction_id", "amount", "currency")
 
 
-def _read_report_of(answer: Answer) -> StatusReport | None:
+def _read_single_report(answer: Answer) -> StatusReport | None:
     """Return the report of an answer that is one status object, or None."""
     status = answer.profile.status
     if (
@@ -745,7 +405,7 @@ def _is_not_found(answer: Answer) -> bool:
 
 def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport:
     """Read one status object. A field of another type is left out and named in `unreadable`."""
-    fields = _converter_of(profile).read_fields(entry, _Fields)
+    fields = read_fields(entry, profile)
     report = StatusReport(
         state=_read_state(fields, profile),
         transaction_id=fields.transaction_id,
@@ -754,12 +414,34 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
         currency=fields.currency,
         raw=entry,
     )
+    if report.state == "Cancelado":
+        report = attrs.evolve(report, reason=_join_reason(_kept(entry, profile.reason_fields)))
+    elif report.state == "Aceptado":
+        report = attrs.evolve(report, receipt=_kept(entry, profile.receipt_fields))
     wrong = [name for name in _REPORTED if getattr(report, name) is UNREADABLE]
     left_out: dict[str, Any] = dict.fromkeys(wrong)
     return attrs.evolve(report, unreadable=tuple(map(to_service, wrong)), **left_out) if wrong else report
 
 
-def _read_state(found: _Fields, profile: ServiceProfile) -> Any:
+def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]:
+    """Return the fields that are there and hold a text or an integer, bounded."""
+    kept: dict[str, str | int] = {}
+    for name in names:
+        value = entry.get(name)
+        if isinstance(value, str) and value.strip():
+            kept[name] = to_printable(value[:MAX_KEPT])
+        elif type(value) is int:
+            kept[name] = value
+    return kept
+
+
+def _join_reason(kept: dict[str, str | int]) -> str | None:
+    """Return a text with the codes behind it, such as "Fondos Insuficientes (16)"; a code of 0 says nothing."""
+    said = [str(value) for value in kept.values() if value != 0]
+    return f"{said[0]} ({', '.join(said[1:])})" if len(said) > 1 else "".join(said) or None
+
+
+def _read_state(found: Fields, profile: ServiceProfile) -> Any:
     """Return one of §3's words, or None: not mapped, or contradicted by the profile's code of the state."""
     status = profile.status
     assert status is not None  # noqa: S101 - a profile without one has no reports
@@ -770,7 +452,7 @@ def _read_state(found: _Fields, profile: ServiceProfile) -> Any:
 
 
 def _reduce(reports: list[StatusReport]) -> StatusReport | None:
-    """Return one report of all transactions under one client transaction id, or None for no transaction."""
+    """Return the one report that stands for all transactions of a client transaction id; None for no transaction."""
     if not reports:
         return None
     accepted = [report for report in reports if report.state == "Aceptado"]
@@ -778,7 +460,7 @@ def _reduce(reports: list[StatusReport]) -> StatusReport | None:
     undecided = [report for report in reports if report.state != "Cancelado"]
     chosen = accepted or undecided or reports
     if accepted:
-        # An unreadable report is not a verdict, so it comes first only where there is no other.
+        # An unreadable report is not a verdict, so it is taken only where all are unreadable.
         first = min(accepted, key=lambda report: bool(report.unreadable))
     else:
         first = min(chosen, key=lambda report: (report.state != "Pendiente", not report.unreadable))

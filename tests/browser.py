@@ -13,15 +13,9 @@ if TYPE_CHECKING:
 
 #: Root, as in CI, has no sandbox; the names of tests are this machine's; and it calls nobody at home.
 ARGUMENTS = (
-    "--no-sandbox",
-    "--host-resolver-rules=MAP *.test 127.0.0.1",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--no-sandbox", "--host-resolver-rules=MAP *.test 127.0.0.1", "--disable-gpu", "--disable-quic",
+    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 
 
 def chromium() -> str:

@@ -3,6 +3,9 @@
 import asyncio
 import inspect
 import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +14,8 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
-from payclient.session import PaySession
+from payclient import session
+from payclient.ledger import Ledger, open_ledger
 from postgres_server import database, new_database, postgres
 
 __all__ = ["database", "new_database", "postgres"]  # fixtures
@@ -27,6 +31,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     What is named by its file runs in this process, as everything does with `-n 0`, `--pdb` or `-p no:xdist`. Each
     worker takes neighbours, which share the fixtures of their module, and helps the others at the end.
     """
+    # In the background of a shell, or under nohup: the programs of tests hear these signals all the same.
+    for each, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(each) is signal.SIG_IGN:
+            signal.signal(each, default)
     option = config.option
     if hasattr(config, "workerinput") or not hasattr(option, "numprocesses"):
         return
@@ -44,12 +52,23 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the session repeat without waiting; the delays that it asked for."""
     asked: list[float] = []
 
-    async def sleep(_: PaySession, seconds: float) -> None:
-        asked.append(seconds)
-        await asyncio.sleep(0)
+    shipped = session.sleep_time_seconds
 
-    monkeypatch.setattr(PaySession, "_sleep", sleep)
+    def none(tries: int, chance: float) -> float:
+        asked.append(shipped(tries, chance))
+        return 0.0
+
+    monkeypatch.setattr(session, "sleep_time_seconds", none)
     return asked
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+    """A ledger in memory, and one in a file."""
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
+    opened = await open_ledger(url)
+    yield opened
+    await opened.aclose()
 
 
 settings.register_profile("default", deadline=None)

@@ -14,14 +14,9 @@ __all__ = ["call", "call_process", "sale_of"]
 def sale_of(number: int = 1, **changes: object) -> dict[str, object]:
     """The body of a valid Sale; each number is another customer and another id."""
     return {
-        "phoneNumber": f"09{number:08}",
-        "countryCode": "593",
-        "amount": 1150,
-        "amountWithoutTax": 1150,
-        "currency": "USD",
-        "clientTransactionId": f"order-{number}",
-        **changes,
-    }
+        "phoneNumber": f"09{number:08}", "countryCode": "593", "amount": 1150, "amountWithoutTax": 1150,
+        "currency": "USD", "clientTransactionId": f"order-{number}", **changes,
+    }  # fmt: skip
 
 
 async def call(url: str, operation: str, /, **arguments: Any) -> tuple[int, Any]:

@@ -68,6 +68,10 @@ class CuttingProxy:
             await writer.drain()
         self._break(pair)
 
+    def abort(self) -> None:
+        """Break every connection."""
+        self._break(set(self._writers))
+
     def _break(self, pair: set[asyncio.StreamWriter]) -> None:
         for each in pair:
             with suppress(OSError):
@@ -85,5 +89,5 @@ async def cutting_proxy(port: int) -> AsyncIterator[CuttingProxy]:
         yield proxy
     finally:
         server.close()
-        proxy._break(set(proxy._writers))
+        proxy.abort()
         await asyncio.sleep(0.01)

@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import attrs
+
 import payclient
 from manual_clock import ManualClock
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -35,10 +38,13 @@ def answer(status: int, value: object) -> HttpResponse:
     return HttpResponse(status, {}, json.dumps(value).encode())
 
 
-def refusal(code: int, inner: int | None = None, status: int = 400) -> HttpResponse:
+def refusal(
+    code: int, inner: int | None = None, status: int = 400, retry_after: int | None = None
+) -> HttpResponse:
     """An error object (§7)."""
     errors = [] if inner is None else [{"message": "inner", "errorCode": inner}]
-    return answer(status, {"message": "general", "errorCode": code, "errors": errors})
+    said = answer(status, {"message": "general", "errorCode": code, "errors": errors})
+    return said if retry_after is None else attrs.evolve(said, headers={"Retry-After": str(retry_after)})
 
 
 #: The links of every form.
@@ -65,7 +71,11 @@ class FakeService:
         self.cancel_scripts: list[Said] = []
         #: Complete requests by client transaction id: what reached the service.
         self.posted: Counter[str] = Counter()
+        #: POSTs that were begun, whether or not their bytes left.
+        self.begun = 0
         self.queries: list[str] = []
+        #: When each of them came.
+        self.queried_at: list[float] = []
         #: The bodies of the forms' requests, by client transaction id.
         self.prepared: dict[str, dict[str, object]] = {}
         self.confirms: Counter[int] = Counter()
@@ -76,9 +86,11 @@ class FakeService:
 
     async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
+        self.begun += request.method == "POST"
         if request.method == "GET":
             await before_send()
             self.queries.append(request.path)
+            self.queried_at.append(self.clock.monotonic())
             await asyncio.sleep(0)
             return self.status_scripts.pop(0)() if self.status_scripts else self.status(request.path)
         if request.path == "/api/button/V2/Confirm":
@@ -106,12 +118,9 @@ class FakeService:
         identifier = 1000 + len(self.sales)
         self.posted[data["clientTransactionId"]] += 1
         self.sales[identifier] = {
-            "transactionId": identifier,
-            "clientTransactionId": data["clientTransactionId"],
-            "amount": data["amount"],
-            "currency": data["currency"],
-            "state": "Pendiente",
-        }
+            "transactionId": identifier, "clientTransactionId": data["clientTransactionId"],
+            "amount": data["amount"], "currency": data["currency"], "state": "Pendiente",
+        }  # fmt: skip
         return identifier
 
     def status(self, path: str) -> HttpResponse:
@@ -137,13 +146,9 @@ class FakeService:
         """The customer pays a form; returns what the browser brings back."""
         body = self.prepared[identifier]
         self.sales[transaction_id] = {
-            "transactionId": transaction_id,
-            "clientTransactionId": identifier,
-            "amount": body["amount"],
-            "currency": body["currency"],
-            "transactionStatus": "Approved",
-            **changes,
-        }
+            "transactionId": transaction_id, "clientTransactionId": identifier, "amount": body["amount"],
+            "currency": body["currency"], "transactionStatus": "Approved", **changes,
+        }  # fmt: skip
         self.paid_at[transaction_id] = self.clock.monotonic()
         return f"?id={transaction_id}&clientTransactionId={identifier}"
 
@@ -210,6 +215,39 @@ async def outcome_of(
     return await wait
 
 
+async def pending_of(tracker: payclient.Tracker, identifier: str = "order-17") -> payclient.PendingSale:
+    """The handle of what is there."""
+    found = await tracker.find(identifier)
+    assert found is not None
+    return found
+
+
+async def record_in(ledger: Ledger, identifier: str = "order-17") -> Record:
+    """The record of what is there."""
+    record = await ledger.get(identifier)
+    assert record is not None
+    return record
+
+
+async def events_of(ledger: Ledger, identifier: str = "order-17") -> list[str]:
+    """What happened to it, by the names of its events."""
+    return [change.event for change in await ledger.history(identifier)]
+
+
+class Held:
+    """A script: the charge is executed, and answered once `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(
+        self, service: FakeService, request: HttpRequest, before_send: BeforeSend
+    ) -> HttpResponse:
+        response = await service.take(request, before_send)
+        await self.go.wait()
+        return response
+
+
 class Scripted:
     """A transport that gives or raises what it is told, in turn, the last for ever: before or after its bytes left.
 
@@ -272,6 +310,12 @@ async def lost_request(service: FakeService, request: HttpRequest, before_send: 
     raise ConnectionResetError
 
 
+async def seen_dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+    """The connection is seen dead between the permit and the first byte."""
+    await before_send()
+    raise payclient.NotSentError("seen dead")
+
+
 async def no_connection(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """Nobody answers at the door."""
     raise ConnectionRefusedError
@@ -287,12 +331,12 @@ def answers(status: int, value: object) -> Script:
     return script
 
 
-def refuses(code: int, inner: int | None = None, status: int = 400) -> Script:
+def refuses(code: int, inner: int | None = None, status: int = 400, retry_after: int | None = None) -> Script:
     """An error object is answered."""
 
     async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
-        return refusal(code, inner, status)
+        return refusal(code, inner, status, retry_after)
 
     return script
 
@@ -300,12 +344,20 @@ def refuses(code: int, inner: int | None = None, status: int = 400) -> Script:
 def sale(identifier: str = "order-17", phone: str = "0984111222", **changes: object) -> payclient.SaleRequest:
     """A small Sale."""
     fields: dict[str, object] = {
-        "phone_number": phone,
-        "country_code": "593",
-        "amount_with_tax": 1000,
-        "tax": 150,
-        "currency": "USD",
-        "client_transaction_id": identifier,
-        "store_id": "S1",
-    }
+        "phone_number": phone, "country_code": "593", "amount_with_tax": 1000, "tax": 150,
+        "currency": "USD", "client_transaction_id": identifier, "store_id": "S1",
+    }  # fmt: skip
     return payclient.SaleRequest(**(fields | changes))  # type: ignore[arg-type]  # any field, also a bad one
+
+
+def form(identifier: str = "form-1") -> payclient.PrepareRequest:
+    """A form for as much."""
+    return payclient.PrepareRequest(
+        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=identifier, store_id="S1",
+        response_url="https://shop.example/back",
+    )  # fmt: skip
+
+
+def hint(transaction_id: int = 1000, identifier: str = "order-17") -> payclient.Notification:
+    """What anybody may send."""
+    return payclient.Notification(transaction_id=transaction_id, client_transaction_id=identifier)

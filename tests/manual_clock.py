@@ -69,6 +69,10 @@ class ManualClock:
             await self._settle()
         self._monotonic = max(self._monotonic, target)
 
+    def stand_at(self, monotonic: float) -> None:
+        """Move both clocks on and fire nothing, as a loop that is late."""
+        self._monotonic = monotonic
+
     def jump_wall(self, seconds: float) -> None:
         """Move wall time alone, as when an operator or NTP sets the machine's clock."""
         self._wall_offset += seconds

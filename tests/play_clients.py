@@ -38,13 +38,10 @@ SHAPES: dict[str, Any] = {
     "prepare": dict.fromkeys(("paymentId", "payWithPayPhone", "payWithCard"), "text"),
     "regions": [{"name": "Ecuador", "prefixNumber": 593, "iso": "EC"}],
     "status": {
-        **_sample("status_approved.json"),
-        "message": "text",
-        "taxes": [],
-        "clientUserId": "text",
+        **_sample("status_approved.json"), "message": "text", "taxes": [], "clientUserId": "text",
         "optionalParameter1": "text",
     },
-}
+}  # fmt: skip
 SHAPES["error"]["errors"][0]["errorDescriptions"] = ["text"]  # §7.5
 SHAPES["statuses"] = [SHAPES["status"]]
 #: The fields that every answer of a kind has.

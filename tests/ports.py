@@ -1,12 +1,14 @@
-"""A port of a test's own, before and between the lives of the server that listens there."""
+"""A port of a test's own, before and between the lives of the server that listens there; and an app served at one."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-__all__ = ["kept_port"]
+from aiohttp import web
+
+__all__ = ["kept_port", "served"]
 
 
 @contextmanager
@@ -20,3 +22,15 @@ def kept_port() -> Iterator[int]:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keeper.bind(("127.0.0.1", 0))  # and does not listen
         yield keeper.getsockname()[1]
+
+
+@asynccontextmanager
+async def served(app: web.Application) -> AsyncIterator[str]:
+    """An aiohttp app at a port of this machine; its address."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -31,6 +31,7 @@ DO $$ BEGIN
     IF to_regclass('payclient.meta') IS NOT NULL THEN
         DELETE FROM payclient.attempts;
         DELETE FROM payclient.changes;
+        DELETE FROM payclient.archived;
         DELETE FROM payclient.open_attempts;
         UPDATE payclient.meta SET environment = NULL, next_query_at = '-infinity';
     END IF;
@@ -82,13 +83,9 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(self._binaries / program), *arguments],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=self._directory,
-            timeout=60,
-            **self._user,
-        )
+            [str(self._binaries / program), *arguments], check=True, stdout=subprocess.DEVNULL,
+            cwd=self._directory, timeout=60, **self._user,
+        )  # fmt: skip
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""

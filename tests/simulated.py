@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,18 +14,11 @@ from aiohttp import web
 
 from manual_clock import ManualClock
 from payclient.simulator import Form, Settings, Simulator
+from ports import served
 
 __all__ = [
-    "BEARER",
-    "QUERIES",
-    "SHOP",
-    "Client",
-    "Merchant",
-    "client_of",
-    "merchant",
-    "prepare_of",
-    "sale_of",
-]
+    "BEARER", "QUERIES", "SHOP", "Client", "Merchant", "client_of", "merchant", "prepare_of", "sale_of", "until",
+]  # fmt: skip
 
 BEARER = {"Authorization": "Bearer token-1"}
 SHOP = {"Referer": "https://shop.example/"}
@@ -128,6 +122,15 @@ async def client_of(settings: Settings = QUERIES, **options: Any) -> AsyncIterat
         yield Client(service, session)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Until it holds: five seconds at most."""
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it has not come true")
+
+
 class Merchant:
     """The merchant's server: writes down what it is sent, and answers what it is told."""
 
@@ -149,12 +152,8 @@ async def merchant() -> AsyncIterator[Merchant]:
     it = Merchant()
     application = web.Application()
     application.router.add_route("*", "/{tail:.*}", it.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    it.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield it
-    await runner.cleanup()
+    async with served(application) as it.url:
+        yield it
 
 
 @pytest.fixture

@@ -18,19 +18,20 @@ import payclient
 from fake_service import (
     PROFILE,
     FakeService,
+    Held,
     Script,
     lost_answer,
     lost_request,
     no_connection,
+    record_in,
     refusal,
     refuses,
     sale,
+    seen_dead,
     tracking,
 )
-from payclient.batch.lanes import Lanes
-from payclient.batch.pace import send_rate
-from payclient.batch.source import CHUNK
-from payclient.batch.tries import BUSY_FOR, UNKNOWN_IN_A_ROW
+from payclient.batch.lanes import CHUNK, Lanes
+from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW, send_rate
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.session import PaySession
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("delays")
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[payclient.SaleRequest] | Lanes,
+    requests: Iterable[payclient.SaleRequest | payclient.ChargeRow] | Lanes,
     *,
     each_second: Callable[[], object] = lambda: None,
     seconds: int = 2000,
@@ -89,15 +90,6 @@ def accept_all(service: FakeService) -> Callable[[], None]:
                 service.decide("Aceptado", identifier)
 
     return step
-
-
-async def test_every_row_gets_its_result(service: FakeService) -> None:
-    """Forty rows of forty customers, all paid, each sent once."""
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(40), each_second=accept_all(service))
-    assert len(results) == 40
-    assert all(result.paid for result in results.values())
-    assert set(service.posted.values()) == {1}
 
 
 async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> None:
@@ -154,16 +146,6 @@ async def test_both_limits_hold(service: FakeService) -> None:
         await run(service, tracker, rows(60), each_second=step, max_in_flight=3, max_pending=7)
     assert most_in_flight == 3
     assert most_pending == 7
-
-
-async def test_the_rate_limits_sends(service: FakeService) -> None:
-    """Two a second: ten rows take five seconds."""
-    times: list[float] = []
-    create = service.create
-    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]
-    async with tracking(service) as tracker:
-        await run(service, tracker, rows(10), each_second=accept_all(service), rate=2)
-    assert times == [n / 2 for n in range(10)]
 
 
 async def test_a_second_run_sends_nothing(service: FakeService) -> None:
@@ -235,37 +217,13 @@ async def test_a_refused_token_stops_the_sending(service: FakeService) -> None:
     assert len(service.posted) == 1
 
 
-async def test_unknown_outcomes_in_a_row_stop_the_sending(service: FakeService) -> None:
-    """Five lost answers in a row: something is wrong out there."""
-    service.scripts = [lost_answer] * 20
+@pytest.mark.parametrize("wait", [0, 30])
+async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int) -> None:
+    """After `wait` seconds a row comes out as it stands; after none, once it is recorded."""
     async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(12), each_second=accept_all(service), max_in_flight=1)
-    assert sum(result.paid is True for result in results.values()) == UNKNOWN_IN_A_ROW
-    assert len(results) == 12
-
-
-async def test_a_rate_limited_row_waits_and_is_sent_again(service: FakeService) -> None:
-    """429 with the error object created nothing; the others slow down with it."""
-    service.scripts = [refuses(5, status=429)]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2), each_second=accept_all(service))
-    assert all(result.paid for result in results.values())
-
-
-async def test_wait_zero_stops_once_each_row_is_recorded(service: FakeService) -> None:
-    """Nothing is waited for; the rows are open."""
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(5), wait=0)
+        results = await run(service, tracker, rows(2), wait=wait)
         assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
-        assert service.clock.monotonic() <= 2
-
-
-async def test_a_limited_wait_reports_open_rows(service: FakeService) -> None:
-    """After `wait` seconds a row comes out as it stands."""
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2), wait=30)
-        assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
-        assert 30 <= service.clock.monotonic() <= 32
+        assert wait <= service.clock.monotonic() <= wait + 2
 
 
 async def test_leaving_the_block_records_what_is_in_flight(service: FakeService) -> None:
@@ -411,9 +369,7 @@ async def test_the_source_is_read_no_farther_than_the_window(service: FakeServic
 
 async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
     """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
-    times: list[float] = []
-    create = service.create
-    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    times = timed(service)
     service.scripts = [lost_request]
     service.status_scripts = [lambda: refusal(20, status=404)] * 1000
     async with tracking(service) as tracker:
@@ -422,22 +378,9 @@ async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -
     assert 358 <= times[0] <= 362
 
 
-async def test_sends_wait_for_the_queries_that_they_will_need(service: FakeService) -> None:
-    """30 queries a minute follow a send every four seconds."""
-    times: list[float] = []
-    create = service.create
-    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
-    profile = attrs.evolve(PROFILE, queries_per_minute=30)
-    async with tracking(service, profile=profile) as tracker:
-        await run(service, tracker, rows(6), each_second=accept_all(service))
-    assert times == [4.0 * n for n in range(6)]
-
-
 async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> None:
     """Ten a second before, a hold, half as many after it, and then faster again."""
-    times: list[float] = []
-    create = service.create
-    service.create = lambda request: (times.append(service.clock.monotonic()), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
+    times = timed(service)
     service.scripts = [FakeService.take] * 20 + [refuses(5, status=429)]
     async with tracking(service) as tracker:
         results = await run(service, tracker, rows(80), each_second=accept_all(service), rate=10)
@@ -463,38 +406,6 @@ async def test_many_429_at_once_count_as_one() -> None:
     assert limit.ready_at() == pytest.approx(3.4, abs=0.02)
 
 
-async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
-    """A 401 asks for a fresh token and tries the row again, once; a second one stops the sending."""
-    tokens = iter(["old", "new", "newer"])
-    used: list[str] = []
-
-    async def token() -> str:
-        return next(tokens)
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert request.headers is not None
-        used.append(request.headers["Authorization"])
-        return await service(request, before_send)
-
-    service.scripts = [FakeService.take, refuses(1, status=401)]
-    async with (
-        PaySession("https://pay.example", token, profile=PROFILE, transport=transport) as session,
-        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
-    ):
-        results = await run(service, tracker, rows(5), each_second=accept_all(service), max_in_flight=1)
-        assert [result.paid for result in results.values()] == [True] * 5
-        assert set(used) == {"Bearer old", "Bearer new"}
-        del used[:]
-        assert set(service.posted.values()) == {1}
-        service.scripts = [refuses(1, status=401)] * 5
-        results = await run(
-            service, tracker, [sale(f"late-{n}", phone=f"08{n:08}") for n in range(5)], max_in_flight=1
-        )
-    assert used == ["Bearer new", "Bearer newer"]
-    assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in results.values()) == 1
-    assert not [key for key in service.posted if key.startswith("late")]
-
-
 class Counting(MemoryLedger):
     """Counts how often it is asked for one record, and may be slow to tell of many."""
 
@@ -516,7 +427,9 @@ async def test_a_new_row_is_looked_up_once(service: FakeService) -> None:
     ledger = Counting()
     async with tracking(service, ledger) as tracker:
         results = await run(service, tracker, rows(40), each_second=accept_all(service))
+    assert len(results) == 40
     assert all(result.paid for result in results.values())
+    assert set(service.posted.values()) == {1}
     assert ledger.single_reads == 0
 
 
@@ -583,26 +496,6 @@ async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: Fake
 
 
 # --- At its edges
-
-
-async def unwritten(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The connection is seen dead between the permit and the first byte."""
-    await before_send()
-    raise payclient.NotSentError("seen dead")
-
-
-class Held:
-    """A Sale that is created, and answered when `go` is set."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-
-    async def __call__(
-        self, service: FakeService, request: HttpRequest, before_send: BeforeSend
-    ) -> HttpResponse:
-        answer = await service.take(request, before_send)
-        await self.go.wait()
-        return answer
 
 
 def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -733,6 +626,17 @@ async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) ->
     assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
 
 
+async def test_a_batch_of_which_nothing_gets_through_stops(service: FakeService, delays: list[float]) -> None:
+    """Five charges in a row that find no connection: the others are not tried."""
+    tries = 3
+    service.scripts = [no_connection] * (5 * tries)
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
+    assert len(results) == 20
+    assert all(isinstance(result.error, payclient.NotSentError) for result in results.values())
+    assert (len(delays), sum(service.posted.values())) == (10, 0)
+
+
 async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) -> None:
     """Four unknown, one taken, four unknown: nothing is stopped; the fifth in a row is the one that stops."""
     four = [lost_answer] * 4
@@ -759,7 +663,7 @@ async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: 
 
 @pytest.mark.parametrize(
     "script",
-    [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, unwritten],
+    [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, seen_dead],
     ids=["401", "429", "2061", "absent", "not sent"],
 )
 async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
@@ -770,9 +674,8 @@ async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
     service.scripts = [script] * 50
     async with tracking(service, ledger) as tracker:
         first = await run(service, tracker, rows(1), seconds=4000)
-    record = await ledger.get("row-0")
-    assert record is not None
-    assert (record.state, first["row-0"].paid) == (State.REFUSED, None if script is unwritten else False)
+    record = await record_in(ledger, "row-0")
+    assert (record.state, first["row-0"].paid) == (State.REFUSED, None if script is seen_dead else False)
     assert not service.posted
     service.scripts = []
     async with tracking(service, ledger) as tracker:
@@ -809,8 +712,7 @@ async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeServ
 
     async def limited(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         times.append(service.clock.monotonic())
-        said = await refuses(5, status=429)(service, request, before_send)
-        return attrs.evolve(said, headers={"Retry-After": "30"})
+        return await refuses(5, status=429, retry_after=30)(service, request, before_send)
 
     service.scripts = [limited] * 50
     async with tracking(service) as tracker:
@@ -860,6 +762,24 @@ async def with_tokens(service: FakeService, used: list[str]) -> AsyncIterator[pa
         payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
     ):
         yield tracker
+
+
+async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
+    """A 401 asks for a fresh token and tries the row again, once; a second one stops the sending."""
+    used: list[str] = []
+    service.scripts = [FakeService.take, refuses(1, status=401)]
+    async with with_tokens(service, used) as tracker:
+        results = await run(service, tracker, rows(5), each_second=accept_all(service), max_in_flight=1)
+        assert [result.paid for result in results.values()] == [True] * 5
+        assert set(used) == {"token-1", "token-2"}
+        assert set(service.posted.values()) == {1}
+        used.clear()
+        service.scripts = [refuses(1, status=401)] * 5
+        late = [sale(f"late-{n}", phone=f"08{n:08}") for n in range(5)]
+        results = await run(service, tracker, late, max_in_flight=1)
+    assert used == ["token-2", "token-3"]
+    assert sum(isinstance(result.error, payclient.UnauthorizedError) for result in results.values()) == 1
+    assert not [key for key in service.posted if key.startswith("late")]
 
 
 async def test_a_403_asks_for_no_other_token(service: FakeService) -> None:
@@ -914,7 +834,8 @@ def timed(service: FakeService) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("options", "gap"), [({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)]
+    ("options", "gap"),
+    [({}, 4.0), ({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)],
 )
 async def test_the_slower_of_two_rates_holds(
     service: FakeService, options: dict[str, object], gap: float
@@ -961,14 +882,7 @@ async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
     """Two in flight are answered 429, the second with a shorter `Retry-After`."""
     times = timed(service)
 
-    def limited(seconds: int) -> Script:
-        async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-            said = await refuses(5, status=429)(service, request, before_send)
-            return attrs.evolve(said, headers={"Retry-After": str(seconds)})
-
-        return script
-
-    service.scripts = [limited(30), limited(1)]
+    service.scripts = [refuses(5, status=429, retry_after=seconds) for seconds in (30, 1)]
     async with tracking(service) as tracker:
         await run(service, tracker, rows(2), each_second=accept_all(service))
     assert times[0] >= 30
@@ -982,3 +896,81 @@ async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService)
         results = await run(service, tracker, rows(1), each_second=accept_all(service))
     assert results["row-0"].paid is True
     assert service.clock.monotonic() <= 6
+
+
+# --- What the rows are for
+
+
+def for_cart(count: int, purchase: str = "cart", customers: int = 10**6) -> list[payclient.ChargeRow]:
+    return [payclient.ChargeRow(request=each, purchase=purchase) for each in rows(count, customers)]
+
+
+async def test_rows_of_one_purchase_are_collected_once(service: FakeService) -> None:
+    """Of several customers: one is sent, the others are told that it is open; run again, that it is paid."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        results = await run(
+            service,
+            tracker,
+            [*for_cart(3), sale("other", phone="0977000001")],
+            each_second=accept_all(service),
+        )
+        errors = [type(result.error) for result in results.values() if result.error]
+        assert errors == [payclient.PurchaseOpenError] * 2
+        assert [result.paid for result in results.values() if result.error] == [None] * 2
+        assert sorted(service.posted) == ["other", "row-0"]
+        again = await run(service, tracker, for_cart(3))
+    assert [type(again[f"row-{n}"].error) for n in (1, 2)] == [payclient.AlreadyPaidError] * 2
+    assert {key: result.paid for key, result in again.items()} == {
+        "row-0": True,
+        "row-1": False,
+        "row-2": False,
+    }
+    assert sum(service.posted.values()) == 2
+    assert (await ledger.get("row-1"), await ledger.get("row-2")) == (None, None)
+
+
+async def test_a_customers_next_row_of_a_paid_purchase_is_not_sent(service: FakeService) -> None:
+    """One customer's rows come one after another: once the first is paid, the others are not sent."""
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, for_cart(3, customers=1), each_second=accept_all(service))
+        purchase = await tracker.purchase("cart")
+    assert [type(result.error) for result in results.values() if result.error] == [
+        payclient.AlreadyPaidError
+    ] * 2
+    assert (purchase.paid, purchase.collected, service.posted) == (True, 1150, {"row-0": 1})
+
+
+async def test_a_customers_next_row_is_a_new_try_where_the_first_was_rejected(service: FakeService) -> None:
+    """A purchase that is not paid may be asked for again, under the next row's id."""
+
+    def step() -> None:
+        for identifier, status in service.sales.items():
+            if status["state"] == "Pendiente":
+                service.decide("Aceptado" if len(service.sales) > 1 else "Cancelado", identifier)
+
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, for_cart(3, customers=1), each_second=step)
+    assert {key: result.paid for key, result in results.items()} == {
+        "row-0": False,
+        "row-1": True,
+        "row-2": False,
+    }
+    assert service.posted == {"row-0": 1, "row-1": 1}
+
+
+async def test_a_known_row_for_another_purchase_is_refused(service: FakeService) -> None:
+    """The ledger holds what it was for: nothing is sent, and it is called a different request."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await run(service, tracker, for_cart(1), each_second=accept_all(service))
+        results = await run(service, tracker, for_cart(1, "another cart"))
+    assert isinstance(results["row-0"].error, payclient.DifferentRequestError)
+    assert service.posted == {"row-0": 1}
+
+
+@pytest.mark.parametrize("purchase", ["", " a", 17, "a\u200bb"])
+def test_a_row_checks_its_purchase(purchase: Any) -> None:
+    """What could be taken for another purchase's key is refused where the row is made."""
+    with pytest.raises(payclient.InvalidRequestError, match="purchase"):
+        payclient.ChargeRow(request=sale("row"), purchase=purchase)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
+import attrs
 import pytest
 
 import payclient
 from fake_service import (
+    PROFILE,
     FakeService,
     Script,
     answer,
+    events_of,
+    form,
+    hint,
     lost_answer,
     lost_request,
     outcome_of,
+    pending_of,
     refusal,
     sale,
     tracking,
@@ -52,18 +56,6 @@ def service() -> Lagging:
     return Lagging()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
-    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
-    opened = await payclient.open_ledger(url)
-    yield opened
-    await opened.aclose()
-
-
-def hint(transaction_id: int) -> payclient.Notification:
-    return payclient.Notification(transaction_id=transaction_id, client_transaction_id="order-17")
-
-
 def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Script:
     """The charge is executed; the answer names it and is no success."""
 
@@ -73,10 +65,6 @@ def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Sc
         return answer(status, {"transactionId": transaction_id or created})
 
     return script
-
-
-async def events(ledger: Ledger) -> list[str]:
-    return [change.event for change in await ledger.history("order-17")]
 
 
 async def test_an_id_in_a_failed_answer_is_asked_for(service: Lagging) -> None:
@@ -144,12 +132,12 @@ async def test_a_repeated_notification_is_written_once_and_asks_once_a_second(
         await pending.check()
         await tracker.notify(hint(transaction_id))
         await service.clock.advance(30)
-        before, written = len(service.queries), len(await events(ledger))
+        before, written = len(service.queries), len(await events_of(ledger))
         for _ in range(40):
             await tracker.notify(hint(transaction_id))
             await service.clock.advance(0.25)
         assert 4 <= len(service.queries) - before <= 12
-        assert len(await events(ledger)) <= written + 1
+        assert len(await events_of(ledger)) <= written + 1
 
 
 async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: Ledger) -> None:
@@ -165,7 +153,7 @@ async def test_a_flood_of_candidates_is_bounded_and_muted_by_nobody(ledger: Ledg
                 await tracker.notify(hint(1_000_000 + second * 100 + number))
             await service.clock.advance(1)
         assert len(service.queries) - before <= 14
-        assert len(await events(ledger)) <= 40
+        assert len(await events_of(ledger)) <= 40
         service.decide("Aceptado")
         for _ in range(5):  # as a service repeats one
             await tracker.notify(hint(1000))
@@ -311,15 +299,16 @@ async def test_a_candidate_survives_a_restart(notified: bool, ledger: Ledger) ->
     """It stands in the ledger, also where the process ended before it asked, and binds the sale afterwards."""
     service = Lagging()
     service.scripts = [lost_answer if notified else fails_with_an_id()]
-    async with tracking(service, ledger) as tracker:
+    async with tracking(
+        service, ledger, attrs.evolve(PROFILE, status=None)
+    ) as tracker:  # nothing is asked yet
         await tracker.sale(sale())
         if notified:
             for number in (777, 1000):
                 await tracker.notify(hint(number))
     service.decide("Aceptado")
     async with tracking(service, ledger) as tracker:
-        pending = await tracker.find("order-17")
-        assert pending is not None
+        pending = await pending_of(tracker)
         assert pending.state is State.UNKNOWN
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
@@ -340,8 +329,7 @@ async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Led
         "state": "Aceptado",
     }  # fmt: skip
     async with tracking(service, ledger) as later:
-        pending = await later.find("order-17")
-        assert pending is not None
+        pending = await pending_of(later)
         assert (await outcome_of(service, pending)).transaction_id == 1000
 
 
@@ -420,10 +408,7 @@ async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: boo
         return answer(200, {"paymentId": "p", "payWithCard": "https://pay.example/c"})
 
     service.scripts = [prepares]
-    request = payclient.PrepareRequest(
-        currency="USD", client_transaction_id="order-17", store_id="S1", amount_with_tax=1000, tax=150,
-        response_url="https://shop.example/back",
-    )  # fmt: skip
+    request = form("order-17")
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
         try:
@@ -432,8 +417,7 @@ async def test_an_unpaid_form_is_never_proven_absent(service: Lagging, lost: boo
             assert lost
     async with tracking(service, ledger) as tracker:
         await service.clock.advance(4000)
-        pending = await tracker.find("order-17")
-        assert pending is not None
+        pending = await pending_of(tracker)
         assert pending.outcome.paid is None
         assert (
             5 < len(service.queries) < 100
@@ -447,12 +431,9 @@ async def test_a_forged_candidate_does_not_mute_a_users_own_source(service: Lagg
 
     async def source(reference: payclient.TransactionRef) -> payclient.StatusReport:
         return payclient.StatusReport(
-            state="Aceptado",
-            transaction_id=1000,
-            client_transaction_id=reference.client_transaction_id,
-            amount=1150,
-            currency="USD",
-        )
+            state="Aceptado", transaction_id=1000, client_transaction_id=reference.client_transaction_id,
+            amount=1150, currency="USD",
+        )  # fmt: skip
 
     service.scripts = [lost_answer]
     async with tracking(service, status=source) as tracker:

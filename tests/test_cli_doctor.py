@@ -130,7 +130,7 @@ def test_what_charges_take_from_elsewhere_is_not_missed(
     monkeypatch.delenv("PAYCLIENT_TOKEN")
     monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", "token")
     assert main(["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]) == 0
-    assert f"base_url: {server.url}" in said(capfd)["ok"]
+    assert f"base_url: {server.url}, from the profile" in said(capfd)["ok"]
     (tmp_path / "token").write_text("", encoding="utf-8")
     assert main(["doctor", "--profile", "shop.toml", "--ledger", "sqlite:charges.db"]) == 4
     assert said(capfd)["wrong"] == ["the token file token: token must be a text that is not empty"]
@@ -213,14 +213,8 @@ def test_a_ledger_in_use_is_its_owners(server: Server, capfd: pytest.CaptureFixt
             await book.aclose()
 
     arguments = [
-        "doctor",
-        "--base-url",
-        server.url,
-        "--profile",
-        "shop.toml",
-        "--ledger",
-        "sqlite:charges.db",
-    ]
+        "doctor", "--base-url", server.url, "--profile", "shop.toml", "--ledger", "sqlite:charges.db",
+    ]  # fmt: skip
     assert asyncio.run(while_open()) == 0
     assert any("open in another process" in text for text in said(capfd)["note"])
     assert main(arguments) == 0

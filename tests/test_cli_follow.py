@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 UNLIMITED = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 (FULFIL,) = re.findall(
     r"^```python\n# fulfil\.py\n(.*?)^```$",
-    (ROOT / "payclient" / "guide" / "operations.md").read_text("utf-8"),
+    (ROOT / "payclient" / "guide" / "fulfilment.md").read_text("utf-8"),
     re.MULTILINE | re.DOTALL,
 )
 
@@ -157,6 +157,12 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
     except BlockingIOError:
         os.set_blocking(writer, True)
     with following(service, tmp_path, ledger, stdout=writer) as process:
+        # It hears signals before it owns the ledger, whose lock file names it.
+        owner, until = tmp_path / "charges.db-lock", time.monotonic() + 60
+        while owner.read_text().strip() != str(process.pid):
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.05)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(2)
         process.send_signal(signal.SIGTERM)

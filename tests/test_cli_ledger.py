@@ -17,10 +17,10 @@ import pytest
 
 from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
-from payclient.cli.ledger import COLUMNS
-from payclient.cli.ledger_words import RESTS_ON, SENTENCES, is_unresolved, why
+from payclient.cli.ledger import COLUMNS, RESTS_ON, SENTENCES, is_unresolved, why
 from payclient.cli.report import PAID_WORDS
-from payclient.events import Conflicted, Created, Evidence, Expired, Lost, Notified, Refused
+from payclient.cli.transaction import show_changes
+from payclient.events import Conflicted, Created, DecidedCancelled, Evidence, Expired, Lost, Notified, Refused
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh
@@ -467,6 +467,27 @@ def test_no_ledger(
         assert said.err.count("\n") == 1
         assert said.out == ""
     assert not path.exists()
+
+
+def test_a_sale_is_watched_until_it_is_decided(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each new state is a line; before it is sent, too. Nothing is sent, and the exit code says whether it is paid."""
+
+    async def watch(ledger: Ledger) -> State:
+        async def step() -> None:
+            record = await ledger.get("order-new")
+            if record is None:
+                await brought(ledger, State.UNKNOWN, "order-new")
+            elif record.state is State.UNKNOWN:
+                await ledger.apply(record, DecidedCancelled(at=NOW, actor="Ana", reason="seen"))
+
+        return await show_changes(ledger, "order-new", step)
+
+    assert book.use(watch) is State.CANCELLED
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split("  ")[1].split(":")[0] for line in lines] == ["not sent yet", "unknown", "cancelled"]
+    assert main(["status", "--watch", "order-accepted"]) == 0
+    assert main(["status", "--watch", "order-cancelled"]) == 3
+    assert main(["status", "--watch", "order-accepted", "--transaction-id", "7"]) == 2
 
 
 HOLDER = """

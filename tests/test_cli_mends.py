@@ -278,15 +278,17 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_a_report_on_a_full_disk_ends_the_sending(silent: Service, tmp_path: Path) -> None:
-    """What is open is followed to its end, one line says why, whole rows are left, and the exit code is 4."""
+    """What is open is followed to its end, one line says why, whole rows are left, and the exit code is its own."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("disk", 12)), tmp_path / "report.csv"
     arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "3")
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
     )
-    assert done.returncode == 4, done.stderr
+    assert done.returncode == 5, done.stderr
     assert "the report cannot be written: No space left on device; sending ends" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "the report is in" not in done.stderr
+    assert "to do: mend the report's place and run again" in done.stderr
     assert len(silent.truth("disk-")) < 12
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
 
@@ -392,14 +394,9 @@ async def test_a_report_ends_with_the_ledgers_word(
     with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
         service.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
         options = [
-            "--base-url",
-            service.url,
-            "--profile",
-            str(profile),
-            "--ledger",
-            postgres.url(database),
+            "--base-url", service.url, "--profile", str(profile), "--ledger", postgres.url(database),
             "--yes",
-        ]
+        ]  # fmt: skip
         command = [*PYTHON, "charge", str(both), *options, "--new-ledger", "--report", str(report)]
         first = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
         async with asyncio.timeout(60):

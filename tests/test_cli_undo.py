@@ -3,105 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
 import payclient
+from fake_service import form, sale
 from payclient.cli import main
 from payclient.session import PaySession
-from payclient.simulator import PAYPHONE, Answers, Simulator
+from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 
 TOKEN = "token-never-shown"
 
 
-class Service:
-    """A simulator in a thread of its own, so that a command may have its own loop."""
+def sold(service: SimulatorThread, identifier: str) -> int:
+    """The transaction id of a new Sale."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, simulator: Simulator) -> None:
-        self.loop = loop
-        self.simulator = simulator
+    async def sell() -> int:
+        async with PaySession(service.url, TOKEN, profile="payphone") as session:
+            return (await session.sale(sale(identifier, store_id=identifier))).transaction_id
 
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+    return asyncio.run(sell())
 
-    def session(self, work: Callable[[PaySession], Coroutine[Any, Any, Any]]) -> Any:
-        async def run() -> Any:
-            async with PaySession(self.simulator.url, TOKEN, profile="payphone") as session:
-                return await work(session)
 
-        return asyncio.run(run())
+def paid(service: SimulatorThread, identifier: str) -> int:
+    """The transaction id of a form that was paid."""
 
-    def sale(self, identifier: str) -> int:
-        request = payclient.SaleRequest(
-            phone_number="0984111222", country_code="593", currency="USD", amount_without_tax=100,
-            client_transaction_id=identifier, store_id=identifier,
-        )  # fmt: skip
-        number = self.session(lambda session: session.sale(request)).transaction_id
-        assert isinstance(number, int)
-        return number
+    async def prepare() -> str:
+        async with PaySession(service.url, TOKEN, profile="payphone") as session:
+            return (await session.prepare(form(identifier))).payment_id
 
-    def paid_form(self, identifier: str) -> int:
-        request = payclient.PrepareRequest(
-            currency="USD", amount_without_tax=100, client_transaction_id=identifier, store_id="S1",
-            response_url="https://shop.example/back",
-        )  # fmt: skip
-        payment_id = self.session(lambda session: session.prepare(request)).payment_id
-        self.do(self.simulator.pay(payment_id))
-        number = self.simulator.forms[payment_id].transaction_id
-        assert number is not None
-        return number
+    payment_id = asyncio.run(prepare())
+    service.pay(payment_id)
+    return int(service.forms[payment_id].transaction_id)
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    simulator = Simulator(
-        token=TOKEN,
-        # A whole day, whatever the hour of the test.
-        settings=attrs.evolve(PAYPHONE, reversal_hour=24),
-        answers=Answers(approve=0.0, reject=0.0, ignore=1.0, delay=(60.0, 0.0)),
-    )
-    asyncio.run_coroutine_threadsafe(simulator.__aenter__(), loop).result(10)
-    try:
-        yield Service(loop, simulator)
-    finally:
-        asyncio.run_coroutine_threadsafe(simulator.__aexit__(None, None, None), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+def service() -> Iterator[SimulatorThread]:
+    """Its customers do nothing by themselves; a payment may be given back at whatever hour of the test."""
+    settings = attrs.evolve(PAYPHONE, reversal_hour=24)
+    with SimulatorThread(Simulator(token=TOKEN, settings=settings)) as thread:
+        yield thread
 
 
 @pytest.fixture(autouse=True)
-def environment(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(service: SimulatorThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
-    monkeypatch.setenv("PAYCLIENT_BASE_URL", service.simulator.url)
+    monkeypatch.setenv("PAYCLIENT_BASE_URL", service.url)
     monkeypatch.setenv("PAYCLIENT_PROFILE", "payphone")
 
 
 def test_a_paid_form_is_confirmed_and_may_be_again(
-    service: Service, capfd: pytest.CaptureFixture[str]
+    service: SimulatorThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    number = service.paid_form("cli-form-1")
+    number = paid(service, "cli-form-1")
     for _ in range(2):
         arguments = ["confirm", "--transaction-id", str(number), "--client-transaction-id", "cli-form-1"]
         assert main(arguments) == 0
         out = capfd.readouterr().out
         assert "Aceptado" in out
-        assert "USD 1.00" in out
+        assert "USD 11.50" in out
     assert main(["confirm", "--transaction-id", "999999", "--client-transaction-id", "cli-form-1"]) == 3
     assert TOKEN not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("by", ["transaction", "client"])
-def test_a_push_is_withdrawn_once(service: Service, by: str, capfd: pytest.CaptureFixture[str]) -> None:
-    number = service.sale(f"cli-sale-{by}")
+def test_a_push_is_withdrawn_once(
+    service: SimulatorThread, by: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    number = sold(service, f"cli-sale-{by}")
     arguments = ["cancel", "--yes"]
     arguments += (
         ["--transaction-id", str(number)]
@@ -114,12 +86,24 @@ def test_a_push_is_withdrawn_once(service: Service, by: str, capfd: pytest.Captu
     assert "25" in capfd.readouterr().err
 
 
-def test_a_payment_is_given_back_once(service: Service, capfd: pytest.CaptureFixture[str]) -> None:
-    number = service.paid_form("cli-form-2")
-    assert service.simulator.collected_per_client_id["cli-form-2"] == 100
+def test_a_payment_is_given_back_once(service: SimulatorThread, capfd: pytest.CaptureFixture[str]) -> None:
+    number = paid(service, "cli-form-2")
+    assert service.collected_per_client_id["cli-form-2"] == 1150
     assert main(["reverse", "--transaction-id", str(number), "--yes"]) == 0
     assert "reversed" in capfd.readouterr().out
-    assert service.simulator.collected_per_client_id["cli-form-2"] == 0
+    assert service.collected_per_client_id["cli-form-2"] == 0
+
+
+def test_a_payment_is_not_given_back_after_its_hour(
+    service: SimulatorThread, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal says until when it could be, and what to do instead."""
+    number = paid(service, "cli-form-late")
+    service.change_settings({"reversal_hour": 0})
+    assert main(["reverse", "--transaction-id", str(number), "--yes"]) == 3
+    assert "too late to reverse" in " ".join(capfd.readouterr().err.split())
+    assert service.collected_per_client_id["cli-form-late"] == 1150
+    service.change_settings({"reversal_hour": 24})
 
 
 @pytest.mark.parametrize("command", ["cancel", "reverse"])
@@ -164,10 +148,10 @@ def test_bad_input_is_2_and_nothing_is_sent(
 
 
 def test_the_token_may_be_in_a_file(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: SimulatorThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the message says where there is none."""
-    number = service.sale("cli-token-file")
+    number = sold(service, "cli-token-file")
     (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
     monkeypatch.delenv("PAYCLIENT_TOKEN")
     monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", str(tmp_path / "token"))
@@ -184,7 +168,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 @pytest.mark.parametrize("by", ["transaction", "client"])
 def test_reversed_by_the_ledger(
-    service: Service,
+    service: SimulatorThread,
     by: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,29 +178,23 @@ def test_reversed_by_the_ledger(
     name, url = f"cli-kept-{by}", f"sqlite:{tmp_path / 'charges.db'}"
 
     async def charge() -> int:
-        request = payclient.SaleRequest(
-            phone_number="0984111333", country_code="593", currency="USD", amount_without_tax=100,
-            client_transaction_id=name, store_id=name,
-        )  # fmt: skip
-        async with payclient.open_tracker(
-            service.simulator.url, TOKEN, ledger=url, profile="payphone"
-        ) as tracker:
-            sale = await tracker.sale(request)
-            assert sale.transaction_id is not None
-            await asyncio.to_thread(service.do, service.simulator.approve(sale.transaction_id))
-            assert (await sale.check()).paid
-            return sale.transaction_id
+        async with payclient.open_tracker(service.url, TOKEN, ledger=url, profile="payphone") as tracker:
+            pending = await tracker.sale(sale(name, store_id=name))
+            assert pending.transaction_id is not None
+            await asyncio.to_thread(service.approve, pending.transaction_id)
+            assert (await pending.check()).paid
+            return pending.transaction_id
 
     number = asyncio.run(charge())
     monkeypatch.setenv("PAYCLIENT_LEDGER", url)
     which = ["--transaction-id", str(number)] if by == "transaction" else ["--client-transaction-id", name]
-    before = service.simulator.counts.reversed
+    before = service.counts.reversed
     for _ in range(2):
         assert main(["reverse", *which, "--yes"]) == 0
         assert "reversed" in capfd.readouterr().out
-    assert service.simulator.counts.reversed == before + 1
+    assert service.counts.reversed == before + 1
     assert main(["ledger", "show", name]) == 0
     assert "accepted → reversing" in capfd.readouterr().out
     for other in (["--transaction-id", "999"], ["--client-transaction-id", "other"]):
         assert main(["reverse", *other, "--yes"]) == 2
-    assert service.simulator.counts.reversed == before + 1
+    assert service.counts.reversed == before + 1

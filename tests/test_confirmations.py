@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from payclient.lifecycle import Record
-from payclient.tracking.confirmations import MOST_IDS, Confirm, Confirmation, ReturnedForm
+from payclient.tracking.confirmations import MOST_IDS, Confirmation, ReturnedForm
 
 
 def returned() -> ReturnedForm:
@@ -27,7 +27,9 @@ def test_of_what_is_due_the_least_tried_comes_first() -> None:
     begun(form, 2, due=3.0, tries=4)
     begun(form, 3, due=10.0, tries=0)
     for transaction_id in (3, 2, 1):
-        assert form.next_request(10.0) == Confirm(transaction_id)
+        request = form.next_request(10.0)
+        assert request is not None
+        assert request.transaction_id == transaction_id
         form.answered(10.0, settled=True, wait=0.0)
     assert form.next_request(10.0) is None
 

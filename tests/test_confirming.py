@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
@@ -14,7 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import FakeService, answer, outcome_of, refusal, sale, tracking
+from fake_service import (
+    FakeService,
+    answer,
+    events_of,
+    form,
+    hint,
+    outcome_of,
+    pending_of,
+    record_in,
+    refusal,
+    sale,
+    tracking,
+)
 from payclient.events import DecidedRefused, Event, Evidence, FoundAccepted, Prepared, Returned
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
@@ -22,6 +35,7 @@ from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS, ReturnedForm
+from payclient.tracking.recovery import LOOK_BACK
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
@@ -47,23 +61,32 @@ def service() -> FakeService:
 pytestmark = pytest.mark.usefixtures("delays")
 
 
-def form(identifier: str = "form-1") -> payclient.PrepareRequest:
-    return payclient.PrepareRequest(
-        amount_with_tax=1000,
-        tax=150,
-        currency="USD",
-        client_transaction_id=identifier,
-        store_id="S1",
-        response_url="https://shop.example/back",
-    )
+#: What the service says of a form that is paid.
+REPORT = {
+    "transactionId": 5001, "clientTransactionId": "form-1", "amount": 1150, "currency": "USD",
+    "transactionStatus": "Approved",
+}  # fmt: skip
 
 
 def lost() -> HttpResponse:
     raise ConnectionResetError
 
 
-async def events_of(ledger: Ledger, identifier: str = "form-1") -> list[str]:
-    return [change.event for change in await ledger.history(identifier)]
+@asynccontextmanager
+async def prepared(
+    service: FakeService, profile: payclient.ServiceProfile, ledger: Ledger | None = None
+) -> AsyncIterator[payclient.Tracker]:
+    """A tracker that has prepared one form."""
+    async with tracking(service, ledger, profile) as tracker:
+        await tracker.prepare(form())
+        yield tracker
+
+
+async def the_end(
+    service: FakeService, tracker: payclient.Tracker, seconds: float = 3000.0
+) -> payclient.Outcome:
+    """What becomes of that form within so many seconds."""
+    return await outcome_of(service, await pending_of(tracker, "form-1"), seconds)
 
 
 async def until(service: FakeService, done: Callable[[], bool], seconds: int = 400) -> None:
@@ -86,15 +109,17 @@ async def drive(service: FakeService, work: asyncio.Task[payclient.Outcome]) -> 
 async def test_a_paid_form_that_comes_back_is_confirmed(service: FakeService) -> None:
     """Recorded first, then confirmed; the page loaded again gives the same outcome and asks no more."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
-        query = service.pay("form-1")
-        outcome = await tracker.returned(query)
+    async with prepared(service, PROFILE, ledger) as tracker:
+        outcome = await tracker.returned(service.pay("form-1"))
         assert (outcome.paid, outcome.state, outcome.transaction_id) == (True, State.ACCEPTED, 5001)
         assert outcome.report is not None
-        again = await tracker.returned({"id": "5001", "clientTransactionId": "form-1"})
-        assert attrs.evolve(again, report=outcome.report) == outcome
-    assert await events_of(ledger) == ["Permitted", "Prepared", "Returned", "FoundAccepted"]
+        # Its parameters stand behind those of the shop's own address, in whatever letter case.
+        for query in (
+            {"id": "5001", "clientTransactionId": "form-1"}, "id=77&cart=9&ID=5001&clienttransactionid=form-1",
+        ):  # fmt: skip
+            again = await tracker.returned(query)
+            assert attrs.evolve(again, report=outcome.report) == outcome
+    assert await events_of(ledger, "form-1") == ["Permitted", "Prepared", "Returned", "FoundAccepted"]
     assert service.confirms == {5001: 1}
 
 
@@ -103,8 +128,7 @@ async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FakeService)
     for profile, identifier, transaction_id in ((PROFILE, "form-1", 5001), (BLIND, "form-2", 5002)):
         async with tracking(service, profile=profile) as tracker:
             await tracker.prepare(form(identifier))
-            pending = await tracker.find(identifier)
-            assert pending is not None
+            pending = await pending_of(tracker, identifier)
             waiting = asyncio.create_task(pending.wait())
             await tracker.returned(service.pay(identifier, transaction_id))
             assert (await waiting).paid is True
@@ -113,27 +137,12 @@ async def test_who_waits_and_who_reads_the_feed_hear_of_it(service: FakeService)
                 break
 
 
-async def test_a_lost_confirmation_is_repeated_until_it_is_known(service: FakeService) -> None:
-    """The first call says that nobody knows; the form goes on being confirmed by itself."""
-    service.confirm_scripts = [lost] * 6
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
-        outcome = await tracker.returned(service.pay("form-1"))
-        assert (outcome.paid, outcome.state) == (None, State.PENDING)
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending)).paid is True
-    assert service.confirmed == {5001}
-
-
 async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_same(
     service: FakeService,
 ) -> None:
     """The status query finds it paid, which is not enough: it would be reversed."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
-        pending = await tracker.find("form-1")
-        assert pending is not None
+    async with prepared(service, PROFILE) as tracker:
+        pending = await pending_of(tracker, "form-1")
         await service.clock.advance(60)
         service.pay("form-1")
         outcome = await outcome_of(service, pending)
@@ -145,11 +154,9 @@ async def test_a_paid_form_whose_browser_never_came_back_is_confirmed_all_the_sa
 async def test_a_form_is_not_accepted_while_its_confirmation_is_unknown(service: FakeService) -> None:
     """The query says Approved and no confirmation comes through: nobody knows, until it is reversed."""
     service.confirm_scripts = [lost] * 1000
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1")
-        pending = await tracker.find("form-1")
-        assert pending is not None
+        pending = await pending_of(tracker, "form-1")
         waiting = asyncio.create_task(pending.wait())
         await service.clock.advance(250)
         assert (pending.state, waiting.done()) == (State.PENDING, False)
@@ -161,12 +168,9 @@ async def test_what_stands_after_the_window_is_believed(service: FakeService) ->
     """No confirmation is taken, and yet it is not reversed: then the status tells."""
     service.confirm_scripts = [lost] * 1000
     service.reverse_late = lambda: None  # type: ignore[method-assign]  # this service forgets to
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1")
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending)).paid is True
+        assert (await the_end(service, tracker)).paid is True
         assert service.clock.monotonic() > 600  # the window, and as much for a service that reverses late
 
 
@@ -176,24 +180,20 @@ async def test_a_crash_between_return_and_confirm_is_recovered(service: FakeServ
         ledger = MemoryLedger()
         async with tracking(service, ledger, profile) as tracker:
             await tracker.prepare(form(identifier))
-        record = await ledger.get(identifier)
-        assert record is not None
+        record = await record_in(ledger, identifier)
         service.pay(identifier, transaction_id)
         await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=999))  # forged
         await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=transaction_id))
         async with tracking(service, ledger, profile) as tracker:
-            pending = await tracker.find(identifier)
-            assert pending is not None
+            pending = await pending_of(tracker, identifier)
             assert (await outcome_of(service, pending, 100)).paid is True
         assert transaction_id in service.confirmed
 
 
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
     """Who came back late has paid all the same."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
-        pending = await tracker.find("form-1")
-        assert pending is not None
+    async with prepared(service, BLIND) as tracker:
+        pending = await pending_of(tracker, "form-1")
         await outcome_of(service, pending)
         assert pending.state is State.EXPIRED
         assert (await tracker.returned(service.pay("form-1"))).paid is True
@@ -201,34 +201,10 @@ async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
 
 async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> None:
     """A hint is enough to ask."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         service.pay("form-1")
-        notice = payclient.Notification(transaction_id=5001, client_transaction_id="form-1")
-        assert await tracker.notify(notice) is payclient.Receipt.MATCHED
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).paid is True
-
-
-async def test_a_rejected_form_is_not_paid(service: FakeService) -> None:
-    """The customer comes back with an id although the bank refused."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
-        outcome = await tracker.returned(service.pay("form-1", transactionStatus="Canceled"))
-        assert (outcome.paid, outcome.evidence) == (False, Evidence.QUERY)
-
-
-async def test_a_pending_confirmation_is_asked_again(service: FakeService) -> None:
-    """Neither paid nor unpaid yet."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
-        outcome = await tracker.returned(service.pay("form-1", transactionStatus="Pending"))
-        assert outcome.paid is None
-        service.sales[5001]["transactionStatus"] = "Approved"
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).paid is True
+        assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.MATCHED
+        assert (await the_end(service, tracker, 10)).paid is True
 
 
 # --- Untrusted
@@ -237,31 +213,25 @@ async def test_a_pending_confirmation_is_asked_again(service: FakeService) -> No
 @pytest.mark.parametrize(
     "changes",
     [
-        {"amount": 1},
-        {"currency": "EUR"},
-        {"clientTransactionId": "form-2"},
-        {"transactionId": 5002},
-        {"amount": None},
-        {"clientTransactionId": None},
+        {"amount": 1}, {"currency": "EUR"}, {"clientTransactionId": "form-2"}, {"transactionId": 5002},
+        {"amount": None}, {"clientTransactionId": None},
     ],
-)
+)  # fmt: skip
 async def test_what_is_not_what_was_prepared_decides_nothing(
     service: FakeService, changes: dict[str, object]
 ) -> None:
     """Somebody else's payment, or a cheaper one, under our client transaction id."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         outcome = await tracker.returned(service.pay("form-1", 5001, **changes))
         assert (outcome.paid, outcome.state) == (None, State.PENDING)
-    assert "Conflicted" in await events_of(ledger)
+    assert "Conflicted" in await events_of(ledger, "form-1")
 
 
 async def test_forged_returns_never_hide_the_real_one(service: FakeService) -> None:
     """Ids of nothing under our client transaction id; then the customer comes back and is heard."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         forged = [
             asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
             for number in range(1, 8)
@@ -277,8 +247,7 @@ async def test_forged_returns_never_hide_the_real_one(service: FakeService) -> N
 async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: FakeService) -> None:
     """And what nobody knows is dropped after a few tries."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         flood = [
             asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
             for number in range(1, 500)
@@ -288,7 +257,7 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Fake
         assert service.confirms.total() <= seconds + 2
         await service.clock.advance(120)
         assert service.confirms.total() <= MOST_IDS * MOST_REFUSALS
-        assert (await events_of(ledger)).count("Returned") <= MOST_IDS
+        assert (await events_of(ledger, "form-1")).count("Returned") <= MOST_IDS
         for number in range(500, 520):
             again = asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
             await drive(service, again)
@@ -301,35 +270,24 @@ async def test_a_flood_costs_a_query_a_second_and_a_bounded_record(service: Fake
 @pytest.mark.parametrize(
     "query",
     [
-        "",
-        "id=5001",
-        "id=5001&clientTransactionId=",
-        "id=5001&clientTransactionId=nobodys",
-        "id=5001&clientTransactionId=order-17",
-        "id=-1&clientTransactionId=form-1",
-        "id=1e3&clientTransactionId=form-1",
-        "id=99999999999999999999&clientTransactionId=form-1",
-        "id=5001&clientTransactionId=form-1%00",
-        "id=%ff&clientTransactionId=form-1",
-        "msg=El+dominio+no+esta+registrado",
-        "id=5001&clientTransactionId=form-1&x=" + "x" * 9000,
-        {"id": 5001, "clientTransactionId": "form-1"},
-        {"id": "x" * 9000},
-        None,
-        5,
+        "", "id=5001", "id=5001&clientTransactionId=", "id=5001&clientTransactionId=nobodys",
+        "id=5001&clientTransactionId=order-17", "id=-1&clientTransactionId=form-1",
+        "id=1e3&clientTransactionId=form-1", "id=99999999999999999999&clientTransactionId=form-1",
+        "id=5001&clientTransactionId=form-1%00", "id=%ff&clientTransactionId=form-1",
+        "msg=El+dominio+no+esta+registrado", "id=5001&clientTransactionId=form-1&x=" + "x" * 9000,
+        {"id": 5001, "clientTransactionId": "form-1"}, {"id": "x" * 9000}, None, 5,
     ],
-)
+)  # fmt: skip
 async def test_rubbish_is_refused_by_one_error(service: FakeService, query: object) -> None:
     """Nothing is asked and nothing written; the sale of that name is no form."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE, ledger) as tracker:
         await tracker.sale(sale())
         with pytest.raises(payclient.InvalidNotificationError) as caught:
             await tracker.returned(query)  # type: ignore[arg-type]  # anything may come
         assert "xxx" not in str(caught.value)
         assert not service.confirms
-        assert "Returned" not in await events_of(ledger)
+        assert "Returned" not in await events_of(ledger, "form-1")
 
 
 @given(
@@ -340,8 +298,7 @@ async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]
     """Whatever a browser brings, without its making a state."""
     service = FakeService()
     ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE, ledger) as tracker:
         try:
             outcome = await tracker.returned(query, client_transaction_id="form-1")
         except payclient.InvalidNotificationError:
@@ -349,19 +306,9 @@ async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]
         assert outcome.paid is not True
 
 
-async def test_the_parameters_are_appended_to_the_addresss_own(service: FakeService) -> None:
-    """`?id=77` of the shop's own stands before the service's; letter case does not matter."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
-        service.pay("form-1")
-        outcome = await tracker.returned("id=77&cart=9&ID=5001&clienttransactionid=form-1")
-        assert outcome.paid is True
-
-
 async def test_the_merchants_own_word_of_the_form_counts(service: FakeService) -> None:
     """Where the query names none; another form's return is refused."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1")
         with pytest.raises(payclient.InvalidNotificationError, match="another form"):
             await tracker.returned("id=1&clientTransactionId=form-2", client_transaction_id="form-1")
@@ -376,66 +323,53 @@ async def test_the_merchants_own_word_of_the_form_counts(service: FakeService) -
     ["id=0&clientTransactionId=form-1", "clientTransactionId=form-1", "msg=no&clientTransactionId=form-1"],
 )
 async def test_a_cancelled_return_is_believed_where_the_service_knows_of_no_payment(
-    service: FakeService, query: str
+    service: FakeService, query: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The browser's word alone is nothing; with "not found" it is cancelled, on evidence of its own."""
+    """The browser's word alone is nothing; with "not found" it is cancelled, on evidence of its own.
+
+    Paid after all, it is an alarm: somebody may have been charged twice.
+    """
     ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE, ledger) as tracker:
         outcome = await tracker.returned(query)
         assert (outcome.paid, outcome.state, outcome.evidence) == (False, State.CANCELLED, Evidence.UNPAID)
         assert await tracker.returned(query) == outcome
         corrected = await tracker.returned(service.pay("form-1"))
         assert (corrected.paid, corrected.evidence) == (True, Evidence.QUERY)
-    assert await events_of(ledger) == [
+    assert [record.message for record in caplog.records if record.levelno == logging.CRITICAL] == [
+        "form-1: cancelled, and yet accepted"
+    ]
+    assert await events_of(ledger, "form-1") == [
         "Permitted", "Prepared", "Returned", "Abandoned", "Returned", "FoundAccepted",
     ]  # fmt: skip
 
 
-async def test_a_correction_is_an_alarm(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
-    """Cancelled, and yet paid: somebody may have been charged twice."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
-        await tracker.returned("id=0&clientTransactionId=form-1")
-        await tracker.returned(service.pay("form-1"))
-    assert [record.message for record in caplog.records if record.levelno == logging.CRITICAL] == [
-        "form-1: cancelled, and yet accepted"
-    ]
-
-
 async def test_a_forged_cancel_never_hides_a_payment(service: FakeService) -> None:
     """Paid, says the service when asked: then it is confirmed."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1")
         outcome = await tracker.returned("id=0&clientTransactionId=form-1")
         assert outcome.paid is not False
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).paid is True
+        assert (await the_end(service, tracker, 10)).paid is True
 
 
 async def test_a_cancelled_return_decides_nothing_where_nobody_can_be_asked(service: FakeService) -> None:
     """It is on record, and undecided."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         assert (await tracker.returned("id=0&clientTransactionId=form-1")).paid is None
-    assert "Returned" in await events_of(ledger)
+    assert "Returned" in await events_of(ledger, "form-1")
 
 
 async def test_an_unanswered_question_after_a_cancelled_return_is_asked_again(service: FakeService) -> None:
     """Also by the next entry."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE, ledger) as tracker:
         service.status_scripts = [lost] * 3
         assert (await tracker.returned("id=0&clientTransactionId=form-1")).paid is None
     service.status_scripts = []
     async with tracking(service, ledger, PROFILE) as tracker:
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).evidence is Evidence.UNPAID
+        assert (await the_end(service, tracker, 10)).evidence is Evidence.UNPAID
 
 
 async def test_a_form_that_its_customer_closed_is_handed_out_again(service: FakeService) -> None:
@@ -452,8 +386,7 @@ async def test_a_form_that_could_not_be_used_is_said(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The commonest fault there: the page is not of the registered domain. The text itself is not logged."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         await tracker.returned("msg=Canary&clientTransactionId=form-1")
         with pytest.raises(payclient.InvalidNotificationError, match="registered domain"):
             await tracker.returned("msg=Canary")
@@ -464,13 +397,10 @@ async def test_a_form_that_could_not_be_used_is_said(
 async def test_a_refused_form_stays_refused(service: FakeService) -> None:
     """An operator said that nothing was created, and a browser says otherwise: the record stands."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
-        pending = await tracker.find("form-1")
-        assert pending is not None
+    async with prepared(service, BLIND, ledger) as tracker:
+        pending = await pending_of(tracker, "form-1")
         await outcome_of(service, pending)
-        record = await ledger.get("form-1")
-        assert record is not None
+        record = await record_in(ledger, "form-1")
         await ledger.apply(record, DecidedRefused(at=1.0, actor="Ana", reason="seen"))
         assert (await tracker.returned("id=5001&clientTransactionId=form-1")).state is State.REFUSED
         assert not service.confirms
@@ -494,8 +424,7 @@ async def test_what_the_service_says_after_a_cancelled_return(
     service: FakeService, changes: dict[str, object]
 ) -> None:
     """Not ours, or not yet decided: nothing is. Cancelled: it is."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1", 5001, **changes)
         outcome = await tracker.returned("id=0&clientTransactionId=form-1")
         assert outcome.paid is (False if changes.get("transactionStatus") == "Canceled" else None)
@@ -505,8 +434,7 @@ async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService)
     """Another process confirmed it meanwhile."""
     ledger = MemoryLedger()
     service.confirm_scripts = [lost] * 3
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         await tracker.returned(service.pay("form-1"))
         record, tries = await ledger.get("form-1"), service.confirms[5001]
         assert record is not None
@@ -520,19 +448,15 @@ async def test_a_form_whose_prepare_is_still_on_its_way_waits_for_it(service: Fa
     ledger = MemoryLedger()
     async with tracking(service, ledger, BLIND) as tracker:
         record = Record(
-            client_transaction_id="form-1",
-            kind="form",
-            amount=1150,
-            currency="USD",
+            client_transaction_id="form-1", kind="form", amount=1150, currency="USD",
             created_at=service.clock.time(),
-        )
+        )  # fmt: skip
         assert await ledger.permit(record)
         service.prepared["form-1"] = {"amount": 1150, "currency": "USD"}
         assert (await tracker.returned(service.pay("form-1"))).state is State.SENDING
         await ledger.apply(record, Prepared(at=service.clock.time(), expires_at=service.clock.time() + 600))
         await service.clock.advance(10)
-        pending = await tracker.find("form-1")
-        assert pending is not None
+        pending = await pending_of(tracker, "form-1")
         assert pending.outcome.paid is True
 
 
@@ -548,12 +472,9 @@ async def test_a_fault_of_ours_loses_no_form(
         return await confirm(self, *ids, **options)
 
     monkeypatch.setattr(PaySession, "confirm", faulty)
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         assert (await tracker.returned(service.pay("form-1"))).paid is None
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).paid is True
+        assert (await the_end(service, tracker, 10)).paid is True
     assert "form-1: confirming failed: RuntimeError" in caplog.messages
     assert "Canary" not in caplog.text
 
@@ -564,34 +485,28 @@ async def test_a_fault_of_ours_loses_no_form(
 @pytest.mark.parametrize(
     "said",
     [
-        lambda: HttpResponse(429, {"Retry-After": "7"}, b""),
-        lambda: answer(401, {"message": "no"}),
-        lambda: refusal(500),
-        lambda: HttpResponse(404, {}, b"<html>"),
-        lambda: refusal(20, status=404),
-        lambda: answer(200, True),
-        lambda: answer(200, {}),
-        lambda: answer(200, []),
+        lambda: HttpResponse(429, {"Retry-After": "7"}, b""), lambda: answer(401, {"message": "no"}),
+        lambda: refusal(500), lambda: HttpResponse(404, {}, b"<html>"), lambda: refusal(20, status=404),
+        lambda: answer(200, True), lambda: answer(200, {}), lambda: answer(200, []), lost,
+        lambda: answer(200, REPORT | {"transactionStatus": "Pending"}),
     ],
-)
+)  # fmt: skip
 async def test_no_answer_but_a_report_ends_the_asking(
     service: FakeService, said: Callable[[], HttpResponse]
 ) -> None:
-    """Rate limits, refusals and foreign bodies say nothing about the payment."""
+    """Rate limits, refusals, foreign bodies and silence say nothing about the payment."""
     service.confirm_scripts = [said] * 2
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
-        assert (await tracker.returned(service.pay("form-1"))).paid is None
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 60)).paid is True
+    async with prepared(service, BLIND) as tracker:
+        outcome = await tracker.returned(service.pay("form-1"))
+        assert (outcome.paid, outcome.state) == (None, State.PENDING)
+        assert (await the_end(service, tracker, 100)).paid is True
+    assert service.confirmed == {5001}
 
 
 async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FakeService) -> None:
     """No wait without an end; who comes back once more is asked about once more."""
     service.confirm_scripts = [lost] * 1000
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         query = service.pay("form-1")
         await tracker.returned(query)
         await service.clock.advance(400)
@@ -616,12 +531,9 @@ async def test_a_ledger_that_fails_at_the_verdict_is_asked_again(service: FakeSe
         return await apply(record, event)
 
     ledger.apply = failing  # type: ignore[method-assign]  # a disk that is full for a while
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         assert (await tracker.returned(service.pay("form-1"))).paid is None
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 10)).paid is True
+        assert (await the_end(service, tracker, 10)).paid is True
 
 
 @pytest.mark.parametrize("setting", ["confirm", "returned"])
@@ -647,8 +559,7 @@ async def test_closed(service: FakeService) -> None:
 
 async def test_closing_ends_the_asking(service: FakeService) -> None:
     """Who waits for the first answer is let go; what is open is asked at the next entry."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         service.confirm_scripts = [lost] * 100
         query = service.pay("form-1")
         await tracker.returned(query)
@@ -694,27 +605,25 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
     assert service.cancels == [{"id": 1001}]
 
 
-@pytest.mark.parametrize("said", [lambda: refusal(25, 2029), lost, lambda: answer(200, "true")])
-async def test_a_customer_who_was_quicker_is_told_of(
-    service: FakeService, said: Callable[[], HttpResponse]
+@pytest.mark.parametrize(
+    ("said", "word", "paid"),
+    [
+        (lambda: refusal(25, 2029), "Approved", True),
+        (lost, "Approved", True),
+        (lambda: answer(200, "true"), "Approved", True),
+        (lost, "Pending", None),
+    ],
+)
+async def test_after_a_withdrawal_that_is_not_acknowledged_the_status_tells(
+    service: FakeService, said: Callable[[], HttpResponse], word: str, paid: bool | None
 ) -> None:
-    """Too late, or the answer is lost: then the status tells."""
+    """Too late, or the answer is lost: the customer may have been quicker, and may still answer."""
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await tracker.sale(sale())
-        service.sales[1000]["transactionStatus"] = "Approved"
+        service.sales[1000]["transactionStatus"] = word
         service.cancel_scripts = [said]
-        cancelling = asyncio.create_task(tracker.cancel(pending))
-        assert (await drive(service, cancelling)).paid is True
-
-
-async def test_an_unknown_withdrawal_decides_nothing(service: FakeService) -> None:
-    """The service still says pending: so does the outcome."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        pending = await tracker.sale(sale())
-        service.sales[1000]["transactionStatus"] = "Pending"
-        service.cancel_scripts = [lost]
         outcome = await drive(service, asyncio.create_task(tracker.cancel(pending)))
-        assert (outcome.paid, outcome.state) == (None, State.PENDING)
+        assert (outcome.paid, outcome.state) == (paid, State.ACCEPTED if paid else State.PENDING)
 
 
 async def test_an_unknown_withdrawal_without_anybody_to_ask(service: FakeService) -> None:
@@ -751,12 +660,10 @@ async def test_withdrawing_needs_a_path(service: FakeService) -> None:
 
 async def paid_after_it_was_given_up(service: FakeService, ledger: Ledger) -> None:
     """Returned cancelled, paid from another tab, returned once more, and the process dies."""
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE, ledger) as tracker:
         assert (await tracker.returned("id=0&clientTransactionId=form-1")).state is State.CANCELLED
     service.pay("form-1")
-    record = await ledger.get("form-1")
-    assert record is not None
+    record = await record_in(ledger, "form-1")
     await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=5001))
 
 
@@ -766,16 +673,27 @@ async def test_a_form_paid_after_it_was_given_up_is_recovered_too(service: FakeS
     await paid_after_it_was_given_up(service, ledger)
     async with tracking(service, ledger, PROFILE):
         await until(service, lambda: 5001 in service.confirmed, 5)
-    record = await ledger.get("form-1")
-    assert record is not None
+    record = await record_in(ledger, "form-1")
     assert record.state is State.ACCEPTED
 
 
-async def test_what_was_given_up_long_ago_is_left_alone(service: FakeService) -> None:
+async def test_a_form_whose_confirmation_was_carried_out_is_known_to_be_paid(service: FakeService) -> None:
+    """Given up, paid and confirmed; the answer was lost, and the process died with it, for hours."""
+    ledger = MemoryLedger()
+    await paid_after_it_was_given_up(service, ledger)
+    service.confirmed.add(5001)
+    await service.clock.advance(20 * 3600)
+    assert (await record_in(ledger, "form-1")).state is State.CANCELLED
+    async with tracking(service, ledger, PROFILE):
+        await until(service, lambda: 5001 in service.confirms, 5)
+    assert (await record_in(ledger, "form-1")).state is State.ACCEPTED
+
+
+async def test_what_was_given_up_a_day_ago_is_left_alone(service: FakeService) -> None:
     """Its links are dead, and what was paid was reversed; nor is one asked that did not come back since."""
     ledger = MemoryLedger()
     await paid_after_it_was_given_up(service, ledger)
-    await service.clock.advance(2 * 600 + 300 + 1)
+    await service.clock.advance(LOOK_BACK + 1)
     async with tracking(service, ledger, PROFILE) as tracker:
         await tracker.prepare(form("form-2"))
         await tracker.returned("id=0&clientTransactionId=form-2")
@@ -790,23 +708,10 @@ async def test_retry_after_is_taken_at_its_word_and_never_costs_the_payment(
 ) -> None:
     """0 is at once by the back-off; an hour would be after the service has reversed it."""
     service.confirm_scripts = [lambda: HttpResponse(429, {"Retry-After": wish}, b"")]
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         assert (await tracker.returned(service.pay("form-1"))).paid is None
         await until(service, lambda: 5001 in service.confirmed, within)
         assert service.clock.monotonic() >= within - 2
-
-
-async def test_a_payment_that_the_service_does_not_know_at_once_is_asked_again(service: FakeService) -> None:
-    """The browser may be quicker than the service's own books."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
-        query = service.pay("form-1")
-        found = service.sales.pop(5001)
-        assert (await tracker.returned(query)).paid is None
-        await service.clock.advance(10)
-        service.sales[5001] = found
-        await until(service, lambda: 5001 in service.confirmed, 10)
 
 
 @pytest.mark.parametrize("changes", [{"amount": 1}, {"currency": "EUR"}])
@@ -814,11 +719,9 @@ async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found
     service: FakeService, changes: dict[str, object]
 ) -> None:
     """A confirmation cannot be taken back: what was paid wrongly is reversed."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         service.pay("form-1", 5001, **changes)
-        pending = await tracker.find("form-1")
-        assert pending is not None
+        pending = await pending_of(tracker, "form-1")
         assert (await pending.check()).paid is None
         await service.clock.advance(30)
         assert not service.confirms
@@ -826,8 +729,7 @@ async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found
 
 async def test_a_fresh_return_is_asked_ahead_of_forged_ones(service: FakeService) -> None:
     """A crowd of ids that stand in line for their next try does not hold up the customer."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         for number in range(1, MOST_IDS):
             forged = asyncio.create_task(tracker.returned(f"id={number}&clientTransactionId=form-1"))
             await drive(service, forged)
@@ -878,8 +780,7 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
 
     ledger.apply = failing_apply  # type: ignore[method-assign]  # a disk that is full for a while
     ledger.get = failing_get  # type: ignore[method-assign]  # a server that is gone
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         query = service.pay("form-1")
         service.confirm_scripts = [lost] * 3
         down.set()
@@ -887,9 +788,7 @@ async def test_a_ledger_that_is_down_stops_no_confirmation(service: FakeService)
             await tracker.returned(query)
         await until(service, lambda: 5001 in service.confirmed, 10)
         down.clear()
-        pending = await tracker.find("form-1")
-        assert pending is not None
-        assert (await outcome_of(service, pending, 30)).paid is True
+        assert (await the_end(service, tracker, 30)).paid is True
 
 
 class SlowLedger(MemoryLedger):
@@ -904,21 +803,19 @@ class SlowLedger(MemoryLedger):
 async def test_a_flood_at_once_is_bounded_too(service: FakeService) -> None:
     """While the first is still being written, the others count already; the same id is written once."""
     ledger = SlowLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         flood = [
             asyncio.create_task(tracker.returned(f"id={number % 100 + 1}&clientTransactionId=form-1"))
             for number in range(300)
         ]
         await until(service, lambda: all(task.done() for task in flood))
-        assert (await events_of(ledger)).count("Returned") == MOST_IDS
+        assert (await events_of(ledger, "form-1")).count("Returned") == MOST_IDS
 
 
 async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: FakeService) -> None:
     """The record is there for the next entry; no task is left behind."""
     ledger = SlowLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND, ledger) as tracker:
         returning = asyncio.create_task(tracker.returned(service.pay("form-1")))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -944,10 +841,9 @@ async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeServ
 async def test_the_newest_of_many_returns_are_recovered(service: FakeService) -> None:
     """A thousand forged ones stand before it in the history."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger, BLIND) as tracker:
-        await tracker.prepare(form())
-    record = await ledger.get("form-1")
-    assert record is not None
+    async with prepared(service, BLIND, ledger):
+        pass
+    record = await record_in(ledger, "form-1")
     service.pay("form-1")
     for transaction_id in [*range(1, 1000), 5001]:
         await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=transaction_id))
@@ -957,20 +853,17 @@ async def test_the_newest_of_many_returns_are_recovered(service: FakeService) ->
 
 async def test_a_form_declined_and_then_paid_is_paid(service: FakeService) -> None:
     """The second card is another transaction of the same form: a correction, and not somebody else's."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, PROFILE) as tracker:
         declined = await tracker.returned(service.pay("form-1", 5001, transactionStatus="Canceled"))
-        assert declined.paid is False
+        assert (declined.paid, declined.evidence) == (False, Evidence.QUERY)
         outcome = await tracker.returned(service.pay("form-1", 5002))
         assert (outcome.paid, outcome.transaction_id) == (True, 5002)
 
 
 async def test_a_form_is_not_withdrawn(service: FakeService) -> None:
     """Only a push is; the service might say `true`, and the form be paid all the same."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form())
-        pending = await tracker.find("form-1")
-        assert pending is not None
+    async with prepared(service, PROFILE) as tracker:
+        pending = await pending_of(tracker, "form-1")
         with pytest.raises(payclient.UsageError, match="a form"):
             await tracker.cancel(pending)
     assert not service.cancels

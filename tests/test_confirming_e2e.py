@@ -93,13 +93,10 @@ async def test_a_form_paid_before_a_crash_is_confirmed_and_not_reversed(tmp_path
         async with payclient.PaySession(service.url, "token", profile="payphone") as session:
             other = await session.prepare(
                 payclient.PrepareRequest(
-                    amount_without_tax=100,
-                    currency="USD",
-                    client_transaction_id="form-2",
-                    store_id="S1",
+                    amount_without_tax=100, currency="USD", client_transaction_id="form-2", store_id="S1",
                     response_url="https://shop.example/back",
                 )
-            )
+            )  # fmt: skip
         await service.pay(other.payment_id)
         await clock.advance(240)  # the machine comes back after four minutes
         async with running(SECOND, service.url, ledger) as shop:
@@ -124,14 +121,10 @@ async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
         for number, quicker in enumerate((False, True)):
             pending = await tracker.sale(
                 payclient.SaleRequest(
-                    phone_number=f"098411122{number}",
-                    country_code="593",
-                    amount_without_tax=100,
-                    currency="USD",
-                    client_transaction_id=f"order-{number}",
-                    store_id="S1",
+                    phone_number=f"098411122{number}", country_code="593", amount_without_tax=100,
+                    currency="USD", client_transaction_id=f"order-{number}", store_id="S1",
                 )
-            )
+            )  # fmt: skip
             assert pending.transaction_id is not None
             if quicker:
                 await service.approve(pending.transaction_id)
@@ -140,13 +133,10 @@ async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
             assert outcome.paid is quicker
         form = await tracker.prepare(
             payclient.PrepareRequest(
-                amount_without_tax=100,
-                currency="USD",
-                client_transaction_id="form-3",
-                store_id="S1",
+                amount_without_tax=100, currency="USD", client_transaction_id="form-3", store_id="S1",
                 response_url="https://shop.example/back",
             )
-        )
+        )  # fmt: skip
         back = await service.cancel_form(form.payment_id)
         assert back is not None
         outcome = await tracker.returned(back.partition("?")[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +12,21 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, answer, lost_answer, lost_request, outcome_of, refusal, sale
+from fake_service import (
+    PROFILE,
+    FakeService,
+    Script,
+    answer,
+    form,
+    hint,
+    lost_answer,
+    lost_request,
+    outcome_of,
+    pending_of,
+    record_in,
+    refusal,
+    sale,
+)
 from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -67,14 +81,6 @@ def service() -> Accounts:
     return Accounts()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
-    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'charges.db'}"
-    opened = await payclient.open_ledger(url)
-    yield opened
-    await opened.aclose()
-
-
 @asynccontextmanager
 async def tracking(
     service: FakeService,
@@ -87,24 +93,34 @@ async def tracking(
         yield tracker
 
 
-async def found(tracker: payclient.Tracker, identifier: str = "order-17") -> payclient.PendingSale:
-    pending = await tracker.find(identifier)
-    assert pending is not None
-    return pending
+async def sold(
+    service: Accounts, ledger: Ledger, *scripts: Script, ids: Sequence[str] = ("order-17",)
+) -> None:
+    """Sales of two customers under the first token, by a process that ends then."""
+    service.scripts = list(scripts)
+    async with tracking(service, ledger, "token-1") as tracker:
+        for identifier in ids:
+            await tracker.sale(sale(identifier, "0984111222" if identifier == "order-17" else "0984111333"))
+
+
+async def ended(service: Accounts, ledger: Ledger, token: str) -> payclient.Outcome:
+    """What a process with this token says at the end."""
+    async with tracking(service, ledger, token) as tracker:
+        return await outcome_of(service, await pending_of(tracker), ledger=ledger)
+
+
+BOTH = ("order-17", "order-18")
 
 
 async def test_another_accounts_not_found_proves_nothing(
     service: Accounts, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An executed charge stays unknown under another token, is not sent again, and one warning says why."""
-    service.scripts = [lost_answer, lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
-        await tracker.sale(sale("order-18", "0984111333"))
+    await sold(service, ledger, lost_answer, lost_answer, ids=BOTH)
     service.decide("Aceptado")
     async with tracking(service, ledger, "token-2") as tracker:
         for identifier in ("order-17", "order-18"):
-            outcome = await outcome_of(service, await found(tracker, identifier))
+            outcome = await outcome_of(service, await pending_of(tracker, identifier))
             assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
         await service.clock.advance(100_000)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
@@ -114,19 +130,15 @@ async def test_another_accounts_not_found_proves_nothing(
         'order-17: sent under another token than the one in use, whose "not found" proves nothing; '
         "use one ledger for each account"
     ]
-    async with tracking(service, ledger, "token-1") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is True
+    assert (await ended(service, ledger, "token-1")).paid is True
     assert service.posted == {"order-17": 1, "order-18": 1}
     assert "token-" not in caplog.text
 
 
 async def test_the_same_token_proves_absence(service: Accounts, ledger: Ledger) -> None:
     """After a restart too: the digest stands in the ledger."""
-    service.scripts = [lost_request]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
-    async with tracking(service, ledger, "token-1") as tracker:
-        outcome = await outcome_of(service, await found(tracker), ledger=ledger)
+    await sold(service, ledger, lost_request)
+    outcome = await ended(service, ledger, "token-1")
     assert (outcome.state, outcome.evidence) == (State.REFUSED, Evidence.ABSENT)
 
 
@@ -135,13 +147,9 @@ async def test_a_rotated_token_proves_itself_by_what_it_finds(
     sees: bool, service: Accounts, ledger: Ledger
 ) -> None:
     """A token that finds what the old one made is the same account's; one that finds nothing of it is not."""
-    service.scripts = [lost_request]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
-        await tracker.sale(sale("order-18", "0984111333"))
+    await sold(service, ledger, lost_request, ids=BOTH)
     service.accounts = {"token-9": "shop" if sees else "other"}
-    async with tracking(service, ledger, "token-9") as tracker:
-        outcome = await outcome_of(service, await found(tracker))
+    outcome = await ended(service, ledger, "token-9")
     assert outcome.paid is (False if sees else None)
     assert outcome.state is (State.REFUSED if sees else State.UNKNOWN)
 
@@ -150,16 +158,13 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
     service: Accounts, ledger: Ledger
 ) -> None:
     """Only the transaction that our own answer named says whose it is: another's order-18 looks like ours."""
-    service.scripts = [lost_request, lost_request]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
-        await tracker.sale(sale("order-18", "0984111333"))
+    await sold(service, ledger, lost_request, lost_request, ids=BOTH)
     # As another shop of the same merchant may have sent it, from another ledger.
     async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
         await tracker.sale(sale("order-18", "0984111333"))
     async with tracking(service, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        outcome = await outcome_of(service, await found(tracker))
+        outcome = await outcome_of(service, await pending_of(tracker))
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
 
 
@@ -169,25 +174,21 @@ async def test_another_accounts_sale_of_the_same_id_decides_nothing(
     service: Accounts, ledger: Ledger, state: str, named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its order has our id, amount and currency: our unknown sale stays unknown, with one conflict."""
-    service.scripts = [lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
+    await sold(service, ledger, lost_answer)
     async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
         theirs = (await tracker.sale(sale())).transaction_id
         assert theirs is not None
         service.decide(state, theirs)
     async with tracking(service, ledger, "token-2") as tracker:
         if named:
-            hint = payclient.Notification(transaction_id=theirs, client_transaction_id="order-17")
-            await tracker.notify(hint)
-        outcome = await outcome_of(service, await found(tracker))
+            await tracker.notify(hint(theirs))
+        outcome = await outcome_of(service, await pending_of(tracker))
         assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, None)
     events = [change.event for change in await ledger.history("order-17")]
     assert events.count("Conflicted") == 1
     service.decide("Cancelado")
-    async with tracking(service, ledger, "token-1") as tracker:
-        outcome = await outcome_of(service, await found(tracker))
-        assert (outcome.state, outcome.transaction_id) == (State.CANCELLED, 1000)
+    outcome = await ended(service, ledger, "token-1")
+    assert (outcome.state, outcome.transaction_id) == (State.CANCELLED, 1000)
     assert service.posted == {"order-17": 2}
     assert sum("found under other credentials" in each for each in caplog.messages) == 1
 
@@ -197,39 +198,30 @@ async def test_another_account_takes_no_candidate_away(service: Accounts, ledger
     service.scripts = [lost_answer]
     async with tracking(service, ledger, "token-1") as tracker:
         await tracker.sale(sale())
-        await tracker.notify(payclient.Notification(transaction_id=1001, client_transaction_id="order-17"))
+        await tracker.notify(hint(1001))
     async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
         assert (await tracker.sale(sale("order-18"))).transaction_id == 1001
-    async with tracking(service, ledger, "token-2") as tracker:
-        await outcome_of(service, await found(tracker), ledger=ledger)
-    record = await ledger.get("order-17")
-    assert record is not None
+    await ended(service, ledger, "token-2")
+    record = await record_in(ledger)
     assert record.candidate_ids == (1001,)
 
 
 async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts, ledger: Ledger) -> None:
     """After a long stop all that was pending is expired; what it finds of one teaches about an unknown one."""
-    service.scripts = [FakeService.take, lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale("order-18", "0984111333"))
-        await tracker.sale(sale())
+    await sold(service, ledger, FakeService.take, lost_answer, ids=BOTH[::-1])
     service.decide("Aceptado", 1001)
     service.accounts = {"token-9": "shop"}
     await service.clock.advance(3600)
     async with tracking(service, ledger, "token-9") as tracker:
-        await outcome_of(service, await found(tracker, "order-18"), ledger=ledger)
-        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is True
+        await outcome_of(service, await pending_of(tracker, "order-18"), ledger=ledger)
+        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is True
 
 
 async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, ledger: Ledger) -> None:
     """Its customer came back cancelled, and another account's form of the same id is cancelled: ours is not."""
     profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    form = payclient.PrepareRequest(
-        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id="form-1", store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
     async with tracking(service, ledger, "token-1", profile) as tracker:
-        await tracker.prepare(form)
+        await tracker.prepare(form())
     service.pay("form-1", statusCode=2, transactionStatus="Canceled")
     service.owners[5001] = "other"
     async with tracking(service, ledger, "token-2", profile) as tracker:
@@ -239,10 +231,7 @@ async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Account
 
 async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledger) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
-    service.scripts = [FakeService.take, lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale("order-18", "0984111333"))
-        await tracker.sale(sale())
+    await sold(service, ledger, FakeService.take, lost_answer, ids=BOTH[::-1])
     service.decide("Aceptado", 1001)
     other = Accounts()
     other.clock = service.clock
@@ -251,11 +240,10 @@ async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledge
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is None
+        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
         await tracker.sale(sale())
     assert other.posted == {"another-1": 1}
-    async with tracking(service, ledger, "token-1") as tracker:
-        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is True
+    assert (await ended(service, ledger, "token-1")).paid is True
     assert service.posted == {"order-18": 1, "order-17": 1}
 
 
@@ -264,8 +252,7 @@ async def test_a_number_alone_decides_nothing_under_another_token(
     service: Accounts, ledger: Ledger, state: str
 ) -> None:
     """Another account's transaction has our number and amount, and none there has our client transaction id."""
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
+    await sold(service, ledger)
     other = Accounts()
     other.clock = service.clock
     async with tracking(other, await payclient.open_ledger("memory:"), "token-2") as tracker:
@@ -273,18 +260,17 @@ async def test_a_number_alone_decides_nothing_under_another_token(
     other.decide(state)
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
         await service.clock.advance(2000)
-        assert (await found(tracker)).outcome.paid is None
+        assert (await pending_of(tracker)).outcome.paid is None
     service.decide("Aceptado" if state == "Cancelado" else "Cancelado")
     async with tracking(service, ledger, "token-1") as tracker:
-        assert (await (await found(tracker)).check()).paid is (state == "Cancelado")
+        assert (await (await pending_of(tracker)).check()).paid is (state == "Cancelado")
 
 
 async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledger: Ledger) -> None:
     """A report without our client transaction id proves no account, and the query by that id finds the sale."""
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
+    await sold(service, ledger)
     service.accounts = {"token-9": "shop"}
     service.decide("Aceptado")
     shipped = service.status
@@ -294,8 +280,7 @@ async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledge
         return HttpResponse(found.status, {}, found.body.replace(b"clientTransactionId", b"other"))
 
     service.status = short  # type: ignore[method-assign]  # reports without our id
-    async with tracking(service, ledger, "token-9") as tracker:
-        assert (await outcome_of(service, await found(tracker))).paid is True
+    assert (await ended(service, ledger, "token-9")).paid is True
     assert [path for _, path in service.asked] == ["/api/Sale/1000", "/api/Sale/client/order-17"]
 
 
@@ -328,10 +313,8 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Account
     assert two is not None
     assert one.credentials != two.credentials
     service.accounts["token-1"] = "shop"
-    async with tracking(service, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is None
-    async with tracking(service, ledger, "token-1") as tracker:
-        assert (await outcome_of(service, await found(tracker), ledger=ledger)).paid is False
+    assert (await ended(service, ledger, "token-2")).paid is None
+    assert (await ended(service, ledger, "token-1")).paid is False
 
 
 async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
@@ -359,24 +342,18 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
     service: Accounts, ledger: Ledger
 ) -> None:
     """Absence needs each candidate not found under a token that may say so."""
-    service.scripts = [lost_answer]
-    async with tracking(service, ledger, "token-1") as tracker:
-        await tracker.sale(sale())
+    await sold(service, ledger, lost_answer)
     async with tracking(service, ledger, "token-2") as tracker:
-        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
-        assert (await outcome_of(service, await found(tracker))).paid is None
+        await tracker.notify(hint())
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
 
 
 async def test_a_form_is_not_given_up_under_another_token(service: Accounts, ledger: Ledger) -> None:
     """Its customer came back cancelled, and another account knows of no payment: that is nobody's word."""
     profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
-    form = payclient.PrepareRequest(
-        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id="form-1", store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
     back = "id=0&clientTransactionId=form-1"
     async with tracking(service, ledger, "token-1", profile) as tracker:
-        await tracker.prepare(form)
+        await tracker.prepare(form())
     async with tracking(service, ledger, "token-2", profile) as tracker:
         outcome = await tracker.returned(back)
         assert (outcome.state, outcome.paid) == (State.PENDING, None)

@@ -30,13 +30,9 @@ def test_the_demo_agrees_with_what_the_simulator_did(
     directory = tmp_path / "demo"
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "payclient", "demo", "--dir", str(directory)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+        [sys.executable, "-m", "payclient", "demo", "--dir", str(directory)], cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     print(f"the demo took {time.monotonic() - began:.1f} s")
     assert done.returncode == 0, done.stderr
     pairs = re.findall(r"(accepted|cancelled|expired|refused) +(\d+) +(\d+) \w+ +equal", done.stdout)

@@ -21,13 +21,9 @@ ENVIRON = {
 
 def sale(number: int) -> payclient.SaleRequest:
     return payclient.SaleRequest(
-        phone_number=f"098411122{number}",
-        country_code="593",
-        amount_without_tax=100,
-        currency="USD",
-        client_transaction_id=f"order-{number}",
-        store_id="S1",
-    )
+        phone_number=f"098411122{number}", country_code="593", amount_without_tax=100, currency="USD",
+        client_transaction_id=f"order-{number}", store_id="S1",
+    )  # fmt: skip
 
 
 async def test_a_tracker_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,76 +14,19 @@ import payclient
 
 #: Written down: a name that comes or goes is a decision. Plumbing is imported from its module.
 NAMES = [
-    "DOCUMENT",
-    "PAYPHONE",
-    "AlreadyPaidError",
-    "Attentive",
-    "BillTo",
-    "ChargeResult",
-    "ConfigurationError",
-    "CustomerBusyError",
-    "DifferentRequestError",
-    "Exchange",
-    "Fixed",
-    "FormLink",
-    "Health",
-    "InvalidNotificationError",
-    "InvalidRequestError",
-    "LedgerError",
-    "LedgerInUseError",
-    "LedgerMissingError",
-    "LedgerUnavailableError",
-    "LineItem",
-    "NotCancellableError",
-    "NotCreatedError",
-    "NotReversibleError",
-    "NotSentError",
-    "Notification",
-    "Order",
-    "Outcome",
-    "OutcomeUnknownError",
-    "PayError",
-    "PaySession",
-    "PaymentForm",
-    "PendingSale",
-    "PrepareRequest",
-    "PrepareResult",
-    "Purchase",
-    "PurchaseOpenError",
-    "RateLimitedError",
-    "Receipt",
-    "RefusedError",
-    "SaleRequest",
-    "SaleResult",
-    "Schedule",
-    "ServiceProfile",
-    "State",
-    "StatusReport",
-    "StatusSource",
-    "Steps",
-    "StillPendingError",
-    "Timeouts",
-    "Tracker",
-    "TrackerClosedError",
-    "TransactionRef",
-    "TransitionError",
-    "TransportError",
-    "UnauthorizedError",
-    "UsageError",
-    "ValidationFailedError",
-    "acknowledgement",
-    "as_decided",
-    "charge_all",
-    "derive_id",
-    "notification_url",
-    "open_ledger",
-    "open_tracker",
-    "open_tracker_from_env",
-    "parse_external_notification",
-    "parse_notification",
-    "split_tax",
-    "to_cents",
-]
+    "DOCUMENT", "PAYPHONE", "AlreadyPaidError", "Attentive", "BillTo", "ChargeResult", "ChargeRow",
+    "ConfigurationError", "CustomerBusyError", "DifferentRequestError", "Exchange", "Fixed", "FormLink",
+    "Health", "InvalidNotificationError", "InvalidRequestError", "LedgerError", "LedgerInUseError",
+    "LedgerMissingError", "LedgerUnavailableError", "LineItem", "NotCancellableError", "NotCreatedError",
+    "NotReversibleError", "NotSentError", "Notification", "Order", "Outcome", "OutcomeUnknownError",
+    "PayError", "PaySession", "PaymentForm", "PendingSale", "PrepareRequest", "PrepareResult", "Purchase",
+    "PurchaseOpenError", "RateLimitedError", "Receipt", "RefusedError", "SaleRequest", "SaleResult",
+    "Schedule", "ServiceProfile", "State", "StatusReport", "StatusSource", "Steps", "StillPendingError",
+    "Timeouts", "Tracker", "TrackerClosedError", "TransactionRef", "TransitionError", "TransportError",
+    "UnauthorizedError", "UsageError", "ValidationFailedError", "acknowledgement", "as_decided",
+    "charge_all", "derive_id", "notification_url", "open_ledger", "open_tracker", "open_tracker_from_env",
+    "parse_external_notification", "parse_notification", "split_tax", "to_cents",
+]  # fmt: skip
 
 
 def test_the_face_is_pinned() -> None:
@@ -95,8 +38,10 @@ def test_the_face_is_pinned() -> None:
 def test_nothing_is_loaded_that_is_not_declared() -> None:
     """The face imports no public name beside those; submodules aside."""
     tree = ast.parse(Path(payclient.__file__).read_bytes())
-    imported = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    imported = [alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert sorted(imported) == sorted(payclient.__all__)
+    assert {*payclient.__all__} <= {*dir(payclient)}
 
 
 @pytest.mark.parametrize("name", ["simulator", "sync", "web"])
@@ -136,14 +81,14 @@ def test_every_annotation_of_a_public_function_is_real(name: str) -> None:
 
 
 def test_a_class_name_occurs_once_and_no_module_is_a_gerund() -> None:
-    """A name leads to one thing; the blocking twins of `sync` have the names of what they wrap."""
+    """A name leads to one thing, but for the three twins of `sync`."""
+    # On purpose: they mirror `payclient.Tracker` and its like, so that the guides hold for both faces, and a program
+    # goes from one to the other by its import.
     root = Path(payclient.__file__).parent
     twins = {f"sync.{name}" for name in ("Charges", "PendingSale", "Tracker")}
     seen: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
-        assert not path.stem.endswith("ing") or path.stem == "sharing", (
-            path
-        )  # of what is shared between processes
+        assert not path.stem.endswith("ing"), path
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.ClassDef) and f"{path.stem}.{node.name}" not in twins:
                 assert seen.setdefault(node.name, str(path)) == str(path), node.name

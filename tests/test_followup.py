@@ -15,6 +15,7 @@ from payclient.events import (
     Decision,
     Event,
     Evidence,
+    Exhausted,
     Expired,
     Found,
     Lost,
@@ -40,27 +41,18 @@ def policy(
     schedule: Schedule | None = None, *, can_query: bool = True, by_client: bool = True, by_id: bool = True
 ) -> Policy:
     return Policy(
-        schedule or Attentive(),
-        can_query=can_query,
-        proves_absence=can_query and by_client,
-        by_transaction_id=can_query and by_id,
-        follows_forms=by_client,
-        sale_window=WINDOW,
-        form_window=600.0,
-        total_timeout=30.0,
-        absent_after=600.0,
-    )
+        schedule or Attentive(), can_query=can_query, proves_absence=can_query and by_client,
+        by_transaction_id=can_query and by_id, follows_forms=by_client, sale_window=WINDOW,
+        form_window=600.0, total_timeout=30.0, absent_after=600.0,
+    )  # fmt: skip
 
 
 def record(kind: str = "sale", state: State = State.PENDING) -> Record:
     """As the ledger has it: a sale that was answered, lost or recovered, or a form."""
     fresh = Record(
-        client_transaction_id=ID,
-        kind=kind,
-        amount=1150,
-        currency="USD",
+        client_transaction_id=ID, kind=kind, amount=1150, currency="USD",
         credentials=CREDENTIALS.keyed(TOKEN),
-    )
+    )  # fmt: skip
     if state is State.UNKNOWN:
         return advance(fresh, Lost(at=1.0, expires_at=WINDOW + 30.0))
     return advance(fresh, Created(at=1.0, transaction_id=OURS, expires_at=WINDOW + 1.0))
@@ -117,9 +109,42 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
         raise AssertionError("it is never exhausted")
     assert now <= ask.expires + 3600.0
     ask.exhausted = True
-    # Where nothing can be queried it is looked at until the ledger has taken the end of its follow-up.
-    while rules.can_query and (when := rules.recheck(ask, now)) is not None:
+    if rules.is_over(ask, now):
+        ask.record = advance(ask.record, Exhausted(at=now))
+    while (when := rules.recheck(ask, now)) is not None:
         assert now < when <= ask.expires + 86400.0
+        now = when
+
+
+@given(POLICIES.filter(lambda rules: not rules.can_query), RECORDS)
+def test_where_nothing_can_be_queried_each_later_look_is_a_write(rules: Policy, kept: Record) -> None:
+    """Of the expiry, or of its end, which the ledger could not take yet; nothing is looked at for nothing."""
+    ask = follow(rules, kept)
+    for event in (None, Expired, Exhausted):
+        if event is not None and kept.state is State.PENDING:
+            ask.record = advance(ask.record, event(at=ask.expires))
+        ask.exhausted, now = True, ask.expires + 20.0
+        assert rules.after(ask, now) is None
+        due = rules.expires_now(ask, now) or rules.is_over(ask, now)
+        assert (rules.recheck(ask, now) is not None) is due
+
+
+def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() -> None:
+    """Without its answer nothing is proven; with one failure the proof is not given up."""
+    rules, kept = policy(), advance(record(state=State.UNKNOWN), Notified(at=1.0, transaction_id=OURS))
+    ask = follow(rules, kept)
+    found = rules.findings(ask, 0.0)
+    ask.final_queries, found.absent_at, ask.queried_at, now = 7, 620.0, 620.0, 680.0
+    found.client_queried_at = 620.0
+    for _ in range(2):
+        query = rules.next_query(ask, now)
+        assert query.candidate_id == OURS
+        found.unanswered(query.candidate_id)
+        found.failures += 1
+        ask.queried_at = now
+        when = rules.after(ask, now)
+        assert when is not None
+        assert when > now
         now = when
 
 
@@ -194,15 +219,12 @@ def test_every_candidate_has_its_turn_and_so_has_our_own_id(
 
 
 REPORTS = st.builds(
-    StatusReport,
-    state=st.sampled_from(["Pendiente", "Aceptado", "Cancelado", None]),
+    StatusReport, state=st.sampled_from(["Pendiente", "Aceptado", "Cancelado", None]),
     transaction_id=st.sampled_from([None, OURS, 2000]),
-    client_transaction_id=st.sampled_from([None, ID, "order-18"]),
-    amount=st.sampled_from([None, 1150, 1]),
-    currency=st.sampled_from([None, "USD", "EUR"]),
-    also_accepted=st.sampled_from([(), (3000,)]),
+    client_transaction_id=st.sampled_from([None, ID, "order-18"]), amount=st.sampled_from([None, 1150, 1]),
+    currency=st.sampled_from([None, "USD", "EUR"]), also_accepted=st.sampled_from([(), (3000,)]),
     unreadable=st.sampled_from([(), ("amount",)]),
-)
+)  # fmt: skip
 HINTS = st.one_of(
     st.builds(Notified, at=st.floats(0.0, 1000.0), transaction_id=st.sampled_from([OURS, 2000])),
     st.builds(Returned, at=st.floats(0.0, 1000.0), transaction_id=st.sampled_from([None, OURS, 2000])),
@@ -299,8 +321,9 @@ def test_a_form_is_paid_only_by_a_confirmation_of_that_very_payment(
 def test_the_table_lets_only_words_and_proofs_decide(state: State, kind: type[Event]) -> None:
     """Whatever the state: hints, clocks and losses leave `paid` as it was."""
     target = TRANSITIONS[state].get(kind)
+    a_persons_word = {Evidence.OPERATOR, Evidence.LISTED}
     if target is not None and target.paid is not None:
-        words = {Evidence.ANSWER, Evidence.QUERY, Evidence.ABSENT, Evidence.OPERATOR, Evidence.NOT_SENT}
+        words = {Evidence.ANSWER, Evidence.QUERY, Evidence.ABSENT, Evidence.NOT_SENT} | a_persons_word
         assert kind.evidence in words or kind in (Abandoned, Withdrawn)
-    assert not issubclass(kind, Decision) or kind.evidence is Evidence.OPERATOR
+    assert not issubclass(kind, Decision) or kind.evidence in a_persons_word
     assert kind not in (Recovered, Lost, Expired) or target is None or target.paid is None

@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import inspect
 import io
+import logging
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +54,11 @@ def is_module(example: str) -> bool:
 
 # What the blocks print, in the order in which they stand.
 PRINTED = {
-    "README": "True 1001",
-    "start": "order-17 True",
-    "payphone": "True",
-    "batch": "None",
-    "es/empezar": "True",
-    "forms": "200 origin",
-    "operations": "0",
-    "profile": "shop 600",
-    "sync": "order-17 True",
-    "errors": "Amount: must be 1 to",
+    "README": "True 1001", "start": "order-17 True", "payphone": "True", "batch": "None",
+    "es/empezar": "True", "forms": "200 origin", "operations": "0", "fulfilment": "[('order-17', 1)]",
+    "logs": "", "profile": "shop 600", "sync": "order-17 True", "errors": "Amount: must be 1 to",
     "testing": "",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -72,6 +67,7 @@ async def test_every_python_example_runs(
 ) -> None:
     """Each block is run as it stands, but for the address of the service, in the order of the document."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("payclient"), "handlers", [])
     Path("shop.toml").write_text(blocks("toml", "profile")[0], encoding="utf-8")
     # The customers answer at once, sooner than it is likely: query as soon.
     answers = Answers(approve=1.0, reject=0.0, ignore=0.0, delay=lambda random: 0.01)
@@ -189,11 +185,42 @@ def test_the_error_tree_is_the_modules() -> None:
     assert [name for name in errors if name not in blocks("", "errors")[0]] == []
 
 
-def test_the_loggers_are_the_codes() -> None:
-    """The guide lists each logger that exists, and no other."""
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "payclient").rglob("*.py"))
-    loggers = set(re.findall(r'getLogger\("(payclient\.[\w.]+)"\)', code)) - {"payclient.simulator"}
-    assert loggers == set(re.findall(r"`(payclient\.\w+)` \|", text("operations")))
+def logged(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Event, logger and level of each log record that a module makes."""
+    code = path.read_text(encoding="utf-8")
+    name = re.search(r'getLogger\("(payclient\.\w+)"\)', code)
+    logger = name.group(1) if name else f"payclient.{path.parent.name}"
+    for call in ast.walk(ast.parse(code)):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name("logger"), attr=level), keywords=keywords):
+                extra = [each.value for each in keywords if each.arg == "extra"]
+            case ast.Call(func=ast.Attribute(attr="say"), args=[ast.Constant(value=str(event)), *_]):
+                yield event, "payclient.tracker", "warning"
+                continue
+            case ast.Call(
+                func=ast.Name("log"),
+                args=[ast.Constant(value=str(level)), ast.Constant(value=str(event)), *_],
+            ):
+                yield event, "payclient.tracker", level
+                continue
+            case _:
+                continue
+        match extra:
+            case [ast.Call(func=ast.Name("details"), args=[ast.Constant(value=str(event)), *_])]:
+                yield event, logger, level
+            case _ if path.name != "log.py":  # `log` itself
+                pytest.fail(f"{path}:{call.lineno} logs without an event name")
+
+
+def test_the_events_of_the_log_are_the_codes() -> None:
+    """The guide lists each event that is logged, with its logger and level, and no other."""
+    modules = [
+        path for path in (ROOT / "payclient").rglob("*.py") if not {"simulator", "cli"} & set(path.parts)
+    ]
+    events = {row for path in modules for row in logged(path)}
+    listed = re.findall(r"^\| `(\w+)` \| `(payclient\.\w+)` \| (\w+) \|", text("logs"), re.MULTILINE)
+    assert set(listed) == events
+    assert len(listed) == len({event for event, _, _ in events})
 
 
 def test_every_setting_of_a_profile_is_explained() -> None:

@@ -20,8 +20,10 @@ from asgi import ask
 from fake_ledgers import FailingLedger
 from fake_service import PROFILE, FakeService, lost_answer, refusal, sale, tracking
 from manual_clock import ManualClock
+from payclient.ledger import postgres as postgres_ledger
 from payclient.profile import PAYPHONE
 from payclient.session import PaySession
+from ports import served
 from postgres_server import PostgresServer
 
 
@@ -168,17 +170,8 @@ async def answers(kind: str, tracker: payclient.Tracker) -> tuple[int, str, dict
     app = web.Application()
     app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(lambda: nullcontext(tracker)))
     app.add_routes([payclient.web.aiohttp.health_route("/health")])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with (
-            aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session,
-            session.get("/health") as answer,
-        ):
-            return answer.status, answer.headers["Content-Type"], await answer.json()
-    finally:
-        await runner.cleanup()
+    async with served(app) as url, aiohttp.ClientSession(url) as session, session.get("/health") as answer:
+        return answer.status, answer.headers["Content-Type"], await answer.json()
 
 
 @pytest.mark.parametrize("kind", ["aiohttp", "starlette"])
@@ -210,8 +203,11 @@ async def test_sqlite(tmp_path: Path) -> None:
     assert not (await tracker.health()).ok
 
 
-async def test_postgresql_that_stops_or_takes_no_writes(postgres: PostgresServer, new_database: str) -> None:
+async def test_postgresql_that_stops_or_takes_no_writes(
+    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after a failover to a standby; each process says it of itself, and recovers."""
+    monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
     ledger = await payclient.open_ledger(postgres.url(new_database))
     async with (
         PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,
@@ -231,5 +227,5 @@ async def test_postgresql_that_stops_or_takes_no_writes(postgres: PostgresServer
         postgres.start()
         async with asyncio.timeout(30):
             while not (await tracker.health()).ok:  # noqa: ASYNC110 - connecting takes real time
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.01)
     await ledger.aclose()

@@ -54,20 +54,15 @@ PATHS: dict[State, tuple[Event, ...]] = {
     State.CANCELLED: (Created(at=NOW, transaction_id=7, expires_at=NOW + 300), FoundCancelled(at=NOW)),
     State.REFUSED: (Refused(at=NOW, error_type="NotCreated", error_code=22, messages=("no",)),),
 }
-PATHS[State.REVERSING] = (*PATHS[State.ACCEPTED], ReversalPermitted(at=NOW + 1, expires_at=NOW + 31))
+PATHS[State.REVERSING] = (*PATHS[State.ACCEPTED], ReversalPermitted(at=NOW + 1, expires_at=NOW + 1))
 PATHS[State.REVERSED] = (*PATHS[State.REVERSING], Reversed(at=NOW + 2))
 
 
 def _one(kind: type[Event]) -> Event:
     words: dict[str, Any] = {
-        "transaction_id": 7,
-        "expires_at": NOW + 309,
-        "error_type": "NotCreated",
-        "actor": "ana",
-        "reason": "seen",
-        "what": "amount",
-        "also": ("other",),
-    }
+        "transaction_id": 7, "expires_at": NOW + 309, "error_type": "NotCreated", "actor": "ana",
+        "reason": "seen", "what": "amount", "also": ("other",),
+    }  # fmt: skip
     names = {field.name for field in attrs.fields(kind)}
     return kind(at=NOW + 9, **{name: value for name, value in words.items() if name in names})
 
@@ -410,6 +405,13 @@ async def test_changes(ledger: Ledger) -> None:
     assert set(feed) <= set(await ledger.history("order-1"))
 
 
+async def test_a_reversal_is_news_from_its_permit_on(ledger: Ledger) -> None:
+    """Nobody may take for paid what is about to be given back."""
+    await brought(ledger, State.REVERSED)
+    told = [(change.event, change.after) for change in await ledger.changes()]
+    assert told[1:] == [("ReversalPermitted", State.REVERSING), ("Reversed", State.REVERSED)]
+
+
 HOSTILE = "\x00\ud800\x1b[31m=cmd()" + "ñ" * 2000
 
 
@@ -426,6 +428,28 @@ async def test_hostile_text_blocks_no_record(ledger: Ledger) -> None:
     assert {len(text) for text in (*after.messages, after.error_type or "")} == {500}
     assert all(text.isprintable() for text in after.messages)
     assert len((await ledger.history("order-1"))[-1].detail or "") < 5000
+
+
+@pytest.mark.parametrize(
+    "receipt", ['{"code": "\ud800\x00"}', '{"code": "\\u0000"}', "[1]", "{", '{"code": "ñ"}'], ids=range(5)
+)
+async def test_a_hostile_receipt_blocks_no_record(ledger: Ledger, receipt: str) -> None:
+    """That it is paid is written whatever the receipt is; a sound one is kept."""
+    record = await brought(ledger, State.PENDING)
+    after = await ledger.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7, receipt=receipt))
+    assert after == await ledger.get("order-1")
+    assert after.state is State.ACCEPTED
+    assert (after.receipt is None) is (receipt in ("[1]", "{") or "\x00" in receipt)
+
+
+async def test_a_late_answer_without_credentials(ledger: Ledger) -> None:
+    """Where nobody knows the account, an equal transaction may be another account's, whichever event came before."""
+    for name in ("order-1", "order-2"):
+        record = attrs.evolve(fresh(name), credentials=b"")
+        await ledger.permit(record)
+        if name == "order-2":
+            await ledger.apply(record, Lost(at=NOW, expires_at=NOW + 330))
+        assert (await ledger.apply(record, PATHS[State.PENDING][0])).transaction_id == 7
 
 
 async def test_hostile_words_of_a_person(ledger: Ledger) -> None:
@@ -509,31 +533,15 @@ async def test_values_that_no_column_takes(url: str) -> None:
     """One caller's impossible value fails that caller, not those of the same batch and look-up."""
     ledger = await open_ledger(url)
     answers = await asyncio.gather(
-        ledger.permit(fresh("a")),
-        ledger.permit(fresh("\ud800")),
-        ledger.permit(attrs.evolve(fresh("big"), amount=2**70)),
-        ledger.permit(fresh("b")),
-        ledger.get("a"),
-        ledger.get("\ud800"),
-        ledger.get_many(["a", "c"]),
-        ledger.history("\ud800"),
-        ledger.changes(2**70),
-        ledger.changes(),
-        return_exceptions=True,
-    )
+        ledger.permit(fresh("a")), ledger.permit(fresh("\ud800")),
+        ledger.permit(attrs.evolve(fresh("big"), amount=2**70)), ledger.permit(fresh("b")), ledger.get("a"),
+        ledger.get("\ud800"), ledger.get_many(["a", "c"]), ledger.history("\ud800"), ledger.changes(2**70),
+        ledger.changes(), return_exceptions=True,
+    )  # fmt: skip
     fails = LedgerUnavailableError
     assert [type(each) for each in answers] == [
-        bool,
-        fails,
-        fails,
-        bool,
-        Record,
-        fails,
-        dict,
-        fails,
-        fails,
-        list,
-    ]
+        bool, fails, fails, bool, Record, fails, dict, fails, fails, list,
+    ]  # fmt: skip
     assert answers[6] == {"a": answers[4]}
     with pytest.raises(LedgerUnavailableError) as caught:
         await ledger.apply(fresh("a"), Created(at=NOW, transaction_id=2**70, expires_at=NOW))
@@ -542,7 +550,7 @@ async def test_values_that_no_column_takes(url: str) -> None:
     await ledger.aclose()
 
 
-def test_another_loop_and_a_child(url: str) -> None:
+def test_another_loop_and_a_child(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger belongs to the loop and the process that opened it."""
 
     async def use(ledger: Ledger, words: str) -> None:
@@ -550,9 +558,9 @@ def test_another_loop_and_a_child(url: str) -> None:
             await ledger.get("a")
 
     async def forked(ledger: StoredLedger) -> None:
-        ledger._process = -1
-        await use(ledger, "fork")
-        ledger._process = os.getpid()
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: -1)
+            await use(ledger, "fork")
         await ledger.aclose()
 
     async def main() -> Ledger:

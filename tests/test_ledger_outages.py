@@ -267,7 +267,7 @@ def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
 
     async def work() -> None:
         begin = asyncio.get_running_loop().time()
-        jump_after(0.1)
+        jump_after(0.02)
         with pytest.raises(
             LedgerUnavailableError, match=r"no more connections .* tried again for 30 s"
         ) as caught:
@@ -304,7 +304,7 @@ def test_hosts_that_are_all_away() -> None:
     front = Front(1, 1_000_000)
 
     async def work() -> None:
-        jump_after(0.1)
+        jump_after(0.02)
         hosts = f"127.0.0.1:{front.port},127.0.0.1:1"
         with pytest.raises(LedgerUnavailableError, match="no more connections"):
             await open_ledger(f"postgresql://payclient@{hosts}/shop?sslmode=disable")
@@ -323,7 +323,7 @@ def test_an_outage_is_logged_once_a_minute(
         ledger = await open_ledger(f"postgresql://payclient@127.0.0.1:{front.port}/{name}?sslmode=disable")
         assert await ledger.permit(fresh())
         caplog.clear()
-        jump_after(0.1)
+        jump_after(0.005)
         front.refuse = 1_000_000
         await postgres.execute(
             "postgres",

@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import asyncpg
 import pytest
@@ -26,8 +27,8 @@ from payclient.ledger import Shared, open_ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
-from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connection import Address
+from payclient.ledger.postgres import PostgresDatabase, PostgresLedger, PostgresWriter
+from payclient.ledger.postgres_connection import Address, Schema
 from payclient.lifecycle import Record, State
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.tracker import open_tracker
@@ -55,6 +56,30 @@ def url(postgres: PostgresServer, database: str) -> str:
 async def ledger(url: str) -> AsyncIterator[PostgresLedger]:
     async with opened(url) as ledger:
         yield ledger
+
+
+@asynccontextmanager
+async def person(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """Somebody with psql, whose transaction ends with the test, however that ends."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def databases(monkeypatch: pytest.MonkeyPatch) -> list[PostgresDatabase]:
+    """The connections of every ledger that is opened from here on."""
+    made: list[PostgresDatabase] = []
+
+    class Kept(PostgresDatabase):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(postgres_ledger, "PostgresDatabase", Kept)
+    return made
 
 
 async def until(true: Callable[[], Awaitable[object]]) -> None:
@@ -198,11 +223,15 @@ SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000)
 
 
 @pytest.mark.parametrize(("place", "value", "words"), [(7, True, "standby"), (8, 130011, "PostgreSQL is 13")])
-def test_servers_that_are_not_here(place: int, value: object, words: str) -> None:
+async def test_servers_that_are_not_here(place: int, value: object, words: str) -> None:
     """A standby and an old server are refused, which these tests have not."""
-    connecting._check_settings(SAFE)
+
+    class Connection:
+        async def fetchrow(self, sql: str) -> tuple[object, ...]:
+            return (*SAFE[:place], value, *SAFE[place + 1 :])
+
     with pytest.raises(ConfigurationError, match=words):
-        connecting._check_settings((*SAFE[:place], value, *SAFE[place + 1 :]))
+        await Schema("payclient").open(Connection(), create=False)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +265,9 @@ async def test_a_password_goes_nowhere(postgres: PostgresServer, address: str, k
 async def test_no_repr_shows_a_password(url: str) -> None:
     """Neither the ledger's nor what it keeps."""
     async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
-        assert (
-            "s3cret-word"
-            not in f"{ledger!r}{vars(ledger)!r}{vars(ledger._writer)!r}{Address('s3cret-word')!r}"
-        )
+        kept = [vars(each) for each in vars(ledger).values() if isinstance(each, PostgresWriter)]
+        assert len(kept) == 1
+        assert "s3cret-word" not in f"{ledger!r}{vars(ledger)!r}{kept!r}{Address('s3cret-word')!r}"
 
 
 # What the database refuses
@@ -278,7 +306,7 @@ async def test_the_feed_waits_for_who_may_come_before(url: str, ledger: Postgres
         await other.apply((await other.get("b")) or fresh(), FoundAccepted(at=NOW))
         assert await ledger.permit(fresh("c"))
         reading = asyncio.ensure_future(ledger.changes())
-        await asyncio.sleep(0.1)
+        await until(lambda: slow.fetch("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
         assert not reading.done()
         await transaction.commit()
         first, second = await reading
@@ -294,6 +322,30 @@ async def test_the_feed_waits_for_who_may_come_before(url: str, ledger: Postgres
         await transaction.rollback()
         assert [each.client_transaction_id for each in await other.changes(since=second.cursor)] == ["e"]
     await slow.close()
+
+
+async def test_the_feed_ends_where_its_reader_began_to_wait(
+    url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
+) -> None:
+    """Else a change that comes while it waits could stand behind one that is not committed yet: that one were lost."""
+    records = {name: await brought(ledger, State.PENDING, name) for name in "abcd"}
+    waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND application_name = 'payclient'"
+    async with opened(url) as other, person(url) as first, person(url) as second:
+        earlier, later = first.transaction(), second.transaction()
+        await earlier.start()
+        await first.execute(add_change("accepted", name="a"))
+        await other.apply(records["b"], FoundAccepted(at=NOW))
+        reading = asyncio.ensure_future(ledger.changes())
+        await until(lambda: postgres.execute(database, waits))
+        await later.start()
+        await second.execute(add_change("accepted", name="c"))
+        await other.apply(records["d"], FoundAccepted(at=NOW))
+        await earlier.commit()
+        told = await reading
+        assert [each.client_transaction_id for each in told] == ["a", "b"]
+        await later.commit()
+        told = await ledger.changes(since=told[-1].cursor)
+        assert [each.client_transaction_id for each in told] == ["c", "d"]
 
 
 async def test_an_attempt_is_either_paid_or_tried_again(url: str, ledger: PostgresLedger) -> None:
@@ -361,14 +413,11 @@ def racers(url: str, *last_words: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are ready to ask for a permit of each id, some of which send themselves a signal amid it."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RACER), url, word],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, "-c", textwrap.dedent(RACER), url, word], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for word in last_words
-    ]
+    ]  # fmt: skip
     try:
         for process in processes:
             assert process.stdout is not None
@@ -476,8 +525,7 @@ async def test_what_a_broken_wire_left_behind_is_waited_for(postgres: PostgresSe
         await blocker.execute("LOCK payclient.attempts")
         permit = asyncio.ensure_future(ledger.permit(fresh()))
         await until(lambda: blocker.fetch("SELECT FROM pg_locks WHERE NOT granted"))
-        for writer in tuple(proxy._writers):
-            writer.transport.abort()
+        proxy.abort()
         with pytest.raises(LedgerUnavailableError):
             await permit
         reading = asyncio.ensure_future(ledger.get("order-1"))
@@ -511,7 +559,10 @@ async def test_a_server_that_falls_silent(
 
 
 async def test_a_wire_that_dies_unheard(
-    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    databases: list[PostgresDatabase],
 ) -> None:
     """An idle connection is probed, so that a dead one costs nobody a permit."""
     monkeypatch.setattr(postgres_ledger, "IDLE", 0.02)
@@ -523,7 +574,7 @@ async def test_a_wire_that_dies_unheard(
         proxy.silent = True
 
         async def found() -> bool:
-            return ledger._writer._database is None
+            return bool(databases[-1].connection.is_closed())
 
         await until(found)
         proxy.silent = False
@@ -532,15 +583,17 @@ async def test_a_wire_that_dies_unheard(
 
 
 async def test_another_ledger_in_its_place(
-    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer,
+    new_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    databases: list[PostgresDatabase],
 ) -> None:
     """After a lost connection a ledger that was made anew is not taken for ours: its digests are others."""
     monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.1)
     async with opened(postgres.url(new_database)) as ledger:
         await postgres.execute(new_database, "DROP SCHEMA payclient CASCADE")
         async with opened(postgres.url(new_database)) as other:
-            assert ledger._writer._database is not None
-            ledger._writer._database.connection.terminate()
+            databases[0].connection.terminate()
             with pytest.raises(LedgerUnavailableError):
                 await ledger.permit(fresh())
             assert await other.get("order-1") is None
@@ -585,11 +638,10 @@ async def test_a_commit_that_no_standby_has(postgres: PostgresServer, database: 
         assert await ledger.get("order-1") == fresh()  # here, and on no standby
 
 
-async def test_behind_a_pooler(ledger: PostgresLedger) -> None:
+async def test_behind_a_pooler(databases: list[PostgresDatabase], ledger: PostgresLedger) -> None:
     """A pooler's next server knows nothing of our statements: they are asked without being prepared from then on."""
     await ledger.permit(fresh())
-    assert ledger._writer._database is not None
-    await ledger._writer._database.connection.execute("DEALLOCATE ALL")
+    await databases[-1].connection.execute("DEALLOCATE ALL")
     assert await ledger.permit(fresh()) is False
     assert await ledger.permit(fresh("order-2")) is True
     assert await ledger.get("order-2") == fresh("order-2")
@@ -630,6 +682,19 @@ async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -
         assert failed
         assert set(granted) <= set(await ledger.get_many(granted))
         assert len(await ledger.get_many(granted)) == len(granted)
+
+
+async def test_a_server_that_is_away_for_a_moment(
+    postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody hears of it who has patience: the permit waits, and is granted."""
+    async with opened(postgres.url(database)) as ledger:
+        await asyncio.to_thread(postgres.stop)
+        permit = asyncio.ensure_future(ledger.permit(fresh()))
+        await until(lambda: asyncio.sleep(0, "ConnectionRefusedError" in caplog.text))
+        assert not permit.done()
+        await asyncio.to_thread(postgres.start)
+        assert await permit
 
 
 async def test_closing_without_a_server(
@@ -679,6 +744,10 @@ async def test_waking(url: str, ledger: PostgresLedger) -> None:
         await other.apply(fresh("a"), Notified(at=NOW, transaction_id=7))  # once more, and no news
         await other.apply(fresh("a"), FoundAccepted(at=NOW))
         assert await heard.next() == "a"
+        await brought(other, State.UNKNOWN, "c")
+        for number in (7, 8):  # each may be the one
+            await other.apply(fresh("c"), Notified(at=NOW, transaction_id=number))
+            assert await heard.next() == "c"
         long = "x" * 2000
         await brought(other, State.ACCEPTED, long)
         assert await heard.next() is None  # no room for the name: look at everything
@@ -820,8 +889,39 @@ async def test_a_notification_hastens_what_has_time(
     record = await brought(ledger, State.EXPIRED)
     due = "SELECT extract(epoch FROM due - clock_timestamp())::float8 FROM payclient.open_attempts"
     assert (await postgres.execute(database, due))[0][0] > HOUR / 2
-    await ledger.apply(record, Notified(at=NOW, transaction_id=7))
+    record = await ledger.apply(record, Notified(at=NOW, transaction_id=7))
     assert 10 < (await postgres.execute(database, due))[0][0] <= 30
+    await ledger.defer({"order-1": -5.0})  # it is due: a notification puts nothing off
+    await ledger.apply(record, Notified(at=NOW, transaction_id=7))
+    assert (await postgres.execute(database, due))[0][0] < 0
+
+
+async def test_a_read_that_loses_a_deadlock(
+    url: str, ledger: PostgresLedger, postgres: PostgresServer, database: str
+) -> None:
+    """It fails by itself: the connection stays, and with it what else is asked of the ledger."""
+    ledger.hold(HOUR)
+    ids = []
+    for name in ("a", "b"):
+        await ledger.permit(fresh(name))
+        ids += [
+            (await postgres.execute(database, "SELECT max(attempt_id) FROM payclient.open_attempts"))[0][0]
+        ]
+    ours = "SELECT pid FROM pg_stat_activity WHERE application_name = 'payclient' AND datname = current_database()"
+    before = await postgres.execute(database, ours)
+    lock = "SELECT FROM payclient.open_attempts WHERE attempt_id = $1 FOR UPDATE"
+    waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'payclient'"
+    async with person(url) as other, other.transaction():
+        await other.execute("SET deadlock_timeout = '1h'")  # so that it is the ledger which gives way
+        await other.execute(lock, ids[1])
+        deferred = asyncio.ensure_future(ledger.defer({"a": 60.0, "b": 60.0}))
+        await until(lambda: postgres.execute(database, waits))
+        seen = asyncio.ensure_future(ledger.held())
+        await other.execute(lock, ids[0])
+        with pytest.raises(LedgerUnavailableError, match="DeadlockDetected"):
+            await deferred
+        assert await seen == {"a", "b"}
+    assert await postgres.execute(database, ours) == before
 
 
 async def test_processes_that_write_and_renew_at_once(url: str, ledger: PostgresLedger) -> None:

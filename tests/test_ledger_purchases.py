@@ -172,15 +172,21 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
 
 
 async def test_a_paid_ask_is_named_before_an_open_one(ledger: Ledger) -> None:
-    """Whoever is refused is told that it is paid."""
-    await _permitted(ledger, form("form"))
+    """Whoever is refused is told that it is paid, whichever of the two was asked for first."""
+    await _permitted(ledger, form("form", at=NOW + 70))
     paid = await _permitted(ledger, sale("push", beside_open_form=True))
     for event in PATHS[State.ACCEPTED]:
         paid = await ledger.apply(paid, event)
-    await ledger.apply(form("form"), PREPARED)
+    await ledger.apply(form("form", at=NOW + 70), PREPARED)
     with pytest.raises(PurchaseHeldError) as held:
         await ledger.permit(sale("late"))
     assert held.value.holder == paid
+
+
+async def test_a_form_whose_links_nobody_timed(ledger: Ledger) -> None:
+    """Its links may live for ever."""
+    await _permitted(ledger, attrs.evolve(form("form"), links_dead_at=None))
+    assert not await granted(ledger, sale("push", at=NOW + 1e6))
 
 
 async def test_a_purchase_is_the_id_where_none_is_given(ledger: Ledger) -> None:
@@ -255,18 +261,11 @@ async def test_two_processes_race_for_each_purchase(postgres: PostgresServer) ->
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     racers = [
         await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            _RACER,
-            url,
-            name,
-            str(PAIRS),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
+            sys.executable, "-c", _RACER, url, name, str(PAIRS), stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
         )
         for name in "ab"
-    ]
+    ]  # fmt: skip
     for racer in racers:
         assert racer.stdout is not None
         await racer.stdout.readline()

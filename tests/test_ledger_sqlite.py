@@ -28,9 +28,10 @@ from payclient.errors import (
 )
 from payclient.events import Created, Notified
 from payclient.ledger import Change
-from payclient.ledger import sqlite_files as files
+from payclient.ledger import sqlite_owner as owner
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.ledger.sqlite_files import STATEMENTS, mount_of
+from payclient.ledger.sqlite_files import STATEMENTS
+from payclient.ledger.sqlite_owner import mount_of
 from payclient.lifecycle import TRANSITIONS, Record, State
 from test_ledger import EVENTS, NOW, PATHS, fresh
 
@@ -159,18 +160,12 @@ def _missing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_foreign, "another program's"),
-        (_newer, "must have schema version 1, and has version 99"),
-        (_older, "must have schema version 1, and has version 0"),
-        (_altered, "lacks a table"),
-        (_stripped, "lacks"),
-        (_keyless, "no digest key"),
-        (_text, "not a SQLite database"),
-        (Path.mkdir, "not a regular file"),
-        (_linked, "hard link"),
-        (_missing, "directory does not exist"),
+        (_foreign, "another program's"), (_newer, "must have schema version 1, and has version 99"),
+        (_older, "must have schema version 1, and has version 0"), (_altered, "lacks a table"),
+        (_stripped, "lacks"), (_keyless, "no digest key"), (_text, "not a SQLite database"),
+        (Path.mkdir, "not a regular file"), (_linked, "hard link"), (_missing, "directory does not exist"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_ledger(path: Path, make: Callable[[Path], None], words: str) -> None:
     """A clear refusal, and the file stays as it was."""
     make(path)
@@ -202,14 +197,10 @@ async def test_a_place_that_cannot_be_written(path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/shop/x.db", "ext4"),
-        ("/mnt/nas/x.db", "nfs4"),
-        ("/mnt/nas/local/x.db", "xfs"),
-        ("/mnt/nasty/x.db", "ext4"),
-        ("/mnt/two words/x.db", "cifs"),
-        ("/over/x.db", "tmpfs"),
+        ("/home/shop/x.db", "ext4"), ("/mnt/nas/x.db", "nfs4"), ("/mnt/nas/local/x.db", "xfs"),
+        ("/mnt/nasty/x.db", "ext4"), ("/mnt/two words/x.db", "cifs"), ("/over/x.db", "tmpfs"),
     ],
-)
+)  # fmt: skip
 def test_the_file_system_of_a_path(path: str, kind: str) -> None:
     """The longest mount point that holds it, the latest of equals, blanks unescaped."""
     mounts = textwrap.dedent(
@@ -228,7 +219,7 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
 
 async def test_network_file_systems_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is made there."""
-    monkeypatch.setattr(files, "mount_of", lambda path, mounts: ("/", "nfs4"))
+    monkeypatch.setattr(owner, "mount_of", lambda path, mounts: ("/", "nfs4"))
     with pytest.raises(ConfigurationError, match="nfs4"):
         await SqliteLedger.open(str(path))
     assert os.listdir(path.parent) == []
@@ -399,13 +390,13 @@ async def test_a_cancelled_open(path: Path) -> None:
 
 
 async def test_reading_goes_by_keys(path: Path) -> None:
-    """However long the ledger, no reader looks at all of it, and the feed and the pages sort nothing."""
+    """However long the ledger, no reader looks at all of it, the feed sorts nothing, and a page no more than itself."""
     await filled(path)
-    tables = {"attempts", "changes"}
+    tables = {"attempts", "changes", "archived"}
     for name, values, sorts in (
         ("attempts", ("a",), False),
         ("unfinished", (), True),
-        ("records", (0, 1), False),
+        ("records", (0, 1), True),
         ("history", ("a",), True),
         ("news", (0, 1), False),
         ("last_cursor", (), False),
@@ -507,7 +498,7 @@ async def test_a_disk_that_fails_now_and_then(path: Path, seed: int) -> None:
     class Own(Unsure):
         pass
 
-    Own.chance = random.Random(-seed - 1)  # noqa: S311
+    Own.chance = random.Random(-seed - 1)  # noqa: S311 - repeats by its seed
 
     ledger = await SqliteLedger.open(
         str(path), connect=lambda path: sqlite3.connect(path, timeout=0, isolation_level=None, factory=Own)
@@ -636,6 +627,19 @@ async def test_a_file_that_cannot_be_opened_again(path: Path) -> None:
         await ledger.permit(fresh("a"))
     await ledger.aclose()
     assert not path.exists()
+
+
+async def test_a_read_beside_a_write_that_fails(path: Path) -> None:
+    """It was queued with a permit whose commit failed, and is answered all the same."""
+    connection, connect = failing_at()
+    ledger = await SqliteLedger.open(str(path), connect=connect)
+    connection.failing = frozenset({connection.number + 3})  # BEGIN, INSERT, COMMIT
+    permit, found = await asyncio.gather(
+        ledger.permit(fresh()), ledger.get("order-1"), return_exceptions=True
+    )
+    assert isinstance(permit, LedgerUnavailableError)
+    assert found is None
+    await ledger.aclose()
 
 
 async def test_reads_that_fail(path: Path) -> None:

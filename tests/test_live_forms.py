@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from pathlib import Path
 
+import attrs
 import pytest
 
 import payclient
@@ -150,3 +151,56 @@ async def test_a_paid_cart_stays_paid_in_a_file_that_is_opened_again(tmp_path: P
         finally:
             await ledger.aclose()
     assert len(service.forms) == 1
+
+
+class Dropping(MemoryLedger):
+    """Remembers until when it kept links after the last deletion; None: it kept none."""
+
+    until: float | None = None
+
+    async def drop_links(self, now: float) -> float | None:
+        self.until = await super().drop_links(now)
+        return self.until
+
+
+class GivenUp(Shop):
+    """Every form is cancelled."""
+
+    def status(self, identifier: str) -> dict[str, object]:
+        return super().status(identifier) | {"state": "Cancelado"}
+
+
+def test_the_links_of_a_form_that_a_query_finds_cancelled_are_deleted() -> None:
+    """Within a second, and not only once they are dead."""
+
+    async def main() -> None:
+        service, ledger = GivenUp(), Dropping()
+        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+            form = await tracker.live_form("cart", form_request)
+            await asyncio.sleep(0.1)
+            assert ledger.until is not None
+            found = await tracker.find(form.client_transaction_id)
+            assert found is not None
+            assert (await found.wait()).state is payclient.State.CANCELLED
+            await asyncio.sleep(1)
+            assert ledger.until is None
+
+    in_virtual_time(main)
+
+
+def test_the_links_of_a_confirmed_form_are_deleted_where_forms_are_not_queried() -> None:
+    """A profile without a query by client transaction id: the confirmation alone says that it is paid."""
+
+    async def main() -> None:
+        service, ledger = Shop(), Dropping()
+        assert FORMS.status is not None
+        profile = attrs.evolve(FORMS, status=attrs.evolve(FORMS.status, by_client_transaction_id=None))
+        async with tracking(service, ledger=ledger, profile=profile) as tracker:
+            form = await tracker.live_form("cart", form_request)
+            await asyncio.sleep(0.1)
+            assert ledger.until is not None
+            assert (await tracker.returned(back_of(service, form))).paid is True
+            await asyncio.sleep(1)
+            assert ledger.until is None
+
+    in_virtual_time(main)

@@ -13,10 +13,15 @@ from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
+    Held,
     answer,
+    events_of,
+    hint,
     lost_answer,
     lost_request,
     outcome_of,
+    pending_of,
+    record_in,
     refuses,
     sale,
     tracking,
@@ -34,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("delays")
 SCARCE = attrs.evolve(PROFILE, queries_per_minute=1)
 
 
-class Held(FakeService):
+class Withheld(FakeService):
     """A service whose answers to queries are held back while `open` is not set."""
 
     def __init__(self) -> None:
@@ -50,18 +55,8 @@ class Held(FakeService):
 
 
 @pytest.fixture
-def service() -> Held:
-    return Held()
-
-
-def hint(transaction_id: int = 1000, identifier: str = "order-17") -> payclient.Notification:
-    return payclient.Notification(transaction_id=transaction_id, client_transaction_id=identifier)
-
-
-async def pending_of(tracker: payclient.Tracker, identifier: str = "order-17") -> payclient.PendingSale:
-    found = await tracker.find(identifier)
-    assert found is not None
-    return found
+def service() -> Withheld:
+    return Withheld()
 
 
 async def turns(true: Callable[[], object]) -> None:
@@ -85,12 +80,9 @@ async def in_turns(task: asyncio.Future[payclient.Outcome]) -> payclient.Outcome
 def paid_after_all(service: FakeService) -> None:
     """Something in front of the service repeated the POST: the refused attempt has a sale, and it is paid."""
     service.sales[1000] = {
-        "transactionId": 1000,
-        "clientTransactionId": "order-17",
-        "amount": 1150,
-        "currency": "USD",
+        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
         "state": "Aceptado",
-    }
+    }  # fmt: skip
 
 
 async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
@@ -100,7 +92,7 @@ async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
         await tracker.sale(sale())
 
 
-async def test_a_notification_while_a_late_query_runs_earns_another(service: Held) -> None:
+async def test_a_notification_while_a_late_query_runs_earns_another(service: Withheld) -> None:
     """A forged one came first, and its query was answered before what the genuine one tells of."""
     async with tracking(service) as tracker:
         await refused(service, tracker)
@@ -115,7 +107,7 @@ async def test_a_notification_while_a_late_query_runs_earns_another(service: Hel
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.5, 600.0])
-async def test_every_late_notification_earns_a_query(service: Held, seconds: float) -> None:
+async def test_every_late_notification_earns_a_query(service: Withheld, seconds: float) -> None:
     """However long after the forged one's query the genuine one comes; and the two cost few."""
     async with tracking(service) as tracker:
         await refused(service, tracker)
@@ -131,31 +123,26 @@ async def test_every_late_notification_earns_a_query(service: Held, seconds: flo
         assert len(service.queries) == asked
 
 
-async def test_a_notification_before_the_answer_is_queried_with_it(service: Held) -> None:
+async def test_a_notification_before_the_answer_is_queried_with_it(service: Withheld) -> None:
     """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
-    answering = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await answering.wait()
-        return response
-
+    held = Held()
     service.scripts = [held]
     async with tracking(service, schedule=payclient.Fixed(100.0)) as tracker:
         sending = asyncio.ensure_future(tracker.sale(sale()))
         await turns(lambda: service.posted)
         service.decide("Aceptado")
         assert await tracker.notify(hint()) is Receipt.EARLY
-        answering.set()
+        held.go.set()
         pending = await sending
-        await service.clock.advance(1)
+        assert pending.transaction_id == 1000
+        await service.clock.advance(0.5)
         assert pending.outcome.paid is True
 
 
 # --- Closing
 
 
-async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Held) -> None:
+async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Withheld) -> None:
     """`check()` waits for its turn under a tight rate; a tracker that closes keeps nobody waiting."""
     async with tracking(service, profile=SCARCE) as tracker:
         first, second = await tracker.sale(sale("order-1")), await tracker.sale(sale("order-2", "0984111223"))
@@ -170,7 +157,7 @@ async def test_who_waits_for_a_query_is_let_go_at_the_close(service: Held) -> No
         assert waiting.result().paid is None
 
 
-async def test_a_check_waits_no_longer_than_the_total_time_out(service: Held) -> None:
+async def test_a_check_waits_no_longer_than_the_total_time_out(service: Withheld) -> None:
     """Its turn by the rate is a minute off: it says what is known."""
     async with tracking(service, profile=SCARCE) as tracker:
         first, second = await tracker.sale(sale("order-1")), await tracker.sale(sale("order-2", "0984111223"))
@@ -183,15 +170,9 @@ async def test_a_check_waits_no_longer_than_the_total_time_out(service: Held) ->
 # --- A caller that has gone
 
 
-async def test_what_a_gone_caller_sent_is_followed(service: Held) -> None:
+async def test_what_a_gone_caller_sent_is_followed(service: Withheld) -> None:
     """Nobody waits for it, and the feed has its end all the same."""
-    answering = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await answering.wait()
-        return response
-
+    held = Held()
     service.scripts = [held]
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
@@ -199,7 +180,7 @@ async def test_what_a_gone_caller_sent_is_followed(service: Held) -> None:
         await turns(lambda: service.posted)
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
-        answering.set()
+        held.go.set()
         await service.clock.advance(1)
         service.decide("Aceptado")
         await service.clock.advance(120)
@@ -209,7 +190,7 @@ async def test_what_a_gone_caller_sent_is_followed(service: Held) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Held, fails: bool) -> None:
+async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Withheld, fails: bool) -> None:
     """The same id by `sale` while a batch sends it: one POST, and nobody hangs, also where the row is refused."""
     answering = asyncio.Event()
 
@@ -246,7 +227,7 @@ async def test_who_asks_for_a_rows_sale_gets_what_the_batch_gets(service: Held, 
 # --- Attempts
 
 
-async def test_a_wait_for_an_attempt_that_has_a_successor_ends(service: Held) -> None:
+async def test_a_wait_for_an_attempt_that_has_a_successor_ends(service: Withheld) -> None:
     """An operator calls an unknown sale refused and another process charges again: the first wait tells its own end."""
     ledger = MemoryLedger()
     service.scripts = [lost_request]
@@ -255,8 +236,7 @@ async def test_a_wait_for_an_attempt_that_has_a_successor_ends(service: Held) ->
         assert pending.state is State.UNKNOWN
         waiting = asyncio.ensure_future(pending.wait())
         await asyncio.sleep(0)
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
         async with tracking(service, ledger) as second:
             assert (await second.sale(sale())).state is State.PENDING
@@ -271,7 +251,7 @@ async def test_a_wait_for_an_attempt_that_has_a_successor_ends(service: Held) ->
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(service: Held) -> None:
+async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(service: Withheld) -> None:
     """Its refusal went unheard and another process charged again: who waits for the first attempt does not hang."""
     ledger = SharedLedger()
     other = SharedLedger(ledger)
@@ -280,8 +260,7 @@ async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(service: He
         pending = await first.sale(sale())
         waiting = asyncio.ensure_future(pending.wait())
         await asyncio.sleep(0)
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         unheard, ledger.watchers[:] = ledger.watchers[:], []
         await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
         ledger.watchers[:] = unheard
@@ -291,7 +270,25 @@ async def test_a_new_attempt_elsewhere_ends_the_wait_for_the_old_one(service: He
     assert service.posted == {"order-17": 1}
 
 
-async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Held) -> None:
+async def test_a_new_attempt_that_is_looked_up_ends_the_wait_for_the_old_one(service: Withheld) -> None:
+    """Nothing was heard of the refusal nor of the next attempt: a batch that reads the row learns of both."""
+    ledger = SharedLedger()
+    other = SharedLedger(ledger)
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as first, tracking(service, other) as second:
+        pending = await first.sale(sale())
+        waiting = asyncio.ensure_future(pending.wait())
+        await asyncio.sleep(0)
+        ledger.watchers.clear()
+        record = await record_in(ledger)
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        assert (await second.sale(sale())).attempt == 2
+        assert not waiting.done()
+        assert (await first.bulk.find(["order-17"]))["order-17"].attempt == 2
+        assert (await in_turns(waiting)).paid is not True
+
+
+async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld) -> None:
     """The commit is uncertain and the row is another process's, which sends: its attempt is left alone."""
 
     class Uncertain(MemoryLedger):
@@ -304,11 +301,11 @@ async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Held) ->
         with pytest.raises(payclient.LedgerUnavailableError):
             await tracker.sale(sale())
         await service.clock.advance(120)
-        assert [change.event for change in await ledger.history("order-17")] == ["Permitted"]
+        assert await events_of(ledger) == ["Permitted"]
     assert not service.posted
 
 
-async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(service: Held) -> None:
+async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(service: Withheld) -> None:
     """REFUSED, notified and queried late while its successor is pending: the successor's wait still ends."""
     async with tracking(service) as tracker:
         await refused(service, tracker)
@@ -330,7 +327,7 @@ async def test_a_late_decision_of_the_old_attempt_leaves_the_new_one_followed(se
 # --- Never early
 
 
-async def test_the_window_counts_from_the_answer(service: Held) -> None:
+async def test_the_window_counts_from_the_answer(service: Withheld) -> None:
     """The service may have begun it as late as it answered."""
 
     async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
@@ -349,7 +346,7 @@ async def test_the_window_counts_from_the_answer(service: Held) -> None:
         assert (await pending_of(tracker)).state is State.EXPIRED
 
 
-async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(service: Held) -> None:
+async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(service: Withheld) -> None:
     """Permitted and then a crash: it may have reached the service as late as the total time-out."""
     ledger = MemoryLedger()
     began = service.clock.time()
@@ -371,17 +368,21 @@ class Flaky(FailingLedger):
         super().__init__(lambda name: name in self.failing)
         self.failing: set[str] = set()
 
-
-async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(service: Held) -> None:
-    """UNKNOWN while the ledger fails; PENDING, with its id, as soon as it is written, without a query."""
-    ledger = Flaky()
-
-    async def failing(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+    async def full_behind_it(
+        self, service: FakeService, request: HttpRequest, before_send: BeforeSend
+    ) -> HttpResponse:
+        """A script: the sale is permitted and created, and from then on nothing can be written."""
         response = await service.take(request, before_send)
-        ledger.failing = {"apply"}
+        self.failing = {"apply"}
         return response
 
-    service.scripts = [failing]
+
+async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(
+    service: Withheld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """UNKNOWN while the ledger fails; PENDING, with its id, as soon as it is written, without a query."""
+    ledger = Flaky()
+    service.scripts = [ledger.full_behind_it]
     service.open.clear()  # nothing is learnt by queries
     async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
@@ -392,18 +393,23 @@ async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(serv
         found = await pending_of(tracker)
         assert (found.state, found.transaction_id) == (State.PENDING, 1000)
         service.open.set()
+    assert "trying again" in caplog.text
 
 
-async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Held) -> None:
+async def test_nothing_is_sent_that_the_ledger_does_not_permit(service: Withheld) -> None:
+    """It is full: who charges hears of it."""
+    ledger = Flaky()
+    ledger.failing = {"permit"}
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.LedgerUnavailableError):
+            await tracker.sale(sale())
+    assert not service.posted
+
+
+async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Withheld) -> None:
     """Its transaction id is what the query goes by, though the ledger does not have it yet."""
     ledger = Flaky()
-
-    async def failing(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        ledger.failing = {"apply"}
-        return response
-
-    service.scripts = [failing]
+    service.scripts = [ledger.full_behind_it]
     async with tracking(service, ledger) as tracker:
         await tracker.sale(sale())
         await service.clock.advance(40)
@@ -413,7 +419,7 @@ async def test_an_unwritten_answer_names_its_id_to_the_first_query(service: Held
 
 
 @pytest.mark.parametrize("which", ["wall", "monotonic"])
-async def test_a_process_that_stood_still_sends_nothing(service: Held, which: str) -> None:
+async def test_a_process_that_stood_still_sends_nothing(service: Withheld, which: str) -> None:
     """By whichever of its clocks it sees that: a suspended machine stops one of them."""
 
     class Slow(MemoryLedger):
@@ -428,32 +434,32 @@ async def test_a_process_that_stood_still_sends_nothing(service: Held, which: st
 
     ledger = Slow()
     async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.NotSentError):
+        with pytest.raises(payclient.NotSentError, match="stopped for 31 s"):
             await tracker.sale(sale())
     assert not service.posted
-    record = await ledger.get("order-17")
-    assert record is not None
+    record = await record_in(ledger)
     assert (record.state, record.evidence) == (State.REFUSED, Evidence.NOT_SENT)
 
 
 # --- The last queries
 
 
-async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Held) -> None:
+async def test_an_exhausted_wait_begins_again_and_ends_at_once(service: Withheld) -> None:
     """Who waits once more for a sale of which nothing more is queried hears what is known, also an operator's word."""
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
         assert (await outcome_of(service, pending)).paid is None
         assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
         assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is False
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Cancelado", "Pendiente"])
-async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(service: Held, state: str) -> None:
+async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(
+    service: Withheld, state: str
+) -> None:
     """Whichever query finds the end of a sale, everybody who waits for it hears of it."""
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
@@ -471,16 +477,10 @@ async def test_what_a_late_query_finds_ends_the_wait_of_the_same_attempt(service
 
 
 async def test_a_sale_of_another_tracker_in_one_process_is_not_taken_over_while_it_is_sent(
-    service: Held,
+    service: Withheld,
 ) -> None:
     """The permit's own sender is alive: its answer is what is written, whoever enters meanwhile."""
-    answering = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await answering.wait()
-        return response
-
+    held = Held()
     service.scripts = [held]
     ledger = SharedLedger()
     async with tracking(service, ledger) as first:
@@ -488,27 +488,36 @@ async def test_a_sale_of_another_tracker_in_one_process_is_not_taken_over_while_
         await turns(lambda: service.posted)
         async with tracking(service, ledger) as second:
             assert (await pending_of(second)).state is State.SENDING
-            answering.set()
+            held.go.set()
             assert (await sending).state is State.PENDING
-    assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Created"]
+    assert await events_of(ledger) == ["Permitted", "Created"]
 
 
-async def test_without_a_source_what_was_notified_early_expires_all_the_same(service: Held) -> None:
+async def test_a_sale_that_is_being_sent_is_not_queried(service: Withheld) -> None:
+    """Whoever looks it up meanwhile leaves it to its sender, whose answer tells."""
+    held, ledger = Held(), MemoryLedger()
+    service.scripts = [held]
+    async with tracking(service, ledger) as tracker:
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await turns(lambda: service.posted)
+        assert (await pending_of(tracker)).state is State.SENDING
+        await service.clock.advance(25.0)
+        assert service.queries == []
+        held.go.set()
+        assert (await sending).transaction_id == 1000
+        assert await events_of(ledger) == ["Permitted", "Created"]
+
+
+async def test_without_a_source_what_was_notified_early_expires_all_the_same(service: Withheld) -> None:
     """Nobody can be asked: the notification ends the wait, and the clock is still written down."""
-    answering = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await answering.wait()
-        return response
-
+    held = Held()
     service.scripts = [held]
     ledger = MemoryLedger()
     async with tracking(service, ledger, profile=attrs.evolve(PROFILE, status=None)) as tracker:
         sending = asyncio.ensure_future(tracker.sale(sale()))
         await turns(lambda: service.posted)
         assert await tracker.notify(hint()) is Receipt.EARLY
-        answering.set()
+        held.go.set()
         pending = await sending
         assert (await in_turns(asyncio.ensure_future(pending.wait()))).paid is None
         await service.clock.advance(301)
@@ -517,7 +526,7 @@ async def test_without_a_source_what_was_notified_early_expires_all_the_same(ser
     assert record.state is State.EXPIRED
 
 
-async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(service: Held) -> None:
+async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(service: Withheld) -> None:
     """The batch's task is cancelled in its send: who waits for the same send is let go, and the sale is not lost."""
     never = asyncio.Event()
 
@@ -546,13 +555,12 @@ async def test_who_asks_beside_a_row_whose_batch_is_cancelled_does_not_hang(serv
             task.cancel()
         await turns(lambda: batch.done() and beside.done())
         await asyncio.gather(batch, beside, return_exceptions=True)
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         assert record.state is State.UNKNOWN
     assert service.posted == {"order-17": 1}
 
 
-async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Held) -> None:
+async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Withheld) -> None:
     """After ten minutes, an hour and a day, nobody waiting: the service's late word is a correction in the feed."""
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
@@ -563,25 +571,45 @@ async def test_an_expired_sale_is_looked_at_again_in_the_background(service: Hel
         assert len(service.queries) - asked <= 2
         service.decide("Aceptado")
         await service.clock.advance(3600)
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         assert record.state is State.ACCEPTED
         feed = tracker.outcomes()
         assert [(await anext(feed)).state for _ in range(2)] == [State.EXPIRED, State.ACCEPTED]
 
 
-async def test_a_busy_customer_is_evidence_about_nobody_else(service: Held) -> None:
-    """Code 2061 of one customer says nothing of another's unknown sale."""
+async def test_a_created_sale_that_is_not_found_for_long_is_an_event(service: Withheld) -> None:
+    """Not found is not pending: tolerated for 15 seconds, then noted once, and it decides nothing."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        shipped = service.sales.copy()
+        service.sales.clear()
+        await service.clock.advance(10.0)
+        assert await events_of(ledger) == ["Permitted", "Created"]
+        for _ in range(100):
+            await service.clock.advance(1.0)
+        assert await events_of(ledger) == ["Permitted", "Created", "Conflicted"]
+        service.sales.update(shipped)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+
+
+@pytest.mark.parametrize(("phone", "suspected"), [("0984111222", True), ("0984111223", False)])
+async def test_a_busy_customer_is_evidence_about_nobody_else(
+    service: Withheld, phone: str, suspected: bool
+) -> None:
+    """Code 2061 is noted of an unknown sale of the same customer, and decides nothing."""
     ledger = MemoryLedger()
     service.scripts = [lost_request, refuses(22, 2061)]
     async with tracking(service, ledger) as tracker:
-        assert (await tracker.sale(sale())).state is State.UNKNOWN
+        unknown = await tracker.sale(sale())
         with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale("order-18", "0984111223"))
-    assert [change.event for change in await ledger.history("order-17")] == ["Permitted", "Lost"]
+            await tracker.sale(sale("order-18", phone))
+        assert unknown.state is State.UNKNOWN
+    assert await events_of(ledger) == ["Permitted", "Lost", *["Suspected"] * suspected]
 
 
-async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(service: Held) -> None:
+async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(service: Withheld) -> None:
     """Nobody asks for it after the restart: it is found, and decided, all the same."""
     ledger = MemoryLedger()
     record = Record(
@@ -591,15 +619,14 @@ async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(servi
     paid_after_all(service)
     async with tracking(service, ledger):
         await service.clock.advance(120)
-    newest = await ledger.get("order-17")
-    assert newest is not None
+    newest = await record_in(ledger)
     assert (newest.state, newest.transaction_id) == (State.ACCEPTED, 1000)
 
 
-async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: Held) -> None:
+async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: Withheld) -> None:
     """Queried by the id that a notification named, the service repeats our client id only."""
 
-    class Silent(Held):
+    class Silent(Withheld):
         def status(self, path: str) -> HttpResponse:
             if path == "/api/Sale/1000":
                 return answer(200, {k: v for k, v in self.sales[1000].items() if k != "transactionId"})

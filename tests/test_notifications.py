@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_service import FakeService, lost_answer, outcome_of, sale, tracking
+from fake_service import FakeService, hint, lost_answer, outcome_of, sale, tracking
 from payclient.ledger.memory import MemoryLedger
 from payclient.notifications import is_notification_key
 from payclient.profile import StatusProfile
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 IDS = {"id": "1000", "clientTransactionID": "order-17"}
-EXPECTED = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
+EXPECTED = hint()
 Receipt, State = payclient.Receipt, payclient.State
 
 
@@ -95,10 +94,6 @@ def test_whatever_arrives_gives_a_notification_or_our_error(
     assert 1 <= found.transaction_id < 2**63
 
 
-def hint(transaction_id: int = 1000, client_transaction_id: str = "order-17") -> payclient.Notification:
-    return payclient.Notification(transaction_id=transaction_id, client_transaction_id=client_transaction_id)
-
-
 async def test_a_notification_asks_at_once_and_again_while_pending(service: FakeService) -> None:
     """MATCHED: one query ahead of the routine, then after 0.25, 0.75, 2 and 5 s; the second is a DUPLICATE."""
     async with tracking(service) as tracker:
@@ -113,27 +108,6 @@ async def test_a_notification_asks_at_once_and_again_while_pending(service: Fake
         assert len(service.queries) >= asked + 3
         service.decide("Aceptado")
         await service.clock.advance(3.0)
-        assert pending.outcome.paid is True
-
-
-async def test_an_early_notification_is_kept_as_a_candidate(service: FakeService) -> None:
-    """EARLY: our POST has no answer yet; its answer then binds the id and it is asked for at once."""
-    receipts = []
-
-    async def notifies_first(
-        service: FakeService, request: HttpRequest, before_send: BeforeSend
-    ) -> HttpResponse:
-        response = await service.take(request, before_send)
-        receipts.append(await tracker.notify(hint()))
-        service.decide("Aceptado")
-        return response
-
-    service.scripts = [notifies_first]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert receipts == [Receipt.EARLY]
-        assert pending.transaction_id == 1000
-        await service.clock.advance(0.5)
         assert pending.outcome.paid is True
 
 
@@ -160,20 +134,6 @@ async def test_a_candidate_binds_an_unknown_sale_where_only_the_transaction_id_c
         assert await tracker.notify(hint(1000)) is Receipt.MATCHED
         await service.clock.advance(2)
         assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
-
-
-async def test_a_late_notification_may_correct(service: FakeService) -> None:
-    """LATE on a cancelled sale: one query, and the service's word corrects it."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Cancelado")
-        await outcome_of(service, pending)
-        service.decide("Aceptado")
-        assert await tracker.notify(hint()) is Receipt.LATE
-        await service.clock.advance(1)
-        found = await tracker.find("order-17")
-        assert found is not None
-        assert found.outcome.paid is True
 
 
 async def test_unmatched_and_conflicting_notifications_change_nothing(service: FakeService) -> None:
@@ -277,19 +237,6 @@ def test_each_receipt_is_acknowledged() -> None:
         body = json.loads(payclient.acknowledgement(receipt))
         before = receipt is Receipt.DUPLICATE
         assert body == {"Response": not before, "ErrorCode": "333" if before else "000"}
-
-
-async def test_an_external_notification_is_a_hint(service: FakeService) -> None:
-    """The service is asked, and its word counts: pending, whatever the notice says."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        notice = payclient.parse_external_notification(json.dumps(EXTERNAL).encode())
-        assert await tracker.notify(notice) is Receipt.MATCHED
-        assert await tracker.notify(notice) is Receipt.DUPLICATE
-        await service.clock.advance(2)
-        assert pending.state is State.PENDING
-        service.decide("Aceptado")
-        assert (await outcome_of(service, pending)).paid is True
 
 
 # --- Addresses that nobody guesses

@@ -14,6 +14,8 @@ import pytest
 import crowd as virtual
 import payclient
 from fake_ledgers import FailingLedger
+from payclient.events import Event
+from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_storms import Service, in_virtual_time, now, tracking
 
@@ -169,6 +171,30 @@ def test_a_tracker_that_closes_writes_once_more() -> None:
     in_virtual_time(main)
 
 
+def test_a_tracker_closes_though_its_ledger_hangs() -> None:
+    """The last try gets a few seconds; what it could not write is unknown at the next start."""
+
+    class Hanging(FailingLedger):
+        hangs = False
+
+        async def apply(self, record: Record, event: Event) -> Record:
+            if self.hangs:
+                await asyncio.Event().wait()
+            return await super().apply(record, event)
+
+    async def main() -> None:
+        ledger = Hanging(Outage(1, 0.2))
+        tracker = tracking(Service(undecided=True), ledger=ledger)
+        async with tracker:
+            await tracker.sale(virtual.request("order-1"))
+            ledger.hangs = True
+            async with asyncio.timeout(60.0):
+                await tracker.aclose()
+        assert (await ledger.peek("order-1")).state is State.SENDING
+
+    in_virtual_time(main)
+
+
 def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """300 sales in flight as the disk fills: few lines, few queries, and all are on record afterwards."""
 
@@ -237,3 +263,31 @@ async def test_a_ledger_in_memory_for_a_real_address_is_warned_of(
         pass
     said = [each for each in caplog.records if "forgotten" in each.getMessage()]
     assert [each.levelname for each in said] == ["WARNING"] * warns
+
+
+class Repeating(Service):
+    """Something in front of it answers every sale with the first answer."""
+
+    first: HttpResponse | None = None
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        answer = await super().__call__(request, before_send)
+        if request.method == "POST":
+            self.first = answer = self.first or answer
+        return answer
+
+
+def test_all_that_could_not_be_written_of_a_sale_is_written_in_order() -> None:
+    """Another sale's answer, as the ledger fails: unknown, and then the conflict; neither takes the other's place."""
+
+    async def main() -> None:
+        ledger = FailingLedger(Outage(2, 30.0, "all"))
+        async with tracking(Repeating(undecided=True), ledger=ledger) as tracker:
+            await tracker.sale(virtual.request("order-1"))
+            pending = await tracker.sale(virtual.request("order-2"))
+            assert (pending.state, (await ledger.peek("order-2")).state) == (State.UNKNOWN, State.SENDING)
+            await asyncio.sleep(60.0)
+            events = [change.event for change in await ledger.history("order-2")]
+            assert [each for each in events if each != "FoundPending"] == ["Permitted", "Lost", "Conflicted"]
+
+    in_virtual_time(main)

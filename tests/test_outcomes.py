@@ -13,14 +13,9 @@ from payclient.models import StatusReport
 from payclient.tracking.outcomes import Outcome
 
 RECORD = Record(
-    client_transaction_id="order-17",
-    state=State.ACCEPTED,
-    evidence=Evidence.QUERY,
-    transaction_id=7,
-    created_at=1.0,
-    notified_at=2.0,
-    decided_at=3.0,
-)
+    client_transaction_id="order-17", state=State.ACCEPTED, evidence=Evidence.QUERY, transaction_id=7,
+    created_at=1.0, notified_at=2.0, decided_at=3.0,
+)  # fmt: skip
 
 
 def change(after: State, **fields: Any) -> Change:
@@ -43,16 +38,10 @@ def test_an_outcome_says_what_its_record_says() -> None:
     """With the report, if this process heard one."""
     report = StatusReport(state="Aceptado", transaction_id=7)
     assert Outcome.of(RECORD, report=report) == Outcome(
-        client_transaction_id="order-17",
-        purchase="order-17",
-        state=State.ACCEPTED,
-        evidence=Evidence.QUERY,
-        transaction_id=7,
-        created_at=1.0,
-        notified_at=2.0,
-        decided_at=3.0,
+        client_transaction_id="order-17", purchase="order-17", state=State.ACCEPTED,
+        evidence=Evidence.QUERY, transaction_id=7, created_at=1.0, notified_at=2.0, decided_at=3.0,
         report=report,
-    )
+    )  # fmt: skip
     assert Outcome.of(RECORD).report is None
 
 

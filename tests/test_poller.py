@@ -13,26 +13,18 @@ import pytest
 
 import crowd as virtual
 import payclient
-from fake_service import PROFILE, FakeService, sale
-from payclient.events import Event, FoundAccepted, Prepared
+from fake_service import PROFILE, FakeService, sale, tracking
+from payclient.events import Event, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.schedule import phase
 from payclient.session import PaySession
+from payclient.tracking import poller
 from payclient.tracking.followup import Followed
-from payclient.tracking.poller import EXPIRIES_AT_ONCE, PER_TURN
+from payclient.tracking.poller import EXPIRIES_AT_ONCE
+from test_storms import in_virtual_time
 
 State = payclient.State
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    """Run it on a loop whose time jumps to the next timer."""
-
-    async def wrapped() -> None:
-        await main()
-
-    with asyncio.Runner(loop_factory=virtual.VirtualLoop) as runner:
-        runner.run(wrapped())
 
 
 def test_a_crowd_ends_as_the_service_decided() -> None:
@@ -182,8 +174,9 @@ def test_a_sale_that_was_decided_early_is_never_planned() -> None:
     in_virtual_time(main)
 
 
-def test_a_stream_of_new_sales_keeps_nothing_waiting() -> None:
+def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due is looked at while they are planned, however many there are."""
+    monkeypatch.setattr(poller, "PER_TURN", 3)
 
     async def main() -> None:
         service = virtual.Service(1, faults=False)
@@ -192,52 +185,29 @@ def test_a_stream_of_new_sales_keeps_nothing_waiting() -> None:
             await tracker.sale(virtual.request("order-1"))
             service.truth["order-1"] = (1e9, "Aceptado")
             await asyncio.sleep(3.0)
-            now = tracker.clock.time()
-            for number in range(40 * PER_TURN):
-                tracker._poller.follow(
-                    Record(
-                        client_transaction_id=f"new-{number}",
-                        state=State.PENDING,
-                        transaction_id=10**6 + number,
-                        created_at=now,
-                        expires_at=now + 300.0,
-                    )
-                )
-            before = service.queries.copy()
+            await asyncio.gather(*(tracker.sale(virtual.request(f"new-{number}")) for number in range(200)))
+            before = len(service.queries)
             await asyncio.sleep(10.0)
-            assert "order-1" in [name for _, name in service.queries[len(before) :]]
+            assert "order-1" in [name for _, name in service.queries[before:]]
 
     in_virtual_time(main)
 
 
-def test_an_expiry_is_noted_before_the_first_query() -> None:
+async def test_an_expiry_is_noted_before_the_first_query() -> None:
     """What lives a shorter time than new sales usually wait expires when it does."""
-
-    async def main() -> None:
-        service = virtual.Service(1, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(1000.0))
-        async with tracker:
-            await tracker.sale(virtual.request("order-1"))
-            now = tracker.clock.time()
-            short = Record(
-                client_transaction_id="short",
-                kind="form",
-                state=State.PENDING,
-                created_at=now,
-                expires_at=now + 60.0,
+    service, profile = FakeService(), attrs.evolve(PROFILE, form_window=60)
+    async with tracking(service, profile=profile, schedule=payclient.Fixed(1000.0)) as tracker:
+        await tracker.sale(sale("order-1"))
+        await tracker.prepare(
+            payclient.PrepareRequest(
+                amount_without_tax=1150, currency="USD", client_transaction_id="short", store_id="S1",
+                response_url="https://shop.example/back",
             )
-            await tracker._ledger.permit(attrs.evolve(short, state=State.SENDING))
-            tracker._poller.follow(
-                await tracker._ledger.apply(
-                    attrs.evolve(short, state=State.SENDING), Prepared(at=now, expires_at=now + 60.0)
-                )
-            )
-            await asyncio.sleep(61.0)
-            found = await tracker.find("short")
-            assert found is not None
-            assert found.state is State.EXPIRED
-
-    in_virtual_time(main)
+        )  # fmt: skip
+        await service.clock.advance(121.0)  # a link may be loaded as late as it is handed out
+        found = await tracker.find("short")
+        assert found is not None
+        assert found.state is State.EXPIRED
 
 
 def test_a_schedule_may_change() -> None:

@@ -30,6 +30,8 @@ response_url_field = "ResponseUrl"
 duplicate_codes = [23]
 uncertain_codes = [500, 501]
 not_found_codes = [20]
+receipt_fields = ["authorizationCode", "message"]
+reason_fields = ["message"]
 queries_per_minute = 30
 refusing_statuses = [429]
 sale_window = 300
@@ -43,6 +45,9 @@ client_transaction_id = 50
 [ranges]
 amount = [100, 500_000]
 time_zone = [-12, 14]
+
+[phone_shapes]
+593 = "0#########"
 
 [status]
 by_transaction_id = "/api/Sale/{transaction_id}"
@@ -120,6 +125,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         for value in (5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2})
     ),
     ({"max_lengths": {"phone": 9}}, "max_lengths"), ({"ranges": {"total": [1, 2]}}, "ranges"),
+    *(({"phone_shapes": value}, "phone_shapes") for value in (5, {"593": "0"}, {"593": 9}, {"a": "####"})),
     *(({"link_hosts": value}, "link_hosts") for value in ("pay.example", 5, [5], [""], {"a": 1})),
     *(({"status": value}, "status") for value in (5, "x", [1], True)),
     ({"status": {"state_field": "state"}}, "status"),
@@ -203,9 +209,10 @@ def test_document_has_only_what_the_document_shows() -> None:
         "nick_name_flag": None, "phone_optional_with_nick_name": False, "language_field": None,
         "wallet_link_field": None, "response_url_field": "responseUrl", "duplicate_codes": frozenset(),
         "uncertain_codes": frozenset(), "not_found_codes": frozenset(), "queries_per_minute": None,
-        "refusing_statuses": frozenset(),
+        "refusing_statuses": frozenset(), "receipt_fields": (), "reason_fields": (),
         "sale_window": 300.0, "form_window": 600.0, "absent_after": 600.0, "link_hosts": None, "max_lengths": {},
-        "ranges": {}, "status": None, "confirm": None, "cancel": None, "reverse": None, "returned": None,
+        "ranges": {}, "phone_shapes": {}, "status": None,
+        "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
 
 
@@ -247,7 +254,9 @@ def test_a_complete_file_is_read(tmp_path: Path) -> None:
         "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
         "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},
         "max_lengths": {"client_transaction_id": 50}, "ranges": {"amount": (100, 500_000), "time_zone": (-12, 14)},
-        "status": None, "confirm": None, "cancel": None, "reverse": None, "returned": None,
+        "receipt_fields": ("authorizationCode", "message"), "reason_fields": ("message",),
+        "phone_shapes": {"593": "0#########"}, "status": None,
+        "confirm": None, "cancel": None, "reverse": None, "returned": None,
     }  # fmt: skip
 
 

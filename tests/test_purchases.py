@@ -12,6 +12,7 @@ import payclient
 from fake_ledgers import SharedLedger
 from fake_service import FakeService, lost_request, outcome_of, refuses, tracking
 from payclient.events import Evidence, Exhausted
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.session import PaySession
@@ -59,6 +60,40 @@ async def test_a_paid_purchase_is_not_asked_for_again(service: FakeService) -> N
     assert (sum(service.posted.values()), service.prepared) == (2, {})
 
 
+async def test_a_living_form_is_not_handed_out_beside_an_open_push(service: FakeService) -> None:
+    """Not even where the push was allowed beside the form, and nobody knows whether it exists."""
+    async with tracking(service) as tracker:
+        form = await tracker.live_form("order-17", form_of)
+        assert await tracker.live_form("order-17", form_of) is form
+        service.scripts = [lost_request]
+        await tracker.sale(push("first"), purchase="order-17", beside_open_form=True)
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.live_form("order-17", form_of)
+
+
+async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeService) -> None:
+    """By which a batch that is run again tells a changed row from the row that was charged."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(push("first"), purchase="order-17")
+        same = [tracker.bulk.is_same(push("first"), key, pending) for key in (None, "order-17", "order-18")]
+        assert same == [True, True, False]
+        assert not tracker.bulk.is_same(push("first", 1151), "order-17", pending)
+
+
+async def test_a_purchase_that_is_open_costs_no_connection(service: FakeService) -> None:
+    """The ledger is read before anything is begun that would wait for the service."""
+    async with tracking(service) as tracker:
+        await tracker.sale(push("first"), purchase="order-17")
+        begun = service.begun
+        for again in (
+            tracker.sale(push("second"), purchase="order-17"),
+            tracker.prepare(form_of("third"), purchase="order-17"),
+        ):
+            with pytest.raises(payclient.PurchaseOpenError):
+                await again
+        assert service.begun == begun
+
+
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
     async with tracking(service) as tracker:
@@ -76,6 +111,26 @@ async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> 
         assert (await outcome_of(service, sale)).paid is False
         await tracker.sale(push("second"), purchase="order-17")
     assert service.posted == {"first": 1, "second": 1}
+
+
+async def test_a_purchase_says_until_when_it_is_held(service: FakeService) -> None:
+    """What its refusal would say; None once another ask may be sent, and once it is paid."""
+    async with tracking(service) as tracker:
+        assert (await tracker.purchase("order-17")).held_until is None
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        assert (await tracker.purchase("order-17")).held_until == sale.expires_at
+        service.decide("Cancelado")
+        await outcome_of(service, sale)
+        assert (await tracker.purchase("order-17")).held_until is None
+        await tracker.live_form("order-17", form_of)
+        with pytest.raises(payclient.PurchaseOpenError) as raised:
+            await tracker.sale(push("second"), purchase="order-17")
+        assert (await tracker.purchase("order-17")).held_until == raised.value.until
+        paid = await tracker.sale(push("third"), purchase="order-18")
+        assert paid.transaction_id is not None
+        service.decide("Aceptado", paid.transaction_id)
+        assert (await outcome_of(service, paid)).paid
+        assert (await tracker.purchase("order-18")).held_until is None
 
 
 async def test_the_permit_decides_where_nothing_was_read_before(service: FakeService) -> None:
@@ -183,11 +238,10 @@ async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path)
             assert b"pay.example/c" in _bytes(tmp_path)
             if len(forms) == 2:
                 await service.clock.advance(599)
-                await _settled()
+                await ledger.get("what was queued before is written")
                 assert b"pay.example/c" in _bytes(tmp_path)
                 await service.clock.advance(2)
-                await _settled()
-                assert b"pay.example" not in _bytes(tmp_path)
+                await _wiped(ledger, tmp_path)
         await ledger.aclose()
     assert forms[0].client_transaction_id == forms[1].client_transaction_id
     assert dict(forms[0].result.links) == dict(forms[1].result.links)
@@ -205,8 +259,7 @@ async def test_the_links_of_a_decided_form_are_deleted(service: FakeService, tmp
         pending = await tracker.find(form.client_transaction_id)
         assert pending is not None
         assert (await pending.check()).paid
-        await _settled()
-        assert b"pay.example" not in _bytes(tmp_path)
+        await _wiped(ledger, tmp_path)
     await ledger.aclose()
 
 
@@ -246,9 +299,11 @@ async def _first(outcomes: AsyncIterator[payclient.Outcome], number: int) -> Asy
             return
 
 
-async def _settled() -> None:
-    """Until the ledger's thread has written what was asked of it."""
-    await asyncio.sleep(0.2)
+async def _wiped(ledger: Ledger, directory: Path) -> None:
+    """Until no byte of the links is in any file, each time after the ledger's thread has done what was asked of it."""
+    async with asyncio.timeout(10):
+        while b"pay.example" in _bytes(directory):
+            await ledger.get("nobody")
 
 
 def _bytes(directory: Path) -> bytes:

@@ -24,13 +24,9 @@ pytest_plugins = ["payclient.pytest_plugin"]
 ROOT = Path(__file__).parents[1]
 
 REQUEST = payclient.SaleRequest(
-    phone_number="0984111222",
-    country_code="593",
-    amount_without_tax=500,
-    currency="USD",
-    client_transaction_id="order-1",
-    store_id="S1",
-)
+    phone_number="0984111222", country_code="593", amount_without_tax=500, currency="USD",
+    client_transaction_id="order-1", store_id="S1",
+)  # fmt: skip
 
 
 # Here
@@ -67,13 +63,10 @@ async def test_the_presets_service(payphone_service: PayService) -> None:
     async with payphone_service.open_tracker() as tracker:
         form = await tracker.prepare(
             payclient.PrepareRequest(
-                amount_without_tax=500,
-                currency="USD",
-                client_transaction_id="cart-1",
-                store_id="S1",
+                amount_without_tax=500, currency="USD", client_transaction_id="cart-1", store_id="S1",
                 response_url="https://shop.example/back",
             )
-        )
+        )  # fmt: skip
         back = control.pay(form.payment_id)
         outcome = await tracker.returned(back.partition("?")[2])
     assert (outcome.paid, control.counts.confirms) == (True, 1)

@@ -196,12 +196,9 @@ class Forms(Service):
         if request.path.endswith("Prepare"):
             name = data["clientTransactionId"]
             self.forms[name] = {
-                "transactionId": 10**6 + len(self.forms),
-                "clientTransactionId": name,
-                "amount": data["amount"],
-                "currency": data["currency"],
-                "state": "Aceptado",
-            }
+                "transactionId": 10**6 + len(self.forms), "clientTransactionId": name,
+                "amount": data["amount"], "currency": data["currency"], "state": "Aceptado",
+            }  # fmt: skip
             return self._answer({"paymentId": name, "payWithCard": f"https://pay.example/{name}"})
         self.made.append(now())
         name = data["clientTxId"]
@@ -215,13 +212,9 @@ class Forms(Service):
 
 def form_request(identifier: str) -> payclient.PrepareRequest:
     return payclient.PrepareRequest(
-        amount_with_tax=1000,
-        tax=150,
-        currency="USD",
-        client_transaction_id=identifier,
-        store_id="S1",
+        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=identifier, store_id="S1",
         response_url="https://shop.example/back",
-    )
+    )  # fmt: skip
 
 
 FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=RATE, status=virtual.PROFILE.status)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import payclient
-from fake_service import FakeService, outcome_of, sale
+from fake_service import FakeService, form, outcome_of, record_in, sale
 from fake_service import tracking as following
 from payclient.events import Event
 from payclient.ledger import Ledger
@@ -41,13 +41,6 @@ class FailingOnce:
             self._fails = False
             raise payclient.LedgerUnavailableError("disk full")
         return await self._ledger.apply(record, event)
-
-
-def form(identifier: str) -> payclient.PrepareRequest:
-    return payclient.PrepareRequest(
-        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=identifier, store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
 
 
 def created(number: int) -> bytes:
@@ -125,8 +118,7 @@ async def test_one_answer_for_two_sales(caplog: pytest.LogCaptureFixture) -> Non
         third = await tracker.sale(sale("order-3", "0984111003"))
         assert (third.state, third.transaction_id) == (State.PENDING, 14)
         assert (await tracker.sale(sale("order-2", "0984111002"))).state is State.UNKNOWN
-        record = await ledger.get("order-2")
-        assert record is not None
+        record = await record_in(ledger, "order-2")
         assert record.candidate_ids == ()
     (conflict,) = [each for each in await ledger.history("order-2") if each.event == "Conflicted"]
     assert (

@@ -105,6 +105,22 @@ async def test_only_one_request_leaves(service: Service) -> None:
         assert history.count(ReversalPermitted.__name__) == 1
 
 
+async def test_a_reversal_goes_on_without_its_caller(service: Service) -> None:
+    """Who is cancelled detaches; the request is not cut, and its answer is written."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        caller = asyncio.ensure_future(tracker.reverse(sale))
+        while not service.reversals:  # noqa: ASYNC110 - no event of the service tells
+            await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    assert [change.after for change in await ledger.changes()][-1] is State.REVERSED
+    assert (await ledger.history("first"))[-1].event == "Reversed"
+    assert len(service.reversals) == 1
+
+
 async def test_what_is_not_paid_is_not_given_back(service: Service) -> None:
     """Nothing is sent; nor where the profile does not say how."""
     async with tracking(service, profile=PROFILE) as tracker:
@@ -168,6 +184,19 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool)
         assert outcome.state is (State.REVERSED if done else State.ACCEPTED)
         assert outcome.evidence is Evidence.QUERY
     assert len(service.reversals) == 1
+
+
+async def test_a_lost_answer_is_followed_though_nobody_waits(service: Service) -> None:
+    """The process that lost it queries by itself, and the ledger has the end."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        service.reverse_scripts = [(ConnectionResetError(), True)]
+        assert (await tracker.reverse(sale)).state is State.REVERSING
+        await service.clock.advance(600)
+        record = await ledger.get("first")
+        assert record is not None
+        assert record.state is State.REVERSED
 
 
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
-from payclient.profile import ServiceProfile
+from payclient.profile import PAYPHONE, ServiceProfile
 from payclient.rows import MAX_ROWS, ChargeFile, Row, read_file
 from payclient.rows.cells import AMBIGUOUS, cents_of, mark_of
 from payclient.rows.format import Format
@@ -76,6 +76,51 @@ def json_lines(*rows: Any) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+# --- The purchase
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "options"),
+    [
+        ("rows.csv", "purchase", {}),
+        ("rows.csv", "pedido", {"columns": {"purchase": "Pedido"}}),
+        ("rows.jsonl", "purchase", {}),
+        ("rows.jsonl", "pedido", {"columns": {"purchase": "pedido"}}),
+    ],
+)
+def test_a_row_may_say_what_it_is_for(read: Read, name: str, column: str, options: dict[str, Any]) -> None:
+    """By a column of that name or a mapped one, in some rows or all; a file without it has none."""
+    rows = [
+        JSON_ROW | {"clientTransactionId": f"order-{n}", column: "cart 17" if n else None} for n in range(3)
+    ]
+    if name.endswith(".csv"):
+        text = f"{HEADER},{column}\n" + "".join(
+            f"0991112223,593,USD,1000,150,order-{n},{'cart 17' if n else ''}\n" for n in range(3)
+        )
+    else:
+        text = json_lines(*rows)
+    file = read(text, name, **options)
+    assert errors_of(file) == []
+    assert file.purchases == {"order-1": "cart 17", "order-2": "cart 17"}
+    assert len(file.requests) == 3
+    assert read(f"{HEADER}\n{GOOD}\n").purchases == {}
+
+
+@pytest.mark.parametrize(
+    ("purchase", "said"),
+    [
+        (" cart", "begin or end with a blank"), ("a\u200bb", "purchase"), (17, "must be a text"),
+        ("", "must not be empty"),
+        ("x" * 5000, "4,096"), ("..", "purchase"), ("e\u0301", "purchase"),
+    ],
+)  # fmt: skip
+def test_a_purchase_is_checked_like_an_id(read: Read, purchase: object, said: str) -> None:
+    """What could be taken for another purchase's key makes the row bad, before anything is sent."""
+    (error,) = errors_of(read(json_lines(JSON_ROW | {"purchase": purchase}), "rows.jsonl"))
+    assert "line 1, purchase: " in error
+    assert said in error or said == "purchase"
+
+
 # --- CSV
 
 
@@ -129,13 +174,14 @@ def test_a_nick_name_needs_no_phone(read: Read) -> None:
         (f"{HEADER}\n\n,,,,,\n", {}, "has no rows"),
         (f"{GOOD}\n{GOOD}\n", {}, "is the header missing"),
         (HEADER.replace("currency", "curency") + f"\n{GOOD}\n", {}, "unknown column curency; there is no column"),
-        (f"{HEADER},phone\n{GOOD},1\n", {}, "unknown column phone"),
+        (f"{HEADER},phone\n{GOOD},1\n", {}, r"unknown column phone \(leave it out by --ignore or --ignore-rest\)$"),
+        (f"{HEADER},phone,fax\n{GOOD},1,2\n", {}, "unknown column phone, fax"),
         (f"{HEADER},0991112223\n{GOOD},1\n", {}, "column 7 has no known name"),
         (f"{HEADER},PhoneNumber\n{GOOD},1\n", {}, "unknown column PhoneNumber"),
         (f"{HEADER},phoneNumber\n{GOOD},1\n", {}, "phone_number is there twice"),
         (f"{HEADER},order\n{GOOD},1\n", {}, "order must be in a JSONL file"),
         ("currency,client_transaction_id\nUSD,1\n", {}, "no column country_code; there is no column phone_number"),
-        ("phone_number,country_code,currency\n1,2,USD\n", {}, "there is no column client_transaction_id"),
+        ("phone_number,country_code,currency\n1,2,USD\n", {}, "no column client_transaction_id; name yours by --key$"),
         ('"phone_number,country_code\n', {}, "line 1 is not a header"),
         (f"{HEADER},store_id\n{GOOD},S1\n", {"columns": {KEY: "store_id"}}, f"{KEY} stands beside the column store_id"),
         (f"{HEADER}\n{GOOD}\n", {"columns": {KEY: "invoice"}}, "--key names the column invoice, and the file has ph"),
@@ -328,7 +374,8 @@ def amounts_of(read: Read, *amounts: str, **options: Any) -> list[int | None]:
     [
         ("1.250,50", ","), ("1,250.50", "."), ("10,5", ","), ("10.50", "."), ("1.000.000", ","), ("1,000,000", "."),
         ("1 250,50", ","), ("0,150", ","), ("1,0000", ","), ("1,000", AMBIGUOUS), ("1.000", AMBIGUOUS),
-        ("1000", None), ("1.2.3", None), ("-5,00", None), ("$5.00", None), ("", None),
+        ("1000", None), ("1.2.3", None), ("-5,00", None), ("$5.00", "."), ("$ 1.234,50", ","), ("5,5 €", ","),
+        ("$5$", None), ("", None),
     ],
 )  # fmt: skip
 def test_a_value_proves_its_mark_or_does_not(text: str, mark: str | None) -> None:
@@ -480,13 +527,8 @@ def test_excels_own_line_of_the_delimiter(read: Read) -> None:
 def test_what_a_spreadsheet_made_of_a_cell(read: Read, field: str, cell: str, said: str | None) -> None:
     """Of CSV and of JSON alike; what people write is left alone."""
     values = {
-        "phone_number": "0991112223",
-        **FIXED,
-        KEY: "a",
-        "reference": "r",
-        "store_id": "S1",
-        field: cell,
-    }
+        "phone_number": "0991112223", **FIXED, KEY: "a", "reference": "r", "store_id": "S1", field: cell,
+    }  # fmt: skip
     text = ";".join([*values, "tip"]) + "\n" + ";".join([*values.values(), "5"]) + "\n"
     for file in (read(text), read(json_lines(values | {"tip": 5}), "rows.jsonl")):
         assert (file.requests == []) == (said is not None)
@@ -504,15 +546,11 @@ def test_each_row_of_the_sample_gets_its_verdict() -> None:
     good = {request.client_transaction_id: request for request in file.requests}
     assert [row.line for row in file.rows if not row.errors] == [2, 5]
     assert errors == {
-        3: ("telefono", "is a number as a spreadsheet shortens it"),
-        4: ("telefono", "has 9 digits"),
-        6: ("total", "must be the sum of its parts"),
-        7: ("clave", "is the same as in line 8"),
-        8: ("clave", "is the same as in line 7"),
-        9: ("referencia", "is a formula; its value is needed"),
-        10: ("telefono", "must be given"),
-        11: ("moneda", "must be three capital letters (ISO 4217)"),
-    }
+        3: ("telefono", "is a number as a spreadsheet shortens it"), 4: ("telefono", "has 9 digits"),
+        6: ("total", "must be the sum of its parts"), 7: ("clave", "is the same as in line 8"),
+        8: ("clave", "is the same as in line 7"), 9: ("referencia", "is a formula; its value is needed"),
+        10: ("telefono", "must be given"), 11: ("moneda", "must be three capital letters (ISO 4217)"),
+    }  # fmt: skip
     assert good.keys() == {"2026-0001", "2026-0004"}
     assert (good["2026-0001"].amount, good["2026-0001"].reference) == (315, "Matrícula Ñandú")
     assert good["2026-0004"].amount_without_tax == 125050
@@ -711,7 +749,119 @@ def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:
     path = sheet(tmp_path / "a.xlsx", SHEET, ["k", 984111222, 12.5, "#N/A"])
     left = read_file(path, TYPED).bad_rows(tmp_path / "bad.csv").decode("utf-8-sig").splitlines()
     assert left[0] == "clave,telefono,amount_without_tax,tip,nota,fault"
-    assert left[1].startswith('k,984111222,12.5,,,"telefono: must be a text')
+    assert left[1].startswith("k,984111222,12.5,,,")
+    assert "telefono: must be a text" in left[1]
+
+
+# --- What people do to a spreadsheet
+
+FOUND = Format(
+    columns={KEY: "clave", "phone_number": "telefono", "amount_without_tax": "valor"}, constants=FIXED,
+    amounts="decimal", ignore_rest=True,
+)  # fmt: skip
+
+
+def test_a_table_is_found_under_its_title(tmp_path: Path) -> None:
+    """A title and an empty line above, empty lines between, a total below, and columns that nobody asked for."""
+    path = sheet(
+        tmp_path / "cobros.xlsx", ["Cobros de noviembre"], [], ["clave", "telefono", "valor", "casa", None],
+        ["n-1", "0987000031", 25.5, "A1", None, "llamar"], [],
+        ["n-2", 987000032.0, "$ 1.234,50", datetime.date(2026, 1, 2)],
+        [], [None, "TOTAL", 1260],
+    )  # fmt: skip
+    file = read_file(path, FOUND, profile=PAYPHONE)
+    assert errors_of(file) == []
+    assert [(each.phone_number, each.amount) for each in file.requests] == [
+        ("0987000031", 2550), ("0987000032", 123450),
+    ]  # fmt: skip
+    assert file.description == "spreadsheet, header in line 3, decimal comma"
+    assert (file.empty, file.total_lines, file.total_faults, file.unread) == ([5], [8], [], ["casa"])
+    assert [row.respelled for row in file.rows] == [False, True]
+
+
+def test_a_total_that_is_not_the_sum_of_the_rows_is_named(read: Read) -> None:
+    """The last line has neither a key nor a customer."""
+    text = "clave;telefono;valor\nn-1;0987000031;25,50\nn-2;0987000032;10,00\n;;36,50\n"
+    (fault,) = read(text, profile=PAYPHONE, **attrs.asdict(FOUND)).total_faults
+    assert str(fault) == "line 4, valor: the total is not the sum of the rows, 3550 cents"
+    for last in ("n-3;;5,00", ";0987000033;5,00", ";;;", "TOTAL-3;;5,00"):
+        assert read(text.replace(";;36,50", last), **attrs.asdict(FOUND)).total_lines == []
+
+
+def test_a_sheet_is_named_or_numbered(tmp_path: Path) -> None:
+    """By its name as it stands, or its place among those that are shown."""
+    good: list[list[Any]] = [SHEET, ["k", "0984111222", 5]]
+    path = sheet(tmp_path / "a.xlsx", ["Notas"], Cobros=good, **{"3": []})
+    for told in ("Cobros", "2"):
+        assert read_file(path, attrs.evolve(TYPED, sheet=told)).description.startswith(
+            "spreadsheet, sheet Cobros"
+        )
+    with pytest.raises(
+        InvalidRequestError, match=r"2 sheets with content \(Sheet, Cobros, 3\): give --sheet"
+    ):
+        read_file(path, TYPED)
+    for told in ("3", "4", "Otra"):
+        with pytest.raises(InvalidRequestError, match=f"--sheet {told}: has no such sheet with content"):
+            read_file(path, attrs.evolve(TYPED, sheet=told))
+
+
+def test_the_line_of_the_header_may_be_told(read: Read) -> None:
+    """A line above may name as many columns; a line without names is refused."""
+    text = f"{HEADER}\n{HEADER}\n{GOOD}\n"
+    assert errors_of(read(text))
+    assert the_request(read(text, header_row=2)).client_transaction_id == "order-1"
+    with pytest.raises(InvalidRequestError, match="--header-row 5: must be a line with names"):
+        read(text, header_row=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "cents"),
+    [("$ 1.234,50", 123450), ("$25,00", 2500), ("US$ 3,50", 350), ("USD 3,50", 350), ("3,50 USD", 350),
+     ("€ 3,50", None), ("3,50 EUR", None), ("S/ 3,50", None), ("$ -3,50", None), ("$ $ 3,50", None)],
+)  # fmt: skip
+def test_the_sign_of_a_currency_is_read(read: Read, text: str, cents: int | None) -> None:
+    """Where it may be that of the row's currency."""
+    file = read(f"clave;telefono;valor\na;0987000031;{text}\nb;0987000032;1,50\n", **attrs.asdict(FOUND))
+    request = file.rows[0].request
+    assert (None if request is None or file.rows[0].errors else request.amount) == cents
+
+
+def test_a_date_is_a_text_but_never_an_id(tmp_path: Path) -> None:
+    """A spreadsheet makes dates of ids such as 3-5, which nobody can undo."""
+    day = datetime.date(2026, 5, 3)
+    form = attrs.evolve(TYPED, columns={**TYPED.columns, "reference": "nota"}, ignored=frozenset())
+    path = sheet(tmp_path / "a.xlsx", SHEET, ["k", "0984111222", 5, None, day], [day, "0984111223", 5])
+    file = read_file(path, form)
+    assert [request.reference for request in file.requests] == ["2026-05-03"]
+    assert errors_of(file)[0].startswith("line 3, clave: must not be a date")
+
+
+@pytest.mark.parametrize(
+    ("phone", "found"),
+    [
+        ("0987000031", "0987000031"), ("987000031", "0987000031"), ("593987000031", "0987000031"),
+        ("+593 98 700 0031", "0987000031"), ("+593 (0)98-700-0031", "0987000031"), ("00593987000031", "0987000031"),
+        ("098 700 0031", "0987000031"), ("98700003", None), ("098700003", None), ("09870000311", None),
+        ("+51 987000031", None), ("0098700003", None), ("+0987000031", None), ("098700003a", None),
+    ],
+)  # fmt: skip
+def test_one_customer_is_one_customer(read: Read, phone: str, found: str | None) -> None:
+    """Other spellings of a phone are corrected where the profile's shape is exact, and else bad."""
+    text = f"clave;telefono;valor\na;{phone};3,50\nb;0999999999;3,50\n"
+    row = read(text, profile=PAYPHONE, **attrs.asdict(FOUND)).rows[0]
+    assert (None if row.errors else row.request and row.request.phone_number) == found
+    assert row.respelled == (found not in (None, phone))
+    # Without a shape nothing is corrected.
+    assert not read(text, **attrs.asdict(FOUND)).rows[0].respelled
+
+
+def test_a_country_with_its_plus_is_the_same(read: Read) -> None:
+    """Two spellings of a country would be two customers."""
+    text = "clave;telefono;valor;country_code\na;0987000031;3,50;+593\nb;0987000031;3,50;593\n"
+    form = attrs.asdict(attrs.evolve(FOUND, constants={"currency": "USD"}))
+    file = read(text, profile=PAYPHONE, **form)
+    assert len(file.lanes) == 1
+    assert file.doubles == [[2, 3]]
 
 
 # --- Whatever is written

@@ -24,16 +24,15 @@ from payclient.errors import (
 from payclient.events import Evidence
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import State
-from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import PaySession
 from payclient.simulator import Simulator
 from payclient.transport import AiohttpTransport
-from payclient.validation import from_service
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, decode_status
 from simulated import QUERIES
+from test_samples import SAMPLES, sample, with_order
 
-SAMPLES = Path(__file__).parent / "samples"
 TOKEN = "token-1"
 ID = "ID_UNICO_X_TRANSACCION-001"
 
@@ -52,32 +51,13 @@ SHOP = ServiceProfile(
     ),
 )
 SERVICE = attrs.evolve(
-    QUERIES,
-    state_field="transactionStatus",
-    state_words={state: word for word, state in WORDS.items()},
-    wallet_link_field="payWithBrand",
-    duplicate_code=23,
-)
+    QUERIES, state_field="transactionStatus", state_words={state: word for word, state in WORDS.items()},
+    wallet_link_field="payWithBrand", duplicate_code=23,
+)  # fmt: skip
 
 
-def sample(name: str) -> Any:
-    return json.loads((SAMPLES / name).read_bytes())
-
-
-def ours(fields: dict[str, Any]) -> dict[str, Any]:
-    return {from_service(name): value for name, value in fields.items()}
-
-
-def modelled(name: str) -> dict[str, Any]:
-    """The fields of a sampled request, as the models take them."""
-    fields = sample(name)
-    order = fields["order"]
-    items = [LineItem(**ours(item)) for item in order["lineItems"]]
-    return ours(fields) | {"order": Order(bill_to=BillTo(**ours(order["billTo"])), line_items=tuple(items))}
-
-
-SALE = SaleRequest(**modelled("sale_request.json"))
-PREPARE = PrepareRequest(**modelled("prepare_request.json"))
+SALE = SaleRequest(**with_order(sample("sale_request.json")))
+PREPARE = PrepareRequest(**with_order(sample("prepare_request.json")))
 
 
 class Wire:

@@ -11,12 +11,17 @@ import payclient
 from fake_service import (
     PROFILE,
     FakeService,
+    Script,
+    events_of,
+    hint,
     lost_answer,
     lost_request,
     no_connection,
     outcome_of,
+    pending_of,
     refuses,
     sale,
+    seen_dead,
     tracking,
 )
 from payclient.events import Evidence
@@ -31,18 +36,6 @@ def service() -> FakeService:
     return FakeService()
 
 
-class Counting:
-    """A service that counts the POSTs which were begun, whether or not their bytes left."""
-
-    def __init__(self, service: FakeService) -> None:
-        self.service = service
-        self.begun = 0
-
-    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        self.begun += request.method == "POST"
-        return await self.service(request, before_send)
-
-
 async def broken_after(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """The charge is executed, and then something of our own breaks."""
     await before_send()
@@ -55,15 +48,17 @@ async def broken_before(service: FakeService, request: HttpRequest, before_send:
     return None  # type: ignore[return-value]  # as above
 
 
-async def test_a_fault_of_ours_after_the_permit_proves_nothing(service: FakeService) -> None:
+@pytest.mark.parametrize("script", [lost_answer, broken_after], ids=["the network", "our own"])
+async def test_a_fault_after_the_permit_proves_nothing(service: FakeService, script: Script) -> None:
     """Whatever breaks once the bytes may have left: unknown, found by the query, and never sent again."""
-    service.scripts = [broken_after]
+    service.scripts = [script]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+        assert (pending.state, pending.outcome.paid, pending.transaction_id) == (State.UNKNOWN, None, None)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
         service.decide("Aceptado")
-        assert (await outcome_of(service, pending)).paid is True
+        outcome = await outcome_of(service, pending)
+        assert (outcome.paid, outcome.transaction_id) == (True, 1000)
     assert service.posted == {"order-17": 1}
 
 
@@ -139,35 +134,27 @@ async def test_who_is_denied_the_permit_with_other_content_is_told(service: Fake
 async def test_nothing_unknown_is_sent_again(service: FakeService, restarted: bool) -> None:
     """No POST is even begun: neither by the tracker that lost the answer nor by the next one."""
     service.scripts = [lost_answer]
-    counting = Counting(service)
     ledger = await payclient.open_ledger("memory:")
-    async with payclient.PaySession(
-        "https://pay.example", "t", profile=PROFILE, transport=counting
-    ) as session:
-        async with payclient.Tracker(session, ledger, clock=service.clock) as tracker:
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+        if not restarted:
             assert (await tracker.sale(sale())).state is State.UNKNOWN
-            if not restarted:
-                assert (await tracker.sale(sale())).state is State.UNKNOWN
-                with pytest.raises(payclient.DifferentRequestError):
-                    await tracker.sale(sale(tax=151))
-        if restarted:
-            async with payclient.Tracker(session, ledger, clock=service.clock) as tracker:
-                pending = await tracker.sale(sale())
-                assert (pending.state, pending.attempt) == (State.UNKNOWN, 1)
-    assert counting.begun == 1
+            with pytest.raises(payclient.DifferentRequestError):
+                await tracker.sale(sale(tax=151))
+    if restarted:
+        async with tracking(service, ledger) as tracker:
+            pending = await tracker.sale(sale())
+            assert (pending.state, pending.attempt) == (State.UNKNOWN, 1)
+    assert service.begun == 1
 
 
 async def test_what_was_presumed_expired_is_not_sent_again(service: FakeService) -> None:
     """EXPIRED is our clock's word only."""
-    counting = Counting(service)
-    async with (
-        payclient.PaySession("https://pay.example", "t", profile=PROFILE, transport=counting) as session,
-        payclient.Tracker(session, await payclient.open_ledger("memory:"), clock=service.clock) as tracker,
-    ):
+    async with tracking(service) as tracker:
         await tracker.sale(sale())
         await service.clock.advance(3000)
         assert (await tracker.sale(sale())).state is State.EXPIRED
-    assert counting.begun == 1
+    assert service.begun == 1
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -181,9 +168,7 @@ async def test_a_report_of_another_transaction_decides_nothing(
     async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
         if not known:
-            await tracker.notify(
-                payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
-            )
+            await tracker.notify(hint())
         report = {
             "transactionId": 77, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD", "state": word,
         }  # fmt: skip
@@ -204,7 +189,7 @@ async def test_a_report_of_another_transaction_decides_nothing(
     ("field", "value"), [("clientTransactionId", "order-18"), ("amount", 1151), ("currency", "EUR")]
 )
 async def test_a_report_of_anothers_sale_decides_nothing(
-    service: FakeService, field: str, value: object
+    service: FakeService, field: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of them alone is a conflict, which is written once and not at every query."""
     ledger = await payclient.open_ledger("memory:")
@@ -212,15 +197,12 @@ async def test_a_report_of_anothers_sale_decides_nothing(
         pending = await tracker.sale(sale())
         service.sales[1000] |= {"state": "Aceptado", field: value}
         assert (await outcome_of(service, pending)).paid is None
-    assert [change.event for change in await ledger.history("order-17")].count("Conflicted") == 1
+    assert (await events_of(ledger)).count("Conflicted") == 1
+    assert field != "amount" or "amount 1151" in caplog.text
 
 
 async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeService) -> None:
     """Created, refused with its code and text, not sent, lost with the id that was seen."""
-
-    async def dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        raise payclient.NotSentError("the connection was seen dead")
 
     async def half(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
@@ -228,14 +210,8 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
 
     ledger = await payclient.open_ledger("memory:")
     service.scripts = [
-        refuses(800),
-        dead,
-        half,
-        FakeService.take,
-        no_connection,
-        no_connection,
-        no_connection,
-    ]
+        refuses(800), seen_dead, half, FakeService.take, no_connection, no_connection, no_connection,
+    ]  # fmt: skip
     async with tracking(service, ledger) as tracker:
         began = service.clock.time()
         with pytest.raises(payclient.ValidationFailedError):
@@ -246,6 +222,8 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
         await tracker.sale(sale("created"))
         with pytest.raises(payclient.NotSentError):
             await tracker.sale(sale("never"))
+        assert await tracker.find("never") is None
+        assert (await pending_of(tracker, "dead")).refusal == (Evidence.NOT_SENT, None)
     written = {key: await ledger.get(key) for key in ("refused", "dead", "half", "created", "never")}
     assert written["never"] is None
     refused, dead_, half_, created = (written[key] for key in ("refused", "dead", "half", "created"))
@@ -263,6 +241,9 @@ async def test_the_end_of_each_send_is_written_as_what_it_was(service: FakeServi
     assert (created.state, created.transaction_id) == (State.PENDING, 1000)
     assert created.expires_at == began + 300
     assert "55" in str([change.detail for change in await ledger.history("half")])
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale("dead"))).state is State.PENDING
+    assert service.posted == {"created": 1, "dead": 1}
 
 
 async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> None:
@@ -271,15 +252,11 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
         lanes = {
             tracker.bulk.lane(request)
             for request in (
-                sale("a"),
-                sale("b", store_id="S2"),
-                sale("c", store_id=None),
-                sale("d", country_code="57"),
-                sale("e", phone="0984111223"),
-                sale("f", by_nick_name=True, nick_name="ana"),
+                sale("a"), sale("b", store_id="S2"), sale("c", store_id=None), sale("d", country_code="57"),
+                sale("e", phone="0984111223"), sale("f", by_nick_name=True, nick_name="ana"),
                 sale("g", by_nick_name=True, nick_name="eva"),
             )
-        }
+        }  # fmt: skip
         assert len(lanes) == 7
         assert tracker.bulk.lane(sale("h", tax=1)) == tracker.bulk.lane(sale("a"))
         nick = sale("i", by_nick_name=True, nick_name="ana", phone="0984111229")
@@ -292,14 +269,9 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
 )
 async def test_what_another_tracker_sent_is_not_sent_again(service: FakeService, state: State) -> None:
     """The ledger alone knows of it: the same sale is returned, other content is refused, and no POST is begun."""
-    counting = Counting(service)
     service.scripts = [lost_answer] if state is State.UNKNOWN else []
     ledger = await payclient.open_ledger("memory:")
-    async with (
-        payclient.PaySession("https://pay.example", "t", profile=PROFILE, transport=counting) as session,
-        payclient.Tracker(session, ledger, clock=service.clock) as first,
-        payclient.Tracker(session, ledger, clock=service.clock) as second,
-    ):
+    async with tracking(service, ledger) as first, tracking(service, ledger) as second:
         await first.sale(sale())
         if state in (State.ACCEPTED, State.CANCELLED):
             service.decide("Aceptado" if state is State.ACCEPTED else "Cancelado")
@@ -310,4 +282,4 @@ async def test_what_another_tracker_sent_is_not_sent_again(service: FakeService,
             await second.sale(sale(tax=151))
         again = await second.sale(sale())
         assert (again.state, again.attempt) == (state, 1)
-    assert counting.begun == 1
+    assert service.begun == 1

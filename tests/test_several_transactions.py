@@ -18,16 +18,18 @@ from fake_service import (
     FakeService,
     Script,
     answer,
+    events_of,
+    hint,
     lost_answer,
     lost_request,
     outcome_of,
+    pending_of,
     refusal,
     refuses,
     sale,
     tracking,
 )
 from payclient.events import Evidence
-from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -69,10 +71,6 @@ def posted(times: int, then: Script) -> Script:
         return await then(service, request, passed)
 
     return script
-
-
-async def events_of(ledger: Ledger, identifier: str = "order-17") -> list[str]:
-    return [change.event for change in await ledger.history(identifier)]
 
 
 # --- Several under one id
@@ -149,7 +147,7 @@ async def test_all_cancelled_is_cancelled_after_one_look(service: FakeService) -
         pending = await tracker.sale(sale())
         service.decide("Cancelado")
         outcome = await outcome_of(service, pending)
-        assert (outcome.paid, outcome.transaction_id) == (False, 1000)
+        assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.CANCELLED, False, 1000)
         assert service.queries == ["/api/Sale/1000", "/api/Sale/client/order-17"]
         await service.clock.advance(100_000)
         assert len(service.queries) == 2
@@ -219,14 +217,6 @@ async def test_a_look_that_finds_only_another_cancelled_one_is_cancelled(service
 
 async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
     """Twenty cancelled at once, at 30 queries a minute: never more, both kinds together."""
-    asked: list[float] = []
-    status = service.status
-
-    def timed(path: str) -> HttpResponse:
-        asked.append(service.clock.monotonic())
-        return status(path)
-
-    service.status = timed  # type: ignore[method-assign]  # with the time
     async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
         pendings = [
             await tracker.sale(sale(f"o{number}", phone=f"09841112{number:02}")) for number in range(20)
@@ -235,8 +225,8 @@ async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
             service.decide("Cancelado", number)
         await service.clock.advance(120)
         assert {pending.outcome.paid for pending in pendings} == {False}
-    assert len(asked) == 40
-    assert min(later - earlier for earlier, later in pairwise(asked)) >= 1.7
+    assert len(service.queried_at) == 40
+    assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
 
 
 async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
@@ -248,10 +238,9 @@ async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
         service.decide("Cancelado")
         assert (await outcome_of(service, pending)).paid is False
         service.decide("Aceptado")
-        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        assert await tracker.notify(hint()) is payclient.Receipt.LATE
         await service.clock.advance(5)
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert found.outcome.paid is True
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.CRITICAL] == [
         "order-17: cancelled, and yet accepted"
@@ -284,7 +273,7 @@ async def test_two_accepted_is_accepted_with_an_alarm(
         outcome = await outcome_of(service, pending)
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
     (alarm,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert "1001" in alarm.getMessage()
+    assert "accepted more than once: also 1001" in alarm.getMessage()
     (change,) = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
     assert "1001" in (change.detail or "")
 
@@ -361,8 +350,7 @@ async def test_not_found_proves_the_refusal(service: FakeService, says: Script) 
         with pytest.raises(payclient.RefusedError):
             await tracker.sale(sale())
         assert service.queries == ["/api/Sale/client/order-17"]
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert (found.state, found.outcome.paid) == (State.REFUSED, False)
         assert (await tracker.sale(sale())).state is State.PENDING
 
@@ -474,12 +462,27 @@ async def test_an_index_that_lags_corrects_the_refusal_later(
         await service.clock.advance(599)
         assert len(service.queries) == 1
         await service.clock.advance(10)
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert (found.state, found.transaction_id) == (State.ACCEPTED, 1000)
         assert len(service.queries) == 2
     assert service.posted == {"order-17": 1}
     assert [each.levelno for each in caplog.records if "yet accepted" in each.message] == [logging.CRITICAL]
+
+
+async def test_a_second_refusal_is_looked_at_later_too(service: FakeService) -> None:
+    """Tried again before the later look at the first attempt: the second one, which was created, is found as well."""
+    lagging(service, 500)
+    service.scripts = [BUSY, posted(1, BUSY)]
+    async with tracking(service) as tracker:
+        for _ in range(2):
+            with pytest.raises(payclient.RefusedError):
+                await tracker.sale(sale())
+            await service.clock.advance(100)
+        service.decide("Aceptado")
+        await service.clock.advance(700)
+        found = await pending_of(tracker)
+        assert (found.state, found.transaction_id, found.attempt) == (State.ACCEPTED, 1000, 2)
+    assert service.posted == {"order-17": 1}
 
 
 @EXISTS
@@ -522,8 +525,7 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
         with pytest.raises(payclient.RefusedError):
             await tracker.sale(sale())
         for _ in range(3):
-            hint = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
-            assert await tracker.notify(hint) in (payclient.Receipt.LATE, payclient.Receipt.DUPLICATE)
+            assert await tracker.notify(hint()) in (payclient.Receipt.LATE, payclient.Receipt.DUPLICATE)
             await service.clock.advance(5)
             with pytest.raises(payclient.CustomerBusyError):
                 await tracker.sale(sale())
@@ -550,11 +552,9 @@ async def test_a_refused_sale_that_is_found_under_another_token_holds_back_anoth
     async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
         with pytest.raises(payclient.NotSentError, match="other credentials"):
             await tracker.sale(sale())
-        hint = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
-        await tracker.notify(hint)
+        await tracker.notify(hint())
         await service.clock.advance(5)
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert found.state is State.REFUSED
     assert service.posted == {"order-17": 1}
 
@@ -604,21 +604,13 @@ async def test_the_query_waits_for_its_turn(service: FakeService) -> None:
     """Twenty busy customers at once, at 30 queries a minute: one query in two seconds, and none is unknown."""
     profile = attrs.evolve(PROFILE, queries_per_minute=30.0)
     service.scripts = [BUSY] * 10
-    asked: list[float] = []
-    status = service.status
-
-    def timed(path: str) -> HttpResponse:
-        asked.append(service.clock.monotonic())
-        return status(path)
-
-    service.status = timed  # type: ignore[method-assign]  # with the time
     async with tracking(service, profile=profile) as tracker:
         sales = [asyncio.create_task(tracker.sale(sale(f"o{number}"))) for number in range(10)]
         await service.clock.advance(60)
         errors = await asyncio.gather(*sales, return_exceptions=True)
     assert {type(error) for error in errors} == {payclient.CustomerBusyError}
-    assert len(asked) == 10
-    assert min(later - earlier for earlier, later in pairwise(asked)) >= 1.7
+    assert len(service.queried_at) == 10
+    assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
 
 
 async def test_a_batch_charges_once_behind_a_repeating_proxy(service: FakeService) -> None:
@@ -660,13 +652,11 @@ async def test_a_refused_attempt_that_was_paid_is_corrected(
         with pytest.raises(payclient.CustomerBusyError):
             await tracker.sale(sale())
         service.decide("Aceptado")
-        notification = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
-        assert await tracker.notify(notification) is payclient.Receipt.LATE
+        assert await tracker.notify(hint()) is payclient.Receipt.LATE
         for _ in range(50):
             await service.clock.advance(1)
             await asyncio.sleep(0.001)
-            found = await tracker.find("order-17")
-            assert found is not None
+            found = await pending_of(tracker)
             if found.state is State.ACCEPTED:
                 break
         assert found is not None
@@ -697,11 +687,10 @@ async def test_a_refused_attempt_stays_refused_on_any_other_word(
             service.sales.clear()
         else:
             service.decide(word)
-        await tracker.notify(payclient.Notification(transaction_id=1000, client_transaction_id="order-17"))
+        await tracker.notify(hint())
         await service.clock.advance(60)
         assert len(service.queries) == 2
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert found.state is State.REFUSED
     assert (word == "Pendiente") == ("Conflicted" in await events_of(ledger))
     assert "does not take" not in caplog.text

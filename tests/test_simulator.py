@@ -11,7 +11,7 @@ from yarl import URL
 
 from manual_clock import ManualClock
 from payclient.simulator import Answers, Settings, Simulator
-from payclient.simulator.addresses import with_query
+from payclient.simulator.books import with_query
 from simulated import BEARER, Client, Merchant, client, client_of, clock, merchant, sale_of, settings
 
 __all__ = ["client", "clock", "merchant", "settings"]
@@ -65,7 +65,7 @@ async def test_a_sale_expires_after_five_minutes(
 async def test_a_late_timer_does_not_stretch_the_window(client: Client, clock: ManualClock) -> None:
     """A request after the window finds the sale expired even if the loop has not yet fired the timer."""
     transaction_id = await client.sale()
-    clock._monotonic = 301.0
+    clock.stand_at(301.0)
     with pytest.raises(ValueError, match="expired"):
         await client.service.approve(transaction_id)
     await client.sale()
@@ -210,13 +210,9 @@ async def test_a_query_by_transaction_id_answers_the_state(client: Client) -> No
     """The status answer carries the ids, the money and the state, in word and number."""
     transaction_id = await client.sale()
     answer = {
-        "transactionId": transaction_id,
-        "clientTransactionId": "order-1",
-        "amount": 1150,
-        "currency": "USD",
-        "transactionStatus": "Pendiente",
-        "statusCode": 1,
-    }
+        "transactionId": transaction_id, "clientTransactionId": "order-1", "amount": 1150,
+        "currency": "USD", "transactionStatus": "Pendiente", "statusCode": 1,
+    }  # fmt: skip
     assert await client.get(f"/api/Sale/{transaction_id}") == (200, answer)
     await client.service.approve(transaction_id)
     decided = {**answer, "transactionStatus": "Aceptado", "statusCode": 3}

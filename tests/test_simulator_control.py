@@ -11,8 +11,13 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
@@ -25,7 +30,7 @@ from manual_clock import ManualClock
 from payclient.cli import main
 from payclient.simulator import SCENARIOS, Answers, Fault, Settings, Simulator, SimulatorThread
 from payclient.simulator.control_api import OPERATIONS, openapi
-from simulated import BEARER, Client, Merchant, client_of, merchant, prepare_of, sale_of
+from simulated import BEARER, Client, Merchant, client_of, merchant, prepare_of, sale_of, until
 
 __all__ = ["merchant"]
 
@@ -50,15 +55,6 @@ def service(client: Client) -> Simulator:
 def call(client: Client) -> Call:
     """Call an operation, and return the status and the result."""
     return partial(control.call, client.service.url)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Until it holds: five seconds at most."""
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it has not come true")
 
 
 # Foreign pages
@@ -127,7 +123,7 @@ async def test_the_control_routes_stay_on_the_machine(
 
 def test_every_operation_is_of_python_by_the_same_names() -> None:
     """Nothing exists only in one of them."""
-    lifecycle = {"url", "scenario", "start", "stop", "restart_soon", "serve", "tell"}
+    lifecycle = {"url", "scenario", "start", "stop", "restart_soon", "serve", "notify_merchant"}
     of_python = {name for name in vars(Simulator) if not name.startswith("_")} - lifecycle
     assert of_python <= set(OPERATIONS)
     assert [name for name in OPERATIONS if not hasattr(Simulator(), name)] == []
@@ -185,6 +181,7 @@ async def test_a_forged_notification_arrives(client: Client, call: Call, merchan
 
 async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Call) -> None:
     """By either link; 404 for no form, 409 for one that is decided, and the address to which a browser is sent."""
+    assert (await call("forms"))[1] == (await call("sales"))[1] == []
     bodies = [prepare_of(number, cancellationUrl=None) for number in (1, 2, 3)]
     paid, declined, closed = [(await call("create_form", body=body))[1]["payment_id"] for body in bodies]
     back = "https://shop.example/paid?id=1001&clientTransactionId=order-1"
@@ -197,6 +194,7 @@ async def test_a_form_is_paid_declined_and_closed(service: Simulator, call: Call
         assert (await call(operation, payment_id="none"))[0] == 404
         assert (await call(operation, payment_id=paid))[0] == 409
     assert (await call("open_form", payment_id=paid))[1]["loaded"] == ["card", "wallet"]
+    assert [form["payment_id"] for form in (await call("forms"))[1]] == [paid, declined, closed]
     assert paid not in repr(service.log)
 
 
@@ -265,7 +263,7 @@ async def test_time_passes_in_a_call(client: Client, call: Call) -> None:
     assert client.service.counts.expired == 1
 
     class Still(ManualClock):
-        advance = None  # type: ignore[assignment]
+        advance = None  # type: ignore[assignment]  # a clock that cannot jump
 
     for clock, status, passed in ((Still(), 409, 0), (ManualClock(), 200, 60)):
         async with Simulator(clock=clock) as other:
@@ -286,7 +284,7 @@ async def test_a_restart_keeps_the_state(client: Client, call: Call, service: Si
 async def test_scenarios_are_listed_and_chosen(service: Simulator, call: Call) -> None:
     """Each says in a line what it is."""
     _, choices = await call("choices")
-    assert choices["scenarios"] == {name: one.says for name, one in SCENARIOS.items()}
+    assert choices["scenarios"] == {name: one.meaning for name, one in SCENARIOS.items()}
     assert (await call("use_scenario", name="flaky-gateway"))[0] == 200
     assert service.faults.chances == SCENARIOS["flaky-gateway"].faults
 
@@ -410,19 +408,11 @@ def test_curl_drives_a_sale_to_each_outcome(ready: Path) -> None:
     )
     assert done.stderr == ""
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
-        "pending": "Pendiente",
-        "accepted": "Aceptado",
-        "cancelled": "Cancelado",
-        "expired": "Cancelado 1",
-        "busy": '"errorCode":2061',
-        "refused": '"errorCode":22',
-        "invalid": '"errorCode":800',
-        "lost": "curl exit 56 Pendiente",
-        "created": "5",
-        "form": "paid Aceptado 1",
-        "declined": "declined Cancelado 1",
-        "closed": "https://shop.example/closed 1",
-    }
+        "pending": "Pendiente", "accepted": "Aceptado", "cancelled": "Cancelado", "expired": "Cancelado 1",
+        "busy": '"errorCode":2061', "refused": '"errorCode":22', "invalid": '"errorCode":800',
+        "lost": "curl exit 56 Pendiente", "created": "5", "form": "paid Aceptado 1",
+        "declined": "declined Cancelado 1", "closed": "https://shop.example/closed 1",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -447,6 +437,79 @@ def test_what_the_command_refuses_or_warns_of(
     said = " ".join(capfd.readouterr().err.split())
     assert says in said
     assert "Traceback" not in said
+
+
+def asked(method: str, url: str, token: str, body: object = None) -> tuple[int, Any, Any]:
+    """What a client without a library of ours is answered: the status, the headers and the JSON."""
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Content-Type": "application/json",
+        "Origin": "http://shop.test",
+    }
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data, headers, method=method), timeout=20) as answer:  # noqa: S310 - of this test
+            return answer.status, answer.headers, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, error.headers, json.load(error)
+
+
+def test_the_options_set_what_a_client_meets(tmp_path: Path) -> None:
+    """Accounts, CORS, the least amount and the names of a notification, of a service in a process of its own."""
+    told: Queue[str] = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.put(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+            pass
+
+    path = tmp_path / "ready.json"
+    command = [
+        *(sys.executable, "-m", "payclient", "simulate", "--port", "0", "--profile", "payphone"),
+        *("--ready-file", str(path), "--answers", "approve=1", "--delay", "0.1", "--set", "least_amount=100"),
+        *("--account", "one=first", "--account", "two=second", "--set", "cors=true"),
+        *("--set", "notification_names=id,clientTransactionId"),
+    ]
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process,
+    ):
+        Thread(target=receiver.serve_forever, daemon=True).start()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(b"listening on")
+            while not path.exists():
+                assert process.poll() is None
+            url = json.loads(path.read_text())["url"]
+            sale = {
+                "phoneNumber": "0984111222", "countryCode": "593", "amount": 50, "amountWithoutTax": 50,
+                "currency": "USD", "storeId": "S1", "clientTransactionId": "order-17",
+                "responseUrl": f"http://127.0.0.1:{receiver.server_port}/told",
+            }  # fmt: skip
+            status, headers, body = asked("POST", f"{url}/api/Sale", "first", sale)
+            assert (status, body["errorCode"]) == (400, 107)
+            assert headers["Access-Control-Allow-Origin"]
+            status, _, body = asked(
+                "POST", f"{url}/api/Sale", "first", sale | {"amount": 150, "amountWithoutTax": 150}
+            )
+            assert status == 200
+            number = body["transactionId"]
+            assert told.get(timeout=20) == f"/told?id={number}&clientTransactionId=order-17"
+            assert asked("GET", f"{url}/api/Sale/{number}", "first")[2]["transactionStatus"] == "Approved"
+            assert asked("GET", f"{url}/api/Sale/{number}", "second")[0] == 401  # another account's
+            by_name = f"{url}/api/Sale/client/order-17"
+            answers = [asked("GET", by_name, token)[::2] for token in ("first", "second", "third")]
+            assert answers[0][1][0]["transactionId"] == number
+            assert (answers[1][0], answers[1][1]["errorCode"], answers[2][0]) == (404, 20, 401)
+        finally:
+            receiver.shutdown()
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=10)
 
 
 def test_the_help_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:

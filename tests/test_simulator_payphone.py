@@ -74,12 +74,9 @@ def sale_of(**changes: Any) -> dict[str, object]:
 
 def prepare_of(**changes: Any) -> dict[str, object]:
     return {
-        "amount": 315,
-        "amountWithoutTax": 315,
-        "clientTransactionId": "form-1",
-        "responseUrl": BACK,
+        "amount": 315, "amountWithoutTax": 315, "clientTransactionId": "form-1", "responseUrl": BACK,
         **changes,
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -272,25 +269,16 @@ async def test_a_status_has_every_field(client: Client, clock: ManualClock) -> N
     """An approved payment has every field that a recorded one has, with ids, money and card; others leave some out."""
     recorded = sample("status_approved.json")
     one = await client.paid(
-        phoneNumber="+593999999999",
-        email="aloy@mail.com",
-        documentId="1234567890",
-        reference="Pago por venta Fact#001",
-        optionalParameter="Descripción Extra",
-    )
+        phoneNumber="+593999999999", email="aloy@mail.com", documentId="1234567890",
+        reference="Pago por venta Fact#001", optionalParameter="Descripción Extra",
+    )  # fmt: skip
     _, answer = await client.confirm(one)
     assert set(recorded) - set(answer) == {"message"}  # null there, left out here
     assert set(answer) - set(recorded) == {"taxes"}
     same = {
-        "email",
-        "phoneNumber",
-        "document",
-        "currency",
-        "amount",
-        "optionalParameter3",
-        "reference",
+        "email", "phoneNumber", "document", "currency", "amount", "optionalParameter3", "reference",
         "statusCode",
-    }
+    }  # fmt: skip
     assert {name: answer[name] for name in same} == {name: recorded[name] for name in same}
     assert answer["date"] == "2023-11-14T17:13:20.000"
     names = {f"optionalParameter{number}": f"text {number}" for number in (1, 2, 3)}
@@ -449,12 +437,9 @@ async def test_a_prepare_that_is_lost_or_comes_twice_leads_a_customer_to_a_form(
 
     def cart(identifier: str) -> payclient.PrepareRequest:
         return payclient.PrepareRequest(
-            amount_without_tax=500,
-            currency="USD",
-            client_transaction_id=identifier,
-            store_id="S1",
+            amount_without_tax=500, currency="USD", client_transaction_id=identifier, store_id="S1",
             response_url=BACK,
-        )
+        )  # fmt: skip
 
     async with client_of() as client:
         service = client.service
@@ -710,6 +695,35 @@ async def test_a_confirm_must_match(client: Client) -> None:
     assert client.service.counts.confirms == 0
 
 
+@pytest.mark.parametrize(
+    "body", [{"id": None, "clientTxId": "form-1"}, {"clientTxId": "form-1"}, {"id": None}]
+)
+async def test_a_confirm_without_an_id_finds_nothing(client: Client, body: dict[str, object]) -> None:
+    """Null or absent, as a shop sends that did not read the address: code 20, in the published words."""
+    one = await client.paid()
+    english = {"Accept-Language": "en", **BEARER}
+    status, error = await client.send("POST", "/api/button/V2/Confirm", json=body, headers=english)
+    assert (status, error["errorCode"]) == (404, 20)
+    assert error["message"] == "Transaction does not exist, verify that the submitted identifier is correct."
+    assert (await client.confirm(one))[0] == 200
+
+
+async def test_a_body_called_text_json_is_read(client: Client) -> None:
+    """As some clients call it."""
+    body = json.dumps(sale_of()).encode()
+    headers = {"Content-Type": "text/json; charset=utf-8", **BEARER}
+    assert (await client.send("POST", "/api/Sale", data=body, headers=headers))[0] == 200
+
+
+async def test_what_has_no_path_is_answered_in_json_and_logged(client: Client) -> None:
+    """Unknown paths and methods too, so that a shop's mistake is seen."""
+    for method, path in (("GET", "/api/Nothing"), ("DELETE", "/api/Sale"), ("PUT", "/api/Sale/7")):
+        status, answer = await client.send(method, path)
+        assert status in (404, 405)
+        assert isinstance(answer["message"], str)
+        assert any(path in entry.text and entry.status == status for entry in client.service.log)
+
+
 @changed(confirm_window=6, states={"unconfirmed": "Pendiente", "reversed": "Aceptado"})
 async def test_what_is_unpublished_about_confirming_is_settings(client: Client, clock: ManualClock) -> None:
     """The window, the state before and the state after can each be another."""
@@ -846,18 +860,11 @@ async def test_the_external_notification(
     assert (
         bodies[0].items()
         >= {
-            "Amount": 315,
-            "ClientTransactionId": "order-1",
-            "StatusCode": 3,
-            "TransactionStatus": "Approved",
-            "AuthorizationCode": f"W{yes}",
-            "StoreId": "S1",
-            "PhoneNumber": "593984111222",
-            "Currency": "USD",
-            "DeferredMessage": None,
-            "Products": [],
+            "Amount": 315, "ClientTransactionId": "order-1", "StatusCode": 3,
+            "TransactionStatus": "Approved", "AuthorizationCode": f"W{yes}", "StoreId": "S1",
+            "PhoneNumber": "593984111222", "Currency": "USD", "DeferredMessage": None, "Products": [],
         }.items()
-    )
+    )  # fmt: skip
 
 
 async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:

@@ -296,18 +296,10 @@ def _around(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 JSON = _around(_around(_LEAF))
 _FIELDS = st.sampled_from(
     [
-        *sale_of(),
-        *prepare_of(),
-        *_PARTS,
-        "order",
-        "nickName",
-        "byNick",
-        "ResponseUrl",
-        "reference",
-        "lang",
-        "optionalParameter",
+        *sale_of(), *prepare_of(), *_PARTS, "order", "nickName", "byNick", "ResponseUrl", "reference",
+        "lang", "optionalParameter",
     ]
-)
+)  # fmt: skip
 _ORDERS = st.fixed_dictionaries({"billTo": JSON, "lineItems": st.lists(JSON)})
 _ADDRESSES = st.text().map(lambda text: "https://shop.example/" + text) | st.text().map("https://".__add__)
 

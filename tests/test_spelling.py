@@ -24,14 +24,10 @@ customerId ipAddress"""
 LINE_ITEM = "productName unitPrice quantity totalAmount taxAmount productSKU productDescription"
 
 MODELS = [
-    (SaleRequest, SALE, {"by_nick_name"}),
-    (PrepareRequest, PREPARE, {"language"}),
-    (Order, ORDER, set()),
-    (BillTo, BILL_TO, set()),
-    (LineItem, LINE_ITEM, set()),
-    (SaleResult, "transactionId", {"raw"}),
+    (SaleRequest, SALE, {"by_nick_name"}), (PrepareRequest, PREPARE, {"language"}), (Order, ORDER, set()),
+    (BillTo, BILL_TO, set()), (LineItem, LINE_ITEM, set()), (SaleResult, "transactionId", {"raw"}),
     (PrepareResult, "paymentId", {"links", "raw", "wallet_link_field"}),
-]
+]  # fmt: skip
 
 
 def names(model: type) -> list[str]:

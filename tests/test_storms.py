@@ -80,12 +80,9 @@ def tracking(
     if session is None:
         session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=service)
     return payclient.Tracker(
-        session,
-        MemoryLedger() if ledger is None else ledger,
-        status=status,
-        schedule=schedule,
+        session, MemoryLedger() if ledger is None else ledger, status=status, schedule=schedule,
         clock=virtual.VirtualClock(),
-    )
+    )  # fmt: skip
 
 
 async def waits_of(

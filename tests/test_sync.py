@@ -23,6 +23,7 @@ import pytest
 import payclient
 from fake_service import sale
 from payclient import sync
+from payclient.clock import SystemClock
 from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
 
 ROOT = Path(__file__).parent.parent
@@ -106,14 +107,9 @@ def test_each_function_has_the_signature_of_the_async_one(name: str) -> None:
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
     assert not inspect.iscoroutinefunction(ours)
     assert set(sync.__all__) == {
-        "Charges",
-        "PendingSale",
-        "Tracker",
-        "as_decided",
-        "charge_all",
-        "open_tracker",
+        "Charges", "PendingSale", "Tracker", "as_decided", "charge_all", "open_tracker",
         "open_tracker_from_env",
-    }
+    }  # fmt: skip
 
 
 def test_a_sale_from_any_thread(service: SimulatorThread) -> None:
@@ -190,13 +186,9 @@ def test_forms_without_await(service: SimulatorThread) -> None:
 def test_an_open_purchase_in_an_error_can_be_waited_for(silent: SimulatorThread) -> None:
     """What `PurchaseOpenError` holds is without `await` too."""
     with opening(silent.url) as tracker:
-
-        async def raising(tracker: payclient.Tracker) -> None:
-            pending = await tracker.sale(sale("order-1"))
-            raise payclient.PurchaseOpenError("open", pending=pending)
-
+        tracker.sale(sale("order-1"), purchase="cart-1")
         with pytest.raises(payclient.PurchaseOpenError) as caught:
-            tracker._call(raising)
+            tracker.sale(sale("order-2"), purchase="cart-1")
         assert isinstance(caught.value.pending, sync.PendingSale)
 
 
@@ -318,6 +310,20 @@ def test_one_that_did_not_open_is_tried_again(service: SimulatorThread, tmp_path
     second.close()
 
 
+def test_closing_waits_no_longer_than_drain(silent: SimulatorThread) -> None:
+    """A thread that charges meanwhile gets the sale, which is unknown."""
+    silent.fail_next(Fault("stall", when="after"))  # executed, and never answered
+    with ThreadPoolExecutor() as pool:
+        with opening(silent.url, drain=0) as tracker:
+            charging = pool.submit(tracker.sale, sale("order-1"))
+            until = time.monotonic() + 20
+            while not silent.sales:
+                assert time.monotonic() < until
+                time.sleep(0.01)  # for the service
+        assert charging.result(10).outcome.paid is None
+    assert silent.created_per_client_id == {"order-1": 1}
+
+
 def test_no_token_is_in_what_is_shown(tmp_path: Path) -> None:
     """Neither in a repr nor in the local variables of the frames that an error tracker would send."""
     token = "token-" * 4
@@ -333,12 +339,21 @@ def test_no_token_is_in_what_is_shown(tmp_path: Path) -> None:
 def test_an_exit_in_a_callback_ends_no_thread(service: SimulatorThread) -> None:
     """The caller gets it, and the next call works."""
 
-    async def leave(tracker: payclient.Tracker) -> None:
-        sys.exit(3)
+    class Leaving(SystemClock):
+        leaves = False
 
-    with opening(service.url) as tracker:
+        def time(self) -> float:
+            if self.leaves:
+                sys.exit(3)
+            return super().time()
+
+    clock = Leaving()
+    with opening(service.url, clock=clock) as tracker:
+        tracker.open()
+        clock.leaves = True
         with pytest.raises(SystemExit):
-            tracker._call(leave)
+            tracker.health()
+        clock.leaves = False
         assert tracker.sale(sale("order-1")).wait().paid is True
 
 
@@ -362,6 +377,20 @@ def test_a_batch(service: SimulatorThread, kind: Callable[[Iterator[Any]], Any])
     assert sum(service.created_per_client_id.values()) == 150
 
 
+@pytest.mark.parametrize("kind", [list, iter])
+def test_rows_of_one_purchase(service: SimulatorThread, kind: Callable[[Iterator[Any]], Any]) -> None:
+    """A row may say what it is for: one of them is collected, and then the others are told that it is paid."""
+    with opening(service.url) as tracker:
+        for _ in range(2):
+            for_cart = [payclient.ChargeRow(request=each, purchase="cart") for each in rows(3)]
+            with sync.charge_all(tracker, kind(iter(for_cart))) as results:
+                errors = [type(result.error) for result in results if not result.paid]
+            assert len(errors) == 2
+        assert errors == [payclient.AlreadyPaidError] * 2
+        assert tracker.purchase("cart").collected == sum(service.collected_per_client_id.values()) > 0
+    assert sum(service.created_per_client_id.values()) == 1
+
+
 def test_the_iterating_thread_reads_the_requests(service: SimulatorThread) -> None:
     """Where its database connection is, and no further ahead than a window; leaving drains."""
     read = []
@@ -382,8 +411,8 @@ def test_the_iterating_thread_reads_the_requests(service: SimulatorThread) -> No
         sent = sum(service.created_per_client_id.values())
         for number in range(sent):
             assert tracker.find(f"row-{number}") is not None
-        time.sleep(0.1)
-        assert sum(service.created_per_client_id.values()) == sent
+        assert tracker.sale(sale("after")).wait().paid is True
+        assert sum(service.created_per_client_id.values()) == sent + 1
 
 
 def test_requests_that_end_in_an_error(service: SimulatorThread) -> None:
@@ -502,8 +531,8 @@ def test_a_forgotten_tracker_ends_with_the_program(service: SimulatorThread, tmp
             except payclient.TrackerClosedError:
                 print("closed")
         threading.Thread(target=charge).start()
-        tracker.open()
-        time.sleep(0.2)
+        while tracker.find("order-1") is None:
+            pass  # until it is being sent
     """
     assert ended(start(text, service.url, ledger)).split() == ["closed"]
     with opening(service.url, ledger) as tracker:
@@ -541,12 +570,12 @@ def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path)
     """, silent.url, ledger)  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "sending\n"
-    time.sleep(0.4)
+    while not silent.created_per_client_id:
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted True\n"
     assert process.stdout.readline() == "True\n"
     assert process.stdout.readline() == "waiting\n"
-    time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     assert ended(process).split() == ["interrupted", "pending"]
     assert silent.created_per_client_id == {"order-1": 1}

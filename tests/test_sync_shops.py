@@ -8,17 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import payclient
 from payclient import sync
-from payclient.simulator import Settings, Simulator, SimulatorThread
+from payclient.simulator import Fault, Settings, Simulator, SimulatorThread
 from ports import kept_port
 from postgres_server import PostgresServer
 from required import module
@@ -126,6 +128,46 @@ def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, t
             status, said, _ = request(shop.url, f"/pay/order-{time.monotonic_ns()}", "POST")
             assert status in {303, 409}
         assert "must share a PostgreSQL ledger" in said
+
+
+def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path) -> None:
+    """gunicorn waits for its threads, kills them in the end, and the next start finds out what came of the charge."""
+    module("flask")
+    service.fail_next(Fault("stall", when="after"))  # executed, and never answered
+    command = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "2")
+    # gunicorn's own file of the worker that it killed, which it never closes.
+    killed = r"Exception ignored in: <_io.FileIO name=3 .*\n.*\n"
+    with serving(
+        (*command, "shop_flask:app"),
+        service.url,
+        tmp_path,
+        write=writing(tmp_path, service),
+        expected=killed,
+    ) as shop:
+        click = threading.Thread(target=lambda: suppressed(request, shop.url, "/pay/order-1", "POST"))
+        click.start()
+        until = time.monotonic() + 20
+        while not service.sales:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        shop.process.send_signal(signal.SIGTERM)
+        shop.process.wait(10)
+        click.join(10)
+    options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": tmp_path / "shop.toml"}
+    with sync.open_tracker(service.url, "secret", **options) as tracker:
+        sale = tracker.find("order-1")
+        assert sale is not None
+        assert sale.outcome.paid is None
+        (pushed,) = service.sales.values()
+        service.approve(pushed.transaction_id)
+        assert sale.wait(60).paid is True
+    assert service.created_per_client_id == {"order-1": 1}
+
+
+def suppressed(function: Callable[..., object], *arguments: object) -> None:
+    """Call what the end of the shop may cut off."""
+    with suppress(OSError, http.client.HTTPException):
+        function(*arguments)
 
 
 def test_django_under_wsgi(service: SimulatorThread, tmp_path: Path) -> None:

@@ -97,7 +97,9 @@ async def test_a_sale_and_its_queries(exported: Exported) -> None:
         "payclient.kind": "sale", "payclient.state": "accepted", "payclient.evidence": "query",
         "payclient.client_transaction_id": "order-17", "payclient.attempt": 1, "payclient.transaction_id": 1000,
     }  # fmt: skip
-    assert [event.name for event in whole.events] == ["payclient.notified"]
+    assert [event.name for event in whole.events] == ["payclient.notified", "payclient.state_changed"]
+    assert dict(whole.events[1].attributes) == {"payclient.state": "accepted"}
+    assert whole.start_time <= whole.events[0].timestamp <= whole.events[1].timestamp <= whole.end_time
     (point,) = exported.points("payclient.decision.duration").values()
     assert point.count == 1
     assert point.sum == pytest.approx((whole.end_time - whole.start_time) / 1e9, abs=0.01)
@@ -105,6 +107,32 @@ async def test_a_sale_and_its_queries(exported: Exported) -> None:
         labels(payclient__operation="sale", http__response__status_code=200)
     ]
     assert of_sales.count == 1
+
+
+async def test_the_states_of_a_lost_answer(exported: Exported) -> None:
+    """Each state is an event of the span, at its time; a correction is a span of its own."""
+    service = FakeService()
+    async with tracking(service) as tracker:
+        exported.instrument(tracker)
+        service.scripts.append(lost_answer)
+        pending = await tracker.sale(sale())
+        await service.clock.advance(60)
+        assert pending.state is payclient.State.PENDING
+        await service.clock.advance(60)
+        service.decide("Cancelado")
+        assert (await outcome_of(service, pending)).paid is False
+        service.decide("Aceptado")
+        await tracker.notify(Notification(transaction_id=1000, client_transaction_id="order-17"))
+        for _ in range(5):
+            await service.clock.advance(1.0)
+    whole, corrected = [span for span in exported.spans() if span.name == "payclient sale"]
+    assert [event.attributes["payclient.state"] for event in whole.events] == ["pending", "cancelled"]
+    assert whole.events[1].timestamp - whole.events[0].timestamp >= 60e9
+    assert "accepted" in [event.attributes.get("payclient.state") for event in corrected.events]
+    decided = exported.points("payclient.decision.duration")
+    assert set(decided) == {labels(payclient__kind="sale", payclient__state="cancelled")}, (
+        "it is decided once"
+    )
 
 
 async def test_what_fails_and_what_is_open(exported: Exported) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,17 @@ import payclient
 from fake_service import (
     PROFILE,
     FakeService,
-    lost_answer,
     lost_request,
-    no_connection,
     outcome_of,
+    pending_of,
+    record_in,
     refuses,
     sale,
     tracking,
 )
-from payclient.events import DecidedRefused, Event, Evidence, NotSent
+from payclient.events import DecidedRefused, Evidence, NotSent
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
-from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -55,15 +53,6 @@ async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
     assert outcome.report.amount == 1150
 
 
-async def test_a_rejected_sale_is_not_paid(service: FakeService) -> None:
-    """The service says `Cancelado`: CANCELLED, and `paid` is False."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Cancelado")
-        outcome = await outcome_of(service, pending)
-    assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
-
-
 async def test_an_expiry_is_presumed_and_then_confirmed(service: FakeService) -> None:
     """Five minutes unheard make EXPIRED; the query after them makes it CANCELLED."""
     async with tracking(service) as tracker:
@@ -85,8 +74,7 @@ async def test_an_expired_sale_that_stays_pending_is_unknown_not_unpaid(service:
         assert service.clock.monotonic() == 300 + 140
         service.decide("Aceptado")
         await service.clock.advance(700)
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert found.outcome.paid is True  # a correction, ten minutes later
 
 
@@ -129,57 +117,13 @@ async def test_a_refusal_raises_and_allows_another_attempt(service: FakeService)
     async with tracking(service, ledger) as tracker:
         with pytest.raises(payclient.NotCreatedError):
             await tracker.sale(sale())
-        found = await tracker.find("order-17")
-        assert found is not None
+        found = await pending_of(tracker)
         assert (found.state, found.outcome.paid) == (State.REFUSED, False)
         assert isinstance(found.outcome.error, payclient.RefusedError)
         assert found.outcome.error.error_code == 22
         await tracker.sale(sale(tax=200))  # other content is fine after a refusal
-    record = await ledger.get("order-17")
-    assert record is not None
+    record = await record_in(ledger)
     assert record.attempt == 2
-
-
-async def test_no_connection_leaves_no_row(service: FakeService) -> None:
-    """Not sent, and no permit was asked for: the ledger knows nothing of it."""
-    service.scripts = [no_connection] * 3
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotSentError):
-            await tracker.sale(sale())
-        assert await tracker.find("order-17") is None
-    assert not service.posted
-
-
-async def test_a_connection_seen_dead_after_the_permit_is_a_refused_attempt(service: FakeService) -> None:
-    """The permit is committed and no byte left: REFUSED by proof, and another attempt is allowed."""
-
-    async def dead(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        raise payclient.NotSentError("dead")
-
-    service.scripts = [dead]
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotSentError):
-            await tracker.sale(sale())
-        found = await tracker.find("order-17")
-        assert found is not None
-        assert found.refusal == (Evidence.NOT_SENT, None)
-        assert (await tracker.sale(sale())).state is State.PENDING
-    assert service.posted == {"order-17": 1}
-
-
-async def test_a_lost_answer_is_unknown_and_found_by_the_query(service: FakeService) -> None:
-    """Nothing is sent again: the query by client transaction id finds and binds it."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert (pending.state, pending.outcome.paid, pending.transaction_id) == (State.UNKNOWN, None, None)
-        again = await tracker.sale(sale())
-        assert again.state is State.UNKNOWN
-        service.decide("Aceptado")
-        outcome = await outcome_of(service, pending)
-    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
-    assert service.posted == {"order-17": 1}
 
 
 async def test_a_lost_request_is_proven_absent_only_late(service: FakeService) -> None:
@@ -210,50 +154,6 @@ async def test_without_a_query_by_client_id_nothing_proves_absence(service: Fake
     assert not service.queries
 
 
-async def test_a_duplicate_code_after_an_absence_means_that_it_exists(service: FakeService) -> None:
-    """An earlier attempt was refused as absent; "duplicate" then says that it landed after all."""
-    service.scripts = [lost_request, refuses(23)]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert (await outcome_of(service, pending)).evidence is Evidence.ABSENT
-        again = await tracker.sale(sale())
-        assert again.state is State.UNKNOWN
-
-
-async def test_a_duplicate_code_on_a_first_attempt_is_a_refusal(service: FakeService) -> None:
-    """Some other system used the id."""
-    service.scripts = [refuses(23)]
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.RefusedError):
-            await tracker.sale(sale())
-
-
-async def test_a_report_that_is_not_ours_decides_nothing(
-    service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another amount under our transaction id is a conflict, never a verdict."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        pending = await tracker.sale(sale())
-        service.sales[1000] |= {"amount": 1, "state": "Aceptado"}
-        outcome = await outcome_of(service, pending)
-        assert outcome.paid is None
-    events = [change.event for change in await ledger.history("order-17")]
-    assert "Conflicted" in events
-    assert "amount 1" in caplog.text
-
-
-async def test_an_unmapped_state_word_is_neither_pending_nor_final(service: FakeService) -> None:
-    """It is kept and asked for again."""
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Revisando")
-        await service.clock.advance(60)
-        assert pending.state is State.PENDING
-        service.decide("Aceptado")
-        assert (await outcome_of(service, pending)).paid is True
-
-
 async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService) -> None:
     """`StillPendingError` is a TimeoutError; waiting again goes on."""
     async with tracking(service) as tracker:
@@ -278,20 +178,6 @@ async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
         assert (await pending.check()).paid is True
 
 
-async def test_a_cancelled_caller_detaches_and_the_send_goes_on(service: FakeService) -> None:
-    """The route of a web app is cancelled; the charge is recorded and followed all the same."""
-    async with tracking(service) as tracker:
-        caller = asyncio.create_task(tracker.sale(sale()))
-        await asyncio.sleep(0)
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert [pending.state for pending in tracker.open_sales()] == [State.PENDING]
-    assert service.posted == {"order-17": 1}
-
-
 async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> None:
     """What was sent is recorded before the tracker is gone."""
     ledger = MemoryLedger()
@@ -299,8 +185,7 @@ async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> Non
         caller = asyncio.create_task(tracker.sale(sale()))
         await asyncio.sleep(0)
     await caller
-    record = await ledger.get("order-17")
-    assert record is not None
+    record = await record_in(ledger)
     assert record.state is State.PENDING
 
 
@@ -326,11 +211,13 @@ async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open
     async with tracking(service, ledger) as tracker:
         await tracker.sale(sale("pending"))
 
+        died = asyncio.Event()
+
         async def crash(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
             await before_send()
             service.create(request)
-            await asyncio.Event().wait()
-            raise AssertionError
+            await died.wait()
+            raise ConnectionResetError
 
         service.scripts = [crash]
         send = asyncio.create_task(tracker.sale(sale("sending", phone="0984111223")))
@@ -341,17 +228,15 @@ async def test_recovery_makes_a_sending_attempt_unknown_and_follows_what_is_open
         service.decide("Aceptado", 1000)
         service.decide("Aceptado", 1001)
         async with tracking(service, ledger) as after:
-            found = await after.find("sending")
-            assert found is not None
+            found = await pending_of(after, "sending")
             assert found.state is State.UNKNOWN
             for name in ("pending", "sending"):
                 sale_again = await after.sale(
                     sale(name, phone="0984111222" if name == "pending" else "0984111223")
                 )
                 assert (await outcome_of(service, sale_again)).paid is True
-        send.cancel()
-        for task in [task for _, task in tracker._attempts._in_flight.values()]:
-            task.cancel()
+        died.set()
+        await send
     assert service.posted == {"pending": 1, "sending": 1}
 
 
@@ -361,6 +246,7 @@ async def test_without_a_status_source_a_wait_ends_after_the_expiry(
     """It warns once at the start; `paid` stays None, and is not called unpaid by a clock."""
     async with tracking(service, profile=payclient.DOCUMENT) as tracker:
         assert "can never become True" in caplog.text
+        assert 'a wait lasts until a notification or the expiry; give profile="payphone"' in caplog.text
         outcome = await outcome_of(service, await tracker.sale(sale()))
     assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
     assert 310 <= service.clock.monotonic() <= 312
@@ -421,74 +307,6 @@ async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service:
     assert order == ["o1", "o0"]
 
 
-async def test_a_busy_customer_is_evidence_on_the_unknown_sale_of_the_same_lane(service: FakeService) -> None:
-    """Code 2061 is noted on the unknown sale's history, and decides nothing."""
-    ledger = MemoryLedger()
-    service.scripts = [lost_answer, refuses(22, 2061)]
-    async with tracking(service, ledger) as tracker:
-        unknown = await tracker.sale(sale("first"))
-        with pytest.raises(payclient.CustomerBusyError):
-            await tracker.sale(sale("second"))
-        assert unknown.state is State.UNKNOWN
-    assert [change.event for change in await ledger.history("first")] == ["Permitted", "Lost", "Suspected"]
-
-
-@pytest.mark.parametrize("moment", ["permit", "answer"])
-async def test_a_failing_ledger_never_hides_what_was_created(
-    service: FakeService, moment: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At the permit nothing is sent; at the answer the handle is returned and the record is written again."""
-    failing = True
-
-    class Failing(MemoryLedger):
-        async def permit(self, record: Record) -> bool:
-            if failing and moment == "permit":
-                raise payclient.LedgerUnavailableError("disk full")
-            return await super().permit(record)
-
-        async def apply(self, record: Record, event: Event) -> Record:
-            if failing and moment == "answer":
-                raise payclient.LedgerUnavailableError("disk full")
-            return await super().apply(record, event)
-
-    ledger = Failing()
-    with caplog.at_level(logging.ERROR):
-        async with tracking(service, ledger) as tracker:
-            if moment == "permit":
-                with pytest.raises(payclient.LedgerUnavailableError):
-                    await tracker.sale(sale())
-                assert not service.posted
-                return
-            pending = await tracker.sale(sale())
-            assert (pending.state, pending.transaction_id) == (State.UNKNOWN, None)
-            failing = False
-            await service.clock.advance(1)
-            record = await ledger.get("order-17")
-            assert record is not None
-            assert record.transaction_id == 1000
-            assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
-    assert "trying again" in caplog.text
-
-
-async def test_a_process_stopped_after_its_permit_sends_nothing(service: FakeService) -> None:
-    """Woken later than the total time-out, the sender aborts: others already count it as unknown or gone."""
-
-    class Slow(MemoryLedger):
-        async def permit(self, record: Record) -> bool:
-            granted = await super().permit(record)
-            service.clock.jump_wall(31)  # suspended here: the monotonic clock stood still
-            return granted
-
-    ledger = Slow()
-    async with tracking(service, ledger) as tracker:
-        with pytest.raises(payclient.NotSentError, match="stopped for 31 s"):
-            await tracker.sale(sale())
-    assert not service.posted
-    record = await ledger.get("order-17")
-    assert record is not None
-    assert (record.state, record.evidence) == (State.REFUSED, Evidence.NOT_SENT)
-
-
 async def test_an_operators_word_during_the_send_stands(service: FakeService) -> None:
     """A late answer that the lifecycle does not take any more gives the ledger's record."""
     ledger = MemoryLedger()
@@ -497,8 +315,7 @@ async def test_an_operators_word_during_the_send_stands(service: FakeService) ->
         service: FakeService, request: HttpRequest, before_send: BeforeSend
     ) -> HttpResponse:
         await before_send()
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         await ledger.apply(record, NotSent(at=0.0))
         return await service.take(request, _nothing)
 
@@ -507,8 +324,7 @@ async def test_an_operators_word_during_the_send_stands(service: FakeService) ->
         pending = await tracker.sale(sale())
         assert pending.state is State.REFUSED
     with pytest.raises(payclient.TransitionError):
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         await ledger.apply(record, DecidedRefused(at=0.0, actor="Ana", reason="called"))
 
 
@@ -531,19 +347,6 @@ async def test_rate_limits_and_errors_of_the_status_query_fail_nobodys_wait(serv
         await service.clock.advance(15)
         assert len(service.queries) == 1
         assert (await outcome_of(service, pending)).paid is True
-
-
-async def test_two_accepted_transactions_raise_an_alarm(
-    service: FakeService, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The service holds two accepted transactions under one id: paid, and shouted about."""
-    service.scripts = [lost_answer]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        service.decide("Aceptado")
-        service.sales[2000] = service.sales[1000] | {"transactionId": 2000}
-        assert (await outcome_of(service, pending)).paid is True
-    assert "accepted more than once: also 2000" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import crowd as virtual
 import payclient
+from fake_ledgers import SharedLedger
 from payclient.events import Evidence
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_storms import BOUND, Service, in_virtual_time, limited, now, tracking
@@ -100,3 +101,57 @@ def test_every_wait_ends(behaviours: list[str], count: int, lost: bool) -> None:
 def test_every_wait_ends_whatever_the_service_always_does(behaviour: str) -> None:
     """One and the same, for forty sales of which some answers were lost."""
     check([behaviour], 40, lost=True)
+
+
+def test_a_sale_whose_own_queries_fail_ends_its_wait() -> None:
+    """However well the queries of all others are answered: what nobody knows is None."""
+
+    async def main() -> None:
+        service = Service()
+
+        async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+            poisoned = b"poisoned" in request.body or "poisoned" in request.path
+            if poisoned and request.method == "GET":
+                return HttpResponse(500, {}, b"{}")
+            answer = await service(request, before_send)
+            if poisoned:
+                raise ConnectionResetError
+            return answer
+
+        session = payclient.PaySession(
+            "https://pay.example", "token", profile=virtual.PROFILE, transport=transport
+        )
+        async with tracking(service, session=session) as tracker:
+            pending = await tracker.sale(virtual.request("poisoned"))
+            waiting, began = asyncio.create_task(pending.wait()), now()
+            others = 0
+            while not waiting.done() and now() < began + 2 * BOUND:
+                await tracker.sale(virtual.request(f"order-{others}"))
+                others += 1
+                await asyncio.wait({waiting}, timeout=4.0)
+            assert waiting.done()
+            assert now() - began <= BOUND
+            assert (await waiting).paid is None
+
+    in_virtual_time(main)
+
+
+def test_a_wait_beside_the_process_that_asks_ends_with_its_last_query() -> None:
+    """What is never decided: who waits in another process learns of the last query as it is written."""
+
+    async def main() -> None:
+        service, first = Service(undecided=True), SharedLedger()
+        async with (
+            tracking(service, ledger=first) as one,
+            tracking(service, ledger=SharedLedger(first)) as other,
+        ):
+            pending = await one.sale(virtual.request("order-1"))
+            found = await other.find("order-1")
+            assert found is not None
+            beside = asyncio.create_task(found.wait())
+            assert (await pending.wait()).paid is None
+            async with asyncio.timeout(1.0):
+                outcome = await beside
+            assert (outcome.evidence, outcome.paid) == (Evidence.LAST_QUERY, None)
+
+    in_virtual_time(main)

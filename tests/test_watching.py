@@ -55,12 +55,9 @@ NOW = 1_763_720_000.0
 def line(number: int, state: str = "accepted", **more: object) -> Line:
     paid = {"accepted": True, "cancelled": False, "refused": False}.get(state)
     known: dict[str, object] = {
-        "client_transaction_id": f"row-{number}",
-        "state": state,
-        "paid": paid,
-        "amount": 1000 + number,
+        "client_transaction_id": f"row-{number}", "state": state, "paid": paid, "amount": 1000 + number,
         "currency": "USD",
-    }
+    }  # fmt: skip
     return Line(**{**known, **more})  # type: ignore[arg-type]  # by name, for brevity
 
 
@@ -110,15 +107,15 @@ async def test_what_is_open_of_this_run_is_counted() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rate", "0.1"], "40 s (the rate of sends)"),
-        (["--max-pending", "1"], "(the prompts that may be open at once)"),
-        ([], "(people's answers)"),
+        (["--rate", "0.1"], "over in 44 s at the latest"),
+        (["--max-pending", "1"], "over in 16 s at the latest"),
+        ([], "over in 4 s at the latest"),
     ],
 )
-def test_a_plan_says_what_it_waits_for_most(
+def test_a_plan_says_when_it_is_over_at_the_latest(
     tmp_path: Path, options: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """About how long it takes, and why."""
+    """By the rate of sends, the prompts that may be open at once, and the customers' time."""
     profile = tmp_path / "profile.toml"
     profile.write_text("sale_window = 3")
     file = write_csv(tmp_path / "charges.csv", rows_of("binds", 4))
@@ -161,6 +158,19 @@ async def test_a_plain_line_says_all_of_it() -> None:
     assert (
         "2 of 9 done; 1 accepted (USD 10.01); 1 refused (USD 10.02); no customer pending" in plain.sentence()
     )
+
+
+async def test_the_end_of_a_run_never_moves_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rest may take by now; a run past its end is called late, and no other end is promised."""
+    now, rest = [NOW], [100.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    plain = PlainProgress(tally_of(line(1)), 9, {"row-3"})
+    assert plain.ends_by() is None
+    plain.longest = lambda rows: rest[0] * rows
+    for at, seconds, end in ((0, 100, 100), (50, 100, 100), (60, 10, 70), (65, 30, 70), (71, 30, 70)):
+        now[0], rest[0] = NOW + at, seconds
+        assert plain.ends_by() == NOW + end
+    assert "later than reckoned" in plain.sentence()
 
 
 async def test_rows_that_are_not_sent_yet_are_counted_apart(tmp_path: Path) -> None:

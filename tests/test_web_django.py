@@ -138,14 +138,10 @@ async def test_without_lifespan_or_asgi_it_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("policy", "warned"),
     [
-        ("same-origin", True),
-        ("no-referrer", True),
-        (["origin", "same-origin"], True),
-        ("origin", False),
-        ("no-referrer, strict-origin-when-cross-origin", False),
-        (None, False),
+        ("same-origin", True), ("no-referrer", True), (["origin", "same-origin"], True), ("origin", False),
+        ("no-referrer, strict-origin-when-cross-origin", False), (None, False),
     ],
-)
+)  # fmt: skip
 def test_the_system_check_reads_the_setting(policy: object, warned: bool) -> None:
     """`manage.py check` says what to change, before a customer is denied (§4)."""
     with override_settings(SECURE_REFERRER_POLICY=policy):

@@ -17,6 +17,7 @@ import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import ask
 from fake_service import FakeService, sale, tracking
+from ports import served
 
 NOT_FOUND = HTTPStatus.NOT_FOUND
 
@@ -36,17 +37,11 @@ async def answers(kind: str, tracker: payclient.Tracker, *paths: str) -> list[tu
     app = web.Application()
     app.cleanup_ctx.append(payclient.web.aiohttp.tracker_context(lambda: nullcontext(tracker)))
     app.add_routes(payclient.web.aiohttp.order_routes("/shop/orders/", may_see=may_see))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     found = []
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
-            for path in paths:
-                async with session.get(path) as answer:
-                    found.append((answer.status, answer.headers["Content-Type"], await answer.read()))
-    finally:
-        await runner.cleanup()
+    async with served(app) as url, aiohttp.ClientSession(url) as session:
+        for path in paths:
+            async with session.get(path) as answer:
+                found.append((answer.status, answer.headers["Content-Type"], await answer.read()))
     return found
 
 

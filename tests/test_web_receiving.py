@@ -25,6 +25,7 @@ from fake_service import FakeService, sale, tracking
 from payclient.notifications import notification_url
 from payclient.web import receiver
 from payclient.web.receiver import OnReceipt
+from ports import served
 
 SECRET = "sixteen bytes and more"
 HINT = "?id=1000&clientTransactionID=order-17"
@@ -77,13 +78,8 @@ async def aiohttp_app(
         [payclient.web.aiohttp.notification_route("/notify", secret=secret, on_receipt=on_receipt)]
     )
     app.add_subapp("/pay", sub)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/pay"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield f"{url}/pay"
 
 
 class Heard:
@@ -331,7 +327,8 @@ async def test_a_slow_or_failing_on_receipt_holds_nobody(
         async with asyncio.timeout(5):
             answered = await starlette(tracker, None, on_receipt)("GET", f"/notify{HINT}")
         assert answered.status == 200
-    assert "TimeoutError, client transaction id order-17" in caplog.text
+    assert "on_receipt took longer than 0.05 s, client transaction id order-17" in caplog.text
+    assert {vars(each)["client_transaction_id"] for each in caplog.records} == {"order-17"}
     assert "on_receipt raised ValueError at " in caplog.text
     assert "test_web_receiving.py:" in caplog.text
     assert "secret text" not in caplog.text

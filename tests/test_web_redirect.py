@@ -28,6 +28,7 @@ from asgi import ask
 from fake_service import PROFILE, FakeService, tracking
 from payclient.tracking.forms import FormLink
 from payclient.web import Page, redirect_page
+from ports import served
 
 URL = "https://pay.example/form/card?paymentId=a&b=%22"
 
@@ -160,16 +161,10 @@ def test_a_link_names_one_of_the_hosts_where_they_are_given() -> None:
 @pytest.mark.parametrize(
     "again",
     [
-        "javascript:alert(1)",
-        "javascript://shop.example/%0aalert(1)",
-        "//evil.example/",
-        " //evil.example/",
-        "https:evil",
-        "/a\\b",
-        "/a\nb",
-        "https://[x",
+        "javascript:alert(1)", "javascript://shop.example/%0aalert(1)", "//evil.example/",
+        " //evil.example/", "https:evil", "/a\\b", "/a\nb", "https://[x",
     ],
-)
+)  # fmt: skip
 def test_a_way_back_is_a_path_or_an_http_address(again: str) -> None:
     """Nothing else becomes a link of the page."""
     with pytest.raises(payclient.ConfigurationError, match="again"):
@@ -239,20 +234,14 @@ async def in_aiohttp(tracker: payclient.Tracker) -> AsyncIterator[Answers]:
     app = web.Application()
     app.cleanup_ctx.append(of_aiohttp.tracker_context(opening))
     app.router.add_get("/form", view)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+    async with served(app) as url, aiohttp.ClientSession(url) as session:
 
-            async def ask_app(target: str) -> tuple[int, str, str]:
-                async with session.get(target) as answered:
-                    policy = answered.headers.get("Referrer-Policy", "")
-                    return answered.status, policy, await answered.text()
+        async def ask_app(target: str) -> tuple[int, str, str]:
+            async with session.get(target) as answered:
+                policy = answered.headers.get("Referrer-Policy", "")
+                return answered.status, policy, await answered.text()
 
-            yield ask_app
-    finally:
-        await runner.cleanup()
+        yield ask_app
 
 
 @pytest.mark.parametrize("framework", [in_starlette, in_aiohttp])

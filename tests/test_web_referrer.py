@@ -19,20 +19,13 @@ def faults(html: str = "", *policies: str, url: str = PAGE) -> list[str]:
 @pytest.mark.parametrize(
     ("policy", "sends"),
     [
-        ("origin", True),
-        ("origin-when-cross-origin", True),
-        ("strict-origin", True),
-        ("strict-origin-when-cross-origin", True),
-        ("no-referrer-when-downgrade", True),
-        ("unsafe-url", True),
-        ("Origin", True),
-        ("same-origin", False),
-        ("no-referrer", False),
-        ("origin, no-referrer", False),
-        ("no-referrer, something-new", False),
+        ("origin", True), ("origin-when-cross-origin", True), ("strict-origin", True),
+        ("strict-origin-when-cross-origin", True), ("no-referrer-when-downgrade", True),
+        ("unsafe-url", True), ("Origin", True), ("same-origin", False), ("no-referrer", False),
+        ("origin, no-referrer", False), ("no-referrer, something-new", False),
         ("same-origin,strict-origin", True),
     ],
-)
+)  # fmt: skip
 def test_the_header_decides(policy: str, sends: bool) -> None:
     """The last word that browsers know; the advice names the header and what to write."""
     assert sends_origin(effective_policy([policy])) is sends

@@ -92,6 +92,12 @@ class Customer:
         async with self._session.request(method, url, data=data) as response:
             return response.status, await response.text()
 
+    async def withdraw(self, order: str) -> str:
+        """Press the button for a wrong number; the order's page."""
+        async with self._session.post(f"{self.shop.url}/pay/{order}", data={"withdraw": "yes"}) as response:
+            assert response.status == 200
+            return await response.text()
+
     async def status(self, identifier: str) -> dict[str, object]:
         async with self._session.get(f"{self.shop.url}/orders/{identifier}/status") as response:
             found: dict[str, object] = await response.json()
@@ -253,9 +259,13 @@ async def test_forms_that_must_be_confirmed(kind: str, tmp_path: Path) -> None:
                     else:
                         back = await service.cancel_form(payment_id(link)) or ""
                     page = await customer.get(back)
-                    assert "Not paid. You may pay in another way." in page
-                    assert 'id="push"' in page
                     assert 'id="card"' in page
+                    if end == "declined":
+                        assert "Not paid. You may pay in another way." in page
+                        assert 'id="push"' in page
+                    else:
+                        assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
+                        assert 'id="push"' not in page
                     # The X is known to the browser alone: its form may still be paid, so that no other is made.
                     assert (await customer.form("cart-2") == link) is (end == "closed")
                     (form,) = [one for one in service.forms.values() if link.endswith(one.payment_id)]
@@ -399,6 +409,32 @@ async def test_one_order_and_two_ways_to_pay_it(kind: str, tmp_path: Path) -> No
     assert (service.counts.created, len(service.forms)) == (2, 2)
 
 
+@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
+async def test_a_wrong_number_is_withdrawn(kind: str, tmp_path: Path) -> None:
+    """From the page with another way: the right number is asked then, or the card. Who was quicker has paid."""
+    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
+        with serving(kind, service.url, tmp_path, environ=PRESET) as shop:
+            async with customer_of(shop) as customer:
+                await customer.pay("a", "0984111299")
+                assert 'id="withdraw"' in await customer.get("/pay/a")
+                assert 'id="withdraw"' in (await customer.click("card", "a"))[1]
+                assert "Not paid." in (await customer.withdraw("a"))
+                assert service.of("a-1").how == "cancelled"
+                await customer.pay("a", "0984111222")
+                await service.approve(service.of("a-2").transaction_id)
+                assert await customer.decided("a-2") is True
+                await customer.pay("b", "0984111299")
+                await service.approve(service.of("b-1").transaction_id)
+                assert await customer.decided("b-1") is True
+                assert "Paid. Thank you!" in await customer.withdraw("b")
+                # Nothing is open, or only a form: nothing is withdrawn.
+                assert 'id="push"' in await customer.withdraw("c")
+                link = await customer.form("c")
+                await customer.withdraw("c")
+                assert await customer.form("c") == link
+    assert_collected_once(service, 2)
+
+
 async def test_four_workers_over_one_postgresql(
     postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:
@@ -475,7 +511,9 @@ async def test_an_old_form_that_is_paid_late() -> None:
         assert (service.counts.created, len(service.forms)) == (1, 2)
 
 
-@pytest.mark.parametrize("step", ["sending", "sent", "prepared", "paid", "returned"])
+@pytest.mark.parametrize(
+    "step", ["sending", "sent", "preparing", "prepared", "closed", "paid", "confirming", "returned"]
+)
 async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path) -> None:
     """It is started again over its ledger, and the customer clicks on everything: the order is collected once."""
     way = "pay" if step in ("sending", "sent") else "card"
@@ -484,19 +522,20 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
         with suppress(AssertionError), serving("starlette", service.url, tmp_path, environ=PRESET) as shop:
             async with customer_of(shop) as customer:
                 if step == "sending":
-                    service.released.clear()
-                    with suppress(aiohttp.ClientError):
-                        clicking = asyncio.create_task(customer.click("pay", "a"))
-                        await asyncio.wait_for(service.held.wait(), 20)
-                        shop.process.kill()
-                        await clicking
+                    await killed(service, shop, customer.click("pay", "a"))
                 elif way == "pay":
                     await customer.pay("a", "0984111222")
+                elif step == "preparing":
+                    await killed(service, shop, customer.click("card", "a"))
                 else:
                     link = await customer.form("a")
-                    if step != "prepared":
+                    if step == "closed":
+                        await customer.get(await service.cancel_form(payment_id(link)) or "")
+                    elif step != "prepared":
                         back = await service.pay(payment_id(link))
-                    if step == "returned":
+                    if step == "confirming":
+                        await killed(service, shop, customer.get(back))
+                    elif step == "returned":
                         assert "Paid. Thank you!" in await customer.get(back)
                 shop.process.kill()
                 shop.process.wait()
@@ -505,6 +544,17 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
             async with customer_of(shop) as customer:
                 for each in ("pay", "card", "pay"):
                     assert (await customer.click(each, "a"))[0] in (200, 409)
+                if step in (
+                    "preparing",
+                    "closed",
+                ):  # its links may be paid, whoever has them: nothing beside it
+                    if step == "closed":
+                        assert await customer.form("a") == link
+                    status, page = await customer.click("pay", "a")
+                    assert status == 409
+                    assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
+                    assert service.counts.created + len(service.forms) == 1
+                    return
                 if way == "pay":
                     assert service.counts.created == 1
                     await service.approve(service.of("a-1").transaction_id)
@@ -519,6 +569,17 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
                     assert "Paid. Thank you!" in (await customer.click(each, "a"))[1]
     assert_collected_once(service)
     assert service.counts.created + len(service.forms) == 1
+
+
+async def killed(service: HeldSimulator, shop: Shop, clicking: Coroutine[object, object, object]) -> None:
+    """Kill the shop once the service has carried its request out, and before the answer."""
+    service.held.clear()
+    service.released.clear()
+    with suppress(aiohttp.ClientError):
+        click = asyncio.create_task(clicking)
+        await asyncio.wait_for(service.held.wait(), 20)
+        shop.process.kill()
+        await click
 
 
 # --- The guides' shops
@@ -573,6 +634,15 @@ async def test_a_shop_of_the_guides_runs(name: str, tmp_path: Path) -> None:
                 assert service.of("order-2-2").notification == "HTTP 200"
                 assert await customer.decided("order-2-2") is True
                 assert (await customer.click("pay", "order-3", "0"))[0] == 409
+                # The X, and a wrong number.
+                link = await customer.form("order-4")
+                page = await customer.get(await service.cancel_form(payment_id(link)) or "")
+                assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
+                assert await customer.form("order-4") == link
+                await customer.pay("order-5", "0984111299")
+                assert "withdraw" in await customer.get("/pay/order-5")
+                assert "Not paid." in await customer.withdraw("order-5")
+                assert service.of("order-5-1").how == "cancelled"
                 if name == "shop_fastapi":
                     async with asyncio.timeout(20):
                         while fulfilled(tmp_path) != ["order-1", "order-2"]:  # noqa: ASYNC110 - by another process

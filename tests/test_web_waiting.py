@@ -9,9 +9,9 @@ import pytest
 
 import payclient
 from fake_service import FakeService, answer, lost_answer, sale, tracking
+from fake_service import form as request
 from payclient.web import is_waiting, sale_status, waiting_page
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_forms import request
 from test_web_redirect import Read, assert_policy_fits
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from payclient.answers import MAX_ENTRIES, MAX_ID, MAX_MESSAGE, is_id, retry_after
 from payclient.errors import (
     ConfigurationError,
     CustomerBusyError,
@@ -37,11 +37,8 @@ from payclient.models import (
     StatusReport,
 )
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
-from payclient.validation import from_service, is_loopback, is_safe_link
+from payclient.validation import is_loopback, is_safe_link
 from payclient.wire import (
-    MAX_ENTRIES,
-    MAX_ID,
-    MAX_MESSAGE,
     HttpRequest,
     HttpResponse,
     decode_prepare,
@@ -49,11 +46,8 @@ from payclient.wire import (
     decode_status,
     encode_prepare,
     encode_sale,
-    is_id,
-    retry_after,
 )
-
-SAMPLES = Path(__file__).parent / "samples"
+from test_samples import sample
 
 SHOP = ServiceProfile(
     name="shop",
@@ -68,29 +62,6 @@ SHOP = ServiceProfile(
         states={"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
     ),
 )
-
-
-def sample(name: str) -> Any:
-    return json.loads((SAMPLES / name).read_bytes())
-
-
-def ours(fields: dict[str, Any]) -> dict[str, Any]:
-    return {from_service(name): value for name, value in fields.items()}
-
-
-def order_of(fields: dict[str, Any]) -> Order:
-    return Order(
-        bill_to=BillTo(**ours(fields["billTo"])),
-        line_items=[LineItem(**ours(item)) for item in fields["lineItems"]],
-    )
-
-
-def sale_of(fields: dict[str, Any]) -> SaleRequest:
-    return SaleRequest(**ours(fields) | {"order": order_of(fields["order"])})
-
-
-def prepare_of(fields: dict[str, Any]) -> PrepareRequest:
-    return PrepareRequest(**ours(fields) | {"order": order_of(fields["order"])})
 
 
 def minimal_sale(**changes: Any) -> SaleRequest:
@@ -128,21 +99,6 @@ def typed(value: Any) -> Any:
 
 
 # --- Models -> bytes
-
-
-def test_a_full_sale_is_the_sample() -> None:
-    """§2.2, §2.4: every name and every type."""
-    fields = sample("sale_request.json")
-    assert typed(encoded(sale_of(fields))) == typed(fields)
-
-
-def test_a_full_prepare_is_the_sample_without_its_nulls() -> None:
-    """§2.3: phoneNumber, email and documentId are null or left out; we leave them out."""
-    fields = sample("prepare_request.json")
-    nulls = {name for name, value in fields.items() if value is None}
-    assert nulls == {"phoneNumber", "email", "documentId"}
-    expected = {name: value for name, value in fields.items() if value is not None}
-    assert typed(encoded(prepare_of(fields))) == typed(expected)
 
 
 def test_a_small_sale_has_only_what_was_given() -> None:
@@ -628,22 +584,6 @@ def entry(identifier: object, state: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("word", "state"), [("Pending", "Pendiente"), ("Approved", "Aceptado"), ("Canceled", "Cancelado")]
-)
-def test_the_sampled_report_is_read(word: str, state: str) -> None:
-    """Ids, cents and currency as they came, the state through the profile's map."""
-    data = sample("status_approved.json") | {"transactionStatus": word}
-    assert report(200, data) == StatusReport(
-        state=state,  # type: ignore[arg-type]  # one of the three
-        transaction_id=23178284,
-        client_transaction_id="ID_UNICO_X_TRANSACCION-001",
-        amount=315,
-        currency="USD",
-        raw=data,
-    )
-
-
-@pytest.mark.parametrize(
     "word", ["Reversed", "approved", "", "Aceptado", "Pendiente", "Cancelado", None, 3, ["Approved"], True]
 )
 def test_a_word_that_the_profile_does_not_map_is_no_state(word: object) -> None:
@@ -792,34 +732,6 @@ def test_any_answer_to_a_query_is_a_report_or_nothing_or_an_error(
         return
     assert status // 100 == 2 or found is None
     assert found is None or found.state is None or b"transactionStatus" in body
-
-
-# --- Every sample
-
-
-def test_every_sampled_answer_is_read() -> None:
-    """The answers that were seen become the classes that they are."""
-    unauthorized = judged(401, (SAMPLES / "error_401.json").read_bytes())
-    assert type(unauthorized) is UnauthorizedError
-    assert unauthorized.user_messages == ("Su aplicación no esta autorizada para acceder a este recurso",)
-    busy = judged(400, (SAMPLES / "sale_error_2061.json").read_bytes())
-    assert type(busy) is CustomerBusyError
-    assert busy.error_code == 22
-    assert busy.user_messages == ("El cliente tiene transacciones pendientes con su local",)
-    absent = judged(404, (SAMPLES / "reverse_error_20.json").read_bytes())
-    assert type(absent) is RefusedError
-    assert absent.error_code == 20
-    late = judged(400, (SAMPLES / "cancel_error_25.json").read_bytes())
-    assert type(late) is RefusedError
-    assert late.error_code == 25
-    assert late.errors == (ErrorDetail("Transacción no existe", 2029),)
-
-
-def test_every_json_sample_has_a_test() -> None:
-    """A new sample asks for one."""
-    tested = Path(__file__).read_text(encoding="utf-8")
-    for path in SAMPLES.glob("*.json"):
-        assert f'"{path.name}"' in tested
 
 
 # --- Retry-After

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -68,8 +69,16 @@ def test_a_token_of_another_type_is_named(token: Any, words: str) -> None:
         payclient.PaySession(ADDRESS, token)
 
 
-async def test_an_address_without_a_host_is_told_from_one_that_refuses() -> None:
+@pytest.mark.usefixtures("delays")
+async def test_an_address_without_a_host_is_told_from_one_that_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The error names the host that has no address, and says that nothing was sent."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     async with payclient.PaySession("https://pay.invalid", "token") as session:
         with pytest.raises(payclient.NotSentError) as caught:
             await session.sale(SaleRequest(**SALE))

@@ -205,7 +205,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         try:
             for task in self.tasks:
                 if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # of CPython
                     coroutine = task.get_coro()
                     if coroutine is not None:
                         coroutine.close()

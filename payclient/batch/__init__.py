@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Collection, Iterable
 
 from payclient.batch.charges import Charges
-from payclient.batch.lanes import Lanes
+from payclient.batch.lanes import ChargeRow, Lanes
 from payclient.batch.results import ChargeResult
 from payclient.models import SaleRequest
 from payclient.tracking.tracker import Tracker
 
-__all__ = ["ChargeResult", "Charges", "charge_all"]
+__all__ = ["ChargeResult", "ChargeRow", "Charges", "charge_all"]
 
 
 def charge_all(
     tracker: Tracker,
-    requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest] | Lanes,
+    requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow] | Lanes,
     *,
     max_in_flight: int = 50,
     max_pending: int = 1000,
@@ -34,6 +34,9 @@ def charge_all(
     fewer where the profile's `queries_per_minute` could not follow them; `wait` is how many seconds each sale is
     waited for (None: to its end, 0: until it is recorded). An iterable is read ahead by a window, within which the
     customer with most charges comes first.
+
+    A row is a `SaleRequest`, or a `ChargeRow` with the purchase that it is for. Where another charge of that purchase
+    is paid or open, nothing is sent for the row; its error is an `AlreadyPaidError` or a `PurchaseOpenError`.
 
     Running it again with the same requests goes on where it stopped: it sends nothing that may exist. Refusals
     about the moment (401, 429, 2061, not sent, proven absent) are tried again, others with `retry={"refused"}`.

@@ -10,14 +10,25 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from payclient.batch.lanes import UNKNOWN_GRACE, Hold, Lane, LaneRow, Lanes, Turns
-from payclient.batch.pace import send_rate, sends_per_second
+from payclient.batch.lanes import (
+    UNKNOWN_GRACE,
+    ChargeRow,
+    Lane,
+    LaneHold,
+    LaneRow,
+    Lanes,
+    Turns,
+    begin_lanes,
+    next_row,
+    rows_of,
+    wait_for,
+)
 from payclient.batch.results import ChargeResult
-from payclient.batch.source import begin_lanes, next_row, rows_of
-from payclient.batch.tries import Tries
+from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
 from payclient.clock import Timer, start
 from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
+from payclient.logs import details
 from payclient.models import SaleRequest
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
@@ -30,20 +41,20 @@ logger: logging.Logger = logging.getLogger("payclient.batch")
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
 
-#: Seconds until the ledger is asked again for a row that another process is sending right now.
+#: Seconds until the ledger is read again for a row that another process is sending right now.
 SENDING_DELAY = 1.0
 
-#: Seconds for which it is known what other processes did with a row.
+#: Seconds for which a row as it was read from the ledger counts as current.
 KNOWN_FOR = 5.0
 
 
 class Charges(AsyncIterator[ChargeResult]):
-    """The results of one batch, in the order in which they come; iterate it once. Made by `charge_all`."""
+    """The results of one batch, in the order in which the sales are decided; iterate it once. Made by `charge_all`."""
 
     def __init__(
         self,
         tracker: Tracker,
-        requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest] | Lanes,
+        requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow] | Lanes,
         *,
         max_in_flight: int,
         max_pending: int,
@@ -52,32 +63,32 @@ class Charges(AsyncIterator[ChargeResult]):
         retry: Collection[str],
     ) -> None:
         if max_in_flight < 1 or max_pending < 1:
-            raise ValueError("max_in_flight and max_pending are 1 or more")
+            raise ValueError("max_in_flight and max_pending must be 1 or more")
         if rate is not None and not 0 < rate < float("inf"):
-            raise ValueError("rate is a positive number of sends a second")
+            raise ValueError("rate must be a positive number of sends a second")
         if wait is not None and not 0 <= wait < float("inf"):
-            raise ValueError("wait is a number of seconds, 0 or more")
+            raise ValueError("wait must be a number of seconds, 0 or more")
         if not set(retry) <= {"refused"}:
-            raise ValueError("retry takes 'refused'")
+            raise ValueError("retry must be empty or {'refused'}")
         self._bulk = tracker.bulk
         self._clock = tracker.clock
         self._requests = requests
-        #: Other processes may work on the same batch.
+        #: Whether other processes may work on the same batch.
         self._shares = tracker.bulk.are_shared
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._rate = send_rate(sends_per_second(tracker.profile, rate, wait))
-        self._tries = Tries(
+        self._retries = RetryPolicy(
             self._clock, self._rate, scale=self._scale, renews_token=tracker.bulk.renews_token, stop=self.stop
         )
-        # In the total time-out of the request an unknown sale's end has been put off already.
+        # `expires_at` of an unknown sale counts the request's total time-out already.
         late = max(UNKNOWN_GRACE * self._scale - tracker.bulk.total_timeout, 0.0)
-        self._hold = Hold(self._clock, wait=wait, late=late)
+        self._hold = LaneHold(self._clock, wait=wait, late=late)
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
-        #: Rows that may be under way, from being read to their result.
+        #: Bounds the rows between being read and their result.
         self._room = asyncio.Semaphore(window)
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
         self._lanes: dict[Hashable, Lane] = {}
@@ -87,11 +98,11 @@ class Charges(AsyncIterator[ChargeResult]):
         self._in_flight = 0
         self._prompts = 0
         self._alarm: Timer | None = None
-        #: Rows known of and without a result.
+        #: Rows that are known and have no result yet.
         self._open_rows = 0
         self._fed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Those of the tasks that send right now: they are never cancelled.
+        #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._timers: set[Timer] = set()
         self._failure: Exception | None = None
@@ -127,30 +138,30 @@ class Charges(AsyncIterator[ChargeResult]):
         result = await self._results.get()
         if result is not None:
             return result
-        self._results.put_nowait(None)  # whoever asks again hears the same
+        self._results.put_nowait(None)  # for a second call after the end
         if self._failure is not None:
             raise self._failure
         raise StopAsyncIteration
 
     def stop(self, why: str) -> None:
-        """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""
+        """Send nothing more. Pending sales are followed to their end; the other rows end as not sent yet."""
         if self.stopped is None:
             self.stopped = why
             if not self._left:
-                logger.warning("the batch sends nothing more: %s", why)
-                self._pump()
+                logger.warning("the batch sends nothing more: %s", why, extra=details("batch_stopped"))
+                self._start_ready()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _later(self, seconds: float, lane: Lane) -> None:
-        """Its turn comes again then."""
+    def _queue_later(self, seconds: float, lane: Lane) -> None:
+        """Queue a lane again in so many seconds."""
 
         def ring() -> None:
             self._timers.discard(timer)
-            self._ready(lane)
+            self._queue_lane(lane)
 
         timer = self._clock.call_at(self._clock.monotonic() + seconds, ring)
         self._timers.add(timer)
@@ -177,46 +188,48 @@ class Charges(AsyncIterator[ChargeResult]):
             self._start(self._results.put(None))
 
     async def _feed_lanes(self, source: Lanes) -> None:
-        """All lanes are known: each gives its rows one by one, the longest begin."""
+        """Queue the first row of each lane; `_free` fetches the others one by one."""
         async with aclosing(begin_lanes(self._bulk, source)) as begun:
             async for lane, row in begun:
                 await self._room.acquire()
                 self._lanes[lane.key] = lane
                 self._open_rows += lane.ahead
                 lane.ahead -= 1
-                self._queue(lane, row)
+                self._add_row(lane, row)
 
-    async def _feed_rows(self, requests: Iterable[SaleRequest] | AsyncIterable[SaleRequest]) -> None:
+    async def _feed_rows(
+        self, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
+    ) -> None:
         async with aclosing(rows_of(self._bulk, requests)) as rows:
             async for row in rows:
                 await self._room.acquire()
                 key = self._bulk.lane(row.request)
                 lane = self._lanes.setdefault(key, Lane(key))
                 self._open_rows += 1
-                self._queue(lane, row)
+                self._add_row(lane, row)
 
-    def _queue(self, lane: Lane, row: LaneRow) -> None:
+    def _add_row(self, lane: Lane, row: LaneRow) -> None:
         lane.rows.append(row)
         if not lane.waits:
-            self._ready(lane)
+            self._queue_lane(lane)
         elif lane.turn:
             self._turns.add(lane)
 
-    async def _next(self, lane: Lane) -> None:
-        """Its customer is free."""
+    async def _free(self, lane: Lane) -> None:
+        """Go on with the next row of a lane, whose customer is free."""
         if self._left:
             return
         lane.waits = False
         if not lane.rows and lane.ahead:
             await self._fetch(lane)
         if lane.rows:
-            self._ready(lane)
+            self._queue_lane(lane)
         else:
             del self._lanes[lane.key]
-        self._pump()
+        self._start_ready()
 
     async def _fetch(self, lane: Lane) -> None:
-        assert isinstance(self._requests, Lanes)  # noqa: S101 - only those say what comes
+        assert isinstance(self._requests, Lanes)  # noqa: S101 - only `Lanes` have rows ahead
         await self._room.acquire()
         try:
             row = await next_row(self._bulk, self._requests, lane.key)
@@ -232,16 +245,16 @@ class Charges(AsyncIterator[ChargeResult]):
 
     # --- Whose turn it is
 
-    def _ready(self, lane: Lane) -> None:
+    def _queue_lane(self, lane: Lane) -> None:
         lane.waits = True
         if lane.rows[0].sends(retry_refused=self._retry_refused):
             self._turns.add(lane)
         else:
             self._answered.append(lane)
-        self._pump()
+        self._start_ready()
 
-    def _pump(self) -> None:
-        """Begin what may begin now."""
+    def _start_ready(self) -> None:
+        """Start the lanes that may start within the limits."""
         while (
             (self._answered or self._turns)
             and self._in_flight < self._max_in_flight
@@ -250,13 +263,13 @@ class Charges(AsyncIterator[ChargeResult]):
         ):
             if self._answered:
                 work = self._charge(self._answered.popleft())
-            elif self._must_look(self._turns.first().rows[0]):
-                work = self._look_first(self._turns.take())
+            elif self._must_read(self._turns.first().rows[0]):
+                work = self._read_first(self._turns.take())
             else:
                 if self.stopped is None:
                     now = self._clock.monotonic()
                     if now < (when := self._rate.ready_at()):
-                        self._wake_at(when)
+                        self._start_ready_at(when)
                         return
                     self._rate.spend(now)
                 work = self._charge(self._turns.take())
@@ -264,36 +277,40 @@ class Charges(AsyncIterator[ChargeResult]):
             self._prompts += 1
             self._start(work)
 
-    def _wake_at(self, when: float) -> None:
+    def _start_ready_at(self, when: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._clock.call_at(when, self._pump)
+        self._alarm = self._clock.call_at(when, self._start_ready)
 
     # --- With other processes that charge the same rows
 
-    def _must_look(self, row: LaneRow) -> bool:
+    def _must_read(self, row: LaneRow) -> bool:
         return self._shares and self.stopped is None and self._clock.monotonic() - row.looked_at > KNOWN_FOR
 
-    async def _look_first(self, lane: Lane) -> None:
-        """See what other processes did with the first row of a lane; then its turn comes again."""
+    async def _read_first(self, lane: Lane) -> None:
+        """Read again what the ledger has of the first row of a lane, and queue the lane."""
         try:
-            looked = await self._look(lane.rows[0])
+            looked = await self._read_again(lane.rows[0])
         finally:
             self._in_flight -= 1
             self._prompts -= 1
         if looked or self.stopped is not None:
-            self._ready(lane)
+            self._queue_lane(lane)
         else:
-            self._later(SENDING_DELAY * self._scale, lane)
-            self._pump()
+            self._queue_later(SENDING_DELAY * self._scale, lane)
+            self._start_ready()
 
-    async def _look(self, row: LaneRow) -> bool:
-        """See what another process did with a row since it was read; False: the ledger cannot say."""
+    async def _read_again(self, row: LaneRow) -> bool:
+        """Read what other processes did with a row since it was read; return False if the ledger cannot be read."""
         identifier = row.request.client_transaction_id
         try:
             row.known = (await self._bulk.find([identifier])).get(identifier)
         except LedgerError as error:
-            logger.warning("what other processes did cannot be read now: %s", type(error).__name__)
+            logger.warning(
+                "what other processes did cannot be read now: %s",
+                type(error).__name__,
+                extra=details("batch_ledger_unavailable"),
+            )
             return False
         row.looked_at = self._clock.monotonic()
         return True
@@ -309,24 +326,24 @@ class Charges(AsyncIterator[ChargeResult]):
                 and isinstance(sent, PendingSale)
                 and sent.state in (State.SENDING, State.REFUSED)
             ):
-                # Another process was quicker: what comes of its attempt, or came of it, is looked at first.
-                await self._look(lane.rows[0])
+                # Another process was quicker: its attempt decides what becomes of the row.
+                await self._read_again(lane.rows[0])
                 sent = SENDING_DELAY * self._scale
         finally:
             self._in_flight -= 1
         if not isinstance(sent, PendingSale):
             self._prompts -= 1
             if isinstance(sent, float):
-                self._later(sent, lane)
-                self._pump()
+                self._queue_later(sent, lane)
+                self._start_ready()
                 return
             lane.rows.popleft()
-            self._pump()
+            self._start_ready()
             await self._emit(sent)
-            await self._next(lane)
+            await self._free(lane)
             return
         lane.rows.popleft()
-        self._pump()
+        self._start_ready()
         self.pending += 1
         try:
             over = self._wait == 0 or self._left or await self._hold.until_over(sent)
@@ -336,14 +353,14 @@ class Charges(AsyncIterator[ChargeResult]):
         if over:
             await self._emit(ChargeResult(request_key=sent.client_transaction_id, outcome=sent.outcome))
         else:
-            # Expired by our clock: the customer is free, but the service's last word is still awaited.
+            # Expired by our clock: the customer is free, and the last queries are still to come.
             self._start(self._finish(sent))
-        await self._next(lane)
+        await self._free(lane)
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
-        """The sale; or the row's result where there is none to wait for; or in how many seconds to try again."""
+        """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
         if self._shares and self.stopped is not None:
-            await self._look(row)  # what we did not send may be sent by another
+            await self._read_again(row)  # another process may have sent the row
         key, known = row.request.client_transaction_id, row.known
         sends = row.sends(retry_refused=self._retry_refused)
         if known is not None and known.state is State.REFUSED and not sends:
@@ -354,26 +371,26 @@ class Charges(AsyncIterator[ChargeResult]):
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a row is charged by a task
         self._sends.add(task)
-        token, made_at = self._tries.token, self._clock.monotonic()
+        token, made_at = self._retries.token, self._clock.monotonic()
         try:
-            # Tried again, the row has an attempt in the ledger that `known` does not tell of.
-            pending = await self._bulk.send(row.request, is_new=known is None and row.tries == 0)
+            # After a first try the row has an attempt in the ledger, which `known` does not have.
+            pending = await self._bulk.send(
+                row.request, row.purchase, is_new=known is None and row.tries == 0
+            )
         except Exception as error:
-            again = self._tries.again(row, error, token, made_at)
+            again = self._retries.again(row, error, token, made_at)
             if again is None or self.stopped is not None:
                 return ChargeResult(request_key=key, error=error)
             return again
         finally:
             self._sends.discard(task)
-        if sends:  # what a crash left says nothing of how the service is now
-            self._tries.sent(pending, token, made_at)
+        if sends:  # a sale that was in the ledger proves nothing about the service now
+            self._retries.sent(pending, token, made_at)
         return pending
 
     async def _finish(self, pending: PendingSale) -> None:
-        try:
-            await pending.wait()
-        except LedgerError as error:
-            logger.error("%s: cannot be waited for: %s", pending.client_transaction_id, type(error).__name__)
+        """Wait for the last queries of a sale and put its result."""
+        await wait_for(pending)
         await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
 
     async def _emit(self, result: ChargeResult) -> None:

@@ -1,26 +1,54 @@
-"""Lanes: one customer at one store, one open sale at a time; whose turn it is, and when a customer is free again."""
+"""Lanes: the rows of one customer at one store, who has one open sale at a time; and whose turn it is."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+import itertools
 import logging
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from payclient.batch.results import passing
+import attrs
+
+from payclient.batch.results import passes
 from payclient.clock import Clock
 from payclient.errors import LedgerError, StillPendingError
 from payclient.lifecycle import State
+from payclient.logs import details
 from payclient.models import SaleRequest
+from payclient.tracking.bulk import Bulk
 from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.purchases import check_purchase
+from payclient.validation import check_type
 
-__all__ = ["UNKNOWN_GRACE", "Hold", "Lane", "LaneRow", "Lanes", "Turns"]
+__all__ = ["ChargeRow", "Lanes"]
 
 logger: logging.Logger = logging.getLogger("payclient.batch")
 
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
+
+#: Requests that are looked up in the ledger at once.
+CHUNK = 200
+
+
+@attrs.frozen(kw_only=True)
+class ChargeRow:
+    """One row of a batch: a request, and what it is for. Raises `InvalidRequestError` for a key that is not valid.
+
+    - `request`: What is sent.
+    - `purchase`: As of `tracker.sale`; None: the purchase is the client transaction id.
+    """
+
+    request: SaleRequest
+    purchase: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        check_type("request", self.request, SaleRequest)
+        if self.purchase is not None:
+            check_purchase(self.purchase)
 
 
 @runtime_checkable
@@ -28,30 +56,31 @@ class Lanes(Protocol):
     """Requests whose lanes are known beforehand, such as a file's that was read once."""
 
     def lanes(self) -> Iterator[tuple[Any, int]]:
-        """Each lane with how many rows it has, the longest first."""
+        """Yield each lane with the number of its rows, the longest lane first."""
 
-    def next_of(self, lane: Any) -> SaleRequest | None:
-        """The next row of a lane; None at its end."""
+    def next_of(self, lane: Any) -> SaleRequest | ChargeRow | None:
+        """Return the next row of a lane; None at its end."""
 
 
 class LaneRow:
-    """One request, what the ledger knew of it when it was read, and its tries."""
+    """One request, the sale that the ledger had under its id when it was read, and its tries."""
 
-    __slots__ = ("busy_since", "known", "looked_at", "request", "tries")
+    __slots__ = ("busy_since", "known", "looked_at", "purchase", "request", "tries")
 
-    def __init__(self, request: SaleRequest, known: PendingSale | None) -> None:
+    def __init__(self, request: SaleRequest, purchase: str | None, known: PendingSale | None) -> None:
         self.request: SaleRequest = request
+        self.purchase: str | None = purchase
         self.known: PendingSale | None = known
-        #: When the ledger was last asked what other processes did with it, by the monotonic clock.
+        #: When the ledger was last read for what other processes did with the row, by the monotonic clock.
         self.looked_at: float = float("-inf")
         self.tries: int = 0
         #: When its customer was first found busy with a sale that is not ours.
         self.busy_since: float | None = None
 
     def sends(self, *, retry_refused: bool) -> bool:
-        """Whether it may send, as far as is known; else its answer is in the ledger."""
+        """Return whether the row may send, as far as is known; otherwise its answer is in the ledger."""
         known = self.known
-        return known is None or (known.state is State.REFUSED and (retry_refused or passing(known)))
+        return known is None or (known.state is State.REFUSED and (retry_refused or passes(*known.refusal)))
 
 
 class Lane:
@@ -62,19 +91,72 @@ class Lane:
     def __init__(self, key: Hashable, ahead: int = 0) -> None:
         self.key: Hashable = key
         self.rows: deque[LaneRow] = deque()
-        #: Rows that the source still has of it.
+        #: Rows that the source still has of this lane.
         self.ahead: int = ahead
-        #: Its first row waits for its turn, or is being charged.
+        #: Whether the first row waits for its turn, or is being charged.
         self.waits: bool = False
-        #: The number of its place among `Turns`; 0 where it has none.
+        #: The number of the place among `Turns`; 0: none.
         self.turn: int = 0
 
     def __len__(self) -> int:
         return len(self.rows) + self.ahead
 
 
+# --- Where they come from
+
+
+async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, LaneRow], None]:
+    """Yield every lane with its first row, the longest lane first."""
+    lanes = source.lanes()
+    while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
+        rows = await _look_up(bulk, [_next_of(source, lane.key) for lane in chunk])
+        for lane, row in zip(chunk, rows, strict=True):
+            yield lane, row
+
+
+async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> LaneRow:
+    """Return the next row of a lane that has one."""
+    (row,) = await _look_up(bulk, [_next_of(source, lane)])
+    return row
+
+
+async def rows_of(
+    bulk: Bulk, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
+) -> AsyncGenerator[LaneRow, None]:
+    """Yield every row in the order of the requests. A request that had to be awaited is looked up alone."""
+    if isinstance(requests, AsyncIterable):
+        async for request in requests:
+            for row in await _look_up(bulk, [request]):
+                yield row
+        return
+    iterator = iter(requests)
+    while chunk := list(itertools.islice(iterator, CHUNK)):
+        for row in await _look_up(bulk, chunk):
+            yield row
+        await asyncio.sleep(0)
+
+
+def _next_of(source: Lanes, lane: Any) -> SaleRequest | ChargeRow:
+    request = source.next_of(lane)
+    assert request is not None  # noqa: S101 - counted
+    return request
+
+
+async def _look_up(bulk: Bulk, requests: list[SaleRequest | ChargeRow]) -> list[LaneRow]:
+    rows = [
+        (each.request, each.purchase) if isinstance(each, ChargeRow) else (each, None) for each in requests
+    ]
+    known = await bulk.find([request.client_transaction_id for request, _ in rows])
+    return [
+        LaneRow(request, purchase, known.get(request.client_transaction_id)) for request, purchase in rows
+    ]
+
+
+# --- Whose turn it is
+
+
 class Turns:
-    """The lanes whose customers are free: the one with most rows left comes first, for it ends last."""
+    """The lanes whose customers are free. The lane with most rows left comes first, because it ends last."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Lane]] = []
@@ -82,11 +164,11 @@ class Turns:
 
     def __bool__(self) -> bool:
         while self._heap and self._heap[0][2].turn != self._heap[0][1]:
-            heapq.heappop(self._heap)  # it has grown since, and stands further ahead
+            heapq.heappop(self._heap)  # the lane has grown since, and stands further ahead
         return bool(self._heap)
 
     def add(self, lane: Lane) -> None:
-        """Give a free customer a place, or one that has got more rows its new place."""
+        """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
         lane.turn = self._number
         heapq.heappush(self._heap, (-len(lane), self._number, lane))
@@ -101,15 +183,15 @@ class Turns:
     def first(self) -> Lane:
         """Return the first of a non-empty queue."""
         if not self:
-            raise IndexError("nobody waits")
+            raise IndexError("no lane waits")
         return self._heap[0][2]
 
 
-class Hold:
+class LaneHold:
     """Holds a lane while its customer is busy with a sale of ours.
 
-    `wait`: seconds for which each is waited for, None: to its end. `late`: seconds for which an unknown one is held
-    beyond its expiry.
+    - `wait`: Seconds for which each sale is waited for; None: to its end.
+    - `late`: Seconds for which the lane of an unknown sale is held beyond its expiry.
     """
 
     def __init__(self, clock: Clock, *, wait: float | None, late: float) -> None:
@@ -118,24 +200,30 @@ class Hold:
         self._late = late
 
     async def until_over(self, pending: PendingSale) -> bool:
-        """Wait until the customer can be charged again; True if there is nothing more to wait for."""
+        """Wait until the customer can be charged again; return True if the sale is waited for no longer."""
         while (left := self._left(pending)) > 0:
             try:
-                await pending.wait(timeout=left if self._wait is None else min(left, self._wait))
+                await wait_for(pending, left if self._wait is None else min(left, self._wait))
             except StillPendingError:
-                if self._wait is not None and self._wait <= left:
-                    return True
-                continue
-            except LedgerError as error:
-                logger.error(
-                    "%s: cannot be waited for: %s", pending.client_transaction_id, type(error).__name__
-                )
+                if self._wait is None or self._wait > left:
+                    continue
             return True
         return False
 
     def _left(self, pending: PendingSale) -> float:
-        """Seconds until the customer can no longer approve, and a while more where nobody knows since when."""
+        """Return the seconds until the customer can no longer approve; an unknown sale has `late` more."""
         if pending.expires_at is None:
             return 0.0
         late = self._late if pending.state is State.UNKNOWN else 0.0
         return pending.expires_at + late - self._clock.time()
+
+
+async def wait_for(pending: PendingSale, seconds: float | None = None) -> None:
+    """Wait for a sale; an error of the ledger is logged and ends the wait. Raises `StillPendingError`."""
+    try:
+        await pending.wait(timeout=seconds)
+    except LedgerError as error:
+        identifier, kind = pending.client_transaction_id, type(error).__name__
+        logger.error(
+            "%s: cannot be waited for: %s", identifier, kind, extra=details("wait_failed", identifier)
+        )

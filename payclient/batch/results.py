@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import attrs
 
-from payclient.errors import CustomerBusyError, RateLimitedError, RefusedError, UnauthorizedError
+from payclient.errors import (
+    AlreadyPaidError,
+    CustomerBusyError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
 from payclient.events import Evidence
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.outcomes import Outcome
 
-__all__ = ["ChargeResult", "passes", "passing"]
+__all__ = ["ChargeResult"]
 
-#: Refusals that another run tries again by itself: they were about the moment, not about the row.
+#: Names of the errors of such refusals.
 PASSING = frozenset({UnauthorizedError.__name__, RateLimitedError.__name__, CustomerBusyError.__name__})
 
 
@@ -29,18 +35,13 @@ class ChargeResult:
 
     @property
     def paid(self) -> bool | None:
-        """True, False, or None: nobody knows."""
+        """True, False, or None: nobody knows. False of a row whose purchase is paid by another charge."""
         if self.outcome is not None:
             return self.outcome.paid
-        # An error of another kind says nothing of what the client transaction id may stand for already.
-        return False if isinstance(self.error, RefusedError) else None
-
-
-def passing(sale: PendingSale) -> bool:
-    """Whether a refusal was about the moment: another run tries it again."""
-    return passes(*sale.refusal)
+        # After an error of another kind an earlier attempt of the id may exist.
+        return False if isinstance(self.error, RefusedError | AlreadyPaidError) else None
 
 
 def passes(evidence: Evidence, error_type: str | None) -> bool:
-    """Whether a refusal of this kind is tried again."""
+    """Return whether a refusal was about the moment and not about the row, so that another run tries the row again."""
     return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)

@@ -4,37 +4,113 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
-from payclient.cli import terminal
+from payclient.cli import installed_version, terminal
+from payclient.cli.configuration import Configuration
+from payclient.cli.texts import choose_language, reason
 from payclient.errors import PayError
 
 __all__: list[str] = []
 
-#: The module beside this one in which each is a function of its name; a new command is a new name here.
+#: The module beside this one in which each is a function of its name, its first sentence, and an example. Only the
+#: module of the command that is called is imported; a new command is a new line here.
 COMMANDS = {
-    "cancel": "transaction", "charge": "charge", "confirm": "transaction", "demo": "demo", "doctor": "doctor",
-    "follow": "follow", "guide": "guide", "ledger": "ledger", "prepare": "prepare", "reverse": "transaction",
-    "sale": "sale", "status": "transaction", "simulate": "simulate",
+    "cancel": ("transaction", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17"),
+    "charge": (
+        "charge", "Charge every row of a file, each customer once, and follow it to its end.",
+        "charges.csv --ledger sqlite:charges.db --profile payphone --report report.csv",
+    ),
+    "confirm": (
+        "transaction", "Confirm one paid form, which the service reverses otherwise; it may be repeated.",
+        "--transaction-id 5017 --client-transaction-id form-17 --profile payphone",
+    ),
+    "demo": (
+        "demo", "Charge 200 made-up customers of the simulator, and compare the report with what it did.", "",
+    ),
+    "doctor": (
+        "doctor", "Look at settings, network, ledger, profile and a page of yours, and print what to change.",
+        "--ledger sqlite:charges.db --profile payphone",
+    ),
+    "follow": (
+        "follow", "Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.",
+        "--since 4711 --ledger sqlite:charges.db --profile payphone",
+    ),
+    "guide": ("guide", "Show a guide: start, payphone, web, forms, batch, testing, es/empezar ...", "batch"),
+    "ledger": ("ledger", "Read the ledger, and decide by hand what nobody else can.", ""),
+    "prepare": (
+        "prepare", "Prepare a payment form and print its links, each with its time left.",
+        "--amount-without-tax 1050 --currency USD --client-transaction-id form-17 --store-id S1 "
+        "--response-url https://shop.example/back --ledger sqlite:charges.db --profile payphone",
+    ),
+    "reconcile": (
+        "reconcile", "Compare the ledger with a statement of the service or the bank, cent by cent.",
+        "statement.xlsx --ledger sqlite:charges.db --since 2026-03-01 --until 2026-03-31 --report differences.xlsx",
+    ),
+    "reverse": ("transaction", "Give one payment back, whole.", "--client-transaction-id order-17"),
+    "sale": (
+        "sale", "Charge one customer by a push request and follow it to its end.",
+        "--phone-number 0984111222 --country-code 593 --amount-without-tax 1050 --currency USD "
+        "--client-transaction-id order-17 --ledger sqlite:charges.db --profile payphone",
+    ),
+    "simulate": (
+        "simulate", "Simulate the service on this machine, with a page to play with at its address.",
+        "--port 8700 --profile payphone",
+    ),
+    "status": ("transaction", "Query a transaction's state once.", "--client-transaction-id order-17"),
 }  # fmt: skip
 
 
-def make_app() -> App:
-    """Return the command line with all its commands."""
+def make_app(command: str | None) -> App:
+    """Return the command line; of its commands only this one is imported now, the others where cyclopts needs them."""
+    # Markdown takes a while to be imported.
+    help_format: Literal["markdown", "plaintext"] = "markdown" if command in COMMANDS else "plaintext"
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
-        version=_version,
+        help_format=help_format,
+        version=installed_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    for name, module in COMMANDS.items():
-        app.command(getattr(importlib.import_module(f"payclient.cli.{module}"), name), name=name)
+    app.register_install_completion_command(
+        help="Complete commands and options in this shell, from its next start on."
+    )
+    for name, (module, sentence, example) in COMMANDS.items():
+        if name != command:
+            app.command(f"payclient.cli.{module}:{name}", name=name, help=sentence)
+            continue
+        found = getattr(importlib.import_module(f"payclient.cli.{module}"), name)
+        if isinstance(found, App):
+            app.command(found, name=name)
+        else:
+            app.command(found, name=name, help_epilogue=f"Example: payclient {name} {example}".rstrip())
+
+    app.meta.end_of_options_delimiter = ""  # it is the command's own
+
+    @app.meta.default
+    def launch(
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        config: Annotated[
+            Path | None, Parameter(help="The file of settings. Default: payclient.toml.")
+        ] = None,
+        batch: Annotated[
+            str | None, Parameter(help="Its section [batch.NAME], above the rest of it.")
+        ] = None,
+        language: Annotated[
+            Literal["en", "es"] | None, Parameter(help="Of what people read; LANG's.")
+        ] = None,
+    ) -> object:
+        choose_language(language)
+        app.config = (Configuration(config, batch),)
+        return app(tokens)
+
     return app
 
 
@@ -44,9 +120,9 @@ def run(arguments: Sequence[str]) -> int:
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
     try:
-        code = make_app()(list(arguments))
+        code = make_app(next(iter(arguments), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
-        terminal.complain(str(error))
+        terminal.complain(reason(str(error)))
         return 2
     except KeyboardInterrupt:
         terminal.complain("interrupted")
@@ -57,10 +133,3 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         terminal.settle()
     return code if isinstance(code, int) else 0
-
-
-def _version() -> str:
-    try:
-        return version("payclient")
-    except PackageNotFoundError:
-        return "0 (not installed)"

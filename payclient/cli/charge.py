@@ -13,18 +13,20 @@ from cyclopts import Group, Parameter
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write, check_apart, check_regular
 from payclient.cli.page import RunPage
-from payclient.cli.plan import Plan, read_ledger
-from payclient.cli.progress import Look, say_reasons
-from payclient.cli.report import Report
-from payclient.cli.run import Limits, Run
-from payclient.cli.settings import ChargeOptions, Service, location_of, pair_of, profile_of
+from payclient.cli.plan import Known, Plan, in_words, read_ledger
+from payclient.cli.progress import Look, say_reasons, to_do
+from payclient.cli.report import Report, carried_from
+from payclient.cli.run import Run
+from payclient.cli.settings import ChargeOptions, Count, Limits, Service, location_of, pair_of, profile_of
+from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows import ChargeFile, read_file
+from payclient.rows.cells import RowError
 from payclient.rows.format import KEY, Format
 
 __all__: list[str] = []
 
-#: Errors shown of one file; all are counted.
+#: Reasons shown of the bad rows of one file; all are counted.
 MAX_ERRORS = 50
 
 _NAMED_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
@@ -43,12 +45,20 @@ class FileOptions:
     """FIELD=VALUE, the same in every row: currency=USD. Repeatable."""
     ignore: tuple[str, ...] = ()
     """A column to pass over. Repeatable."""
+    ignore_rest: bool = False
+    """Pass over all columns of no known name."""
+    sheet: str | None = None
+    """A spreadsheet's sheet, by name or number. Default: the one with content."""
+    header_row: Count | None = None
+    """The line of the header. Default: found, also under a title."""
+    keep: tuple[str, ...] = ()
+    """A column that the report and the page take over, such as a name, and nothing else uses. Repeatable."""
     delimiter: str | None = None
     """Between columns: , ; tab or another character. Default: found."""
     encoding: str | None = None
     """Such as utf-8, cp1252 or utf-16. Default: found."""
-    amounts: Literal["cents", "decimal"] = "cents"
-    """Whole cents (1050), or units with decimals (10.50)."""
+    amounts: Literal["cents", "decimal"] | None = None
+    """Whole cents (1050), or units with decimals (10.50). Default: cents, unless all of them are small."""
     decimal_mark: Literal[",", "."] | None = None
     """The decimal mark of the amounts. Default: found."""
     skip_bad: Path | None = None
@@ -61,11 +71,19 @@ class FileOptions:
             columns=columns if self.key == KEY else {KEY: self.key, **columns},
             constants=_pairs("--set", self.set),
             ignored=frozenset(self.ignore),
-            delimiter=self.delimiter and _NAMED_DELIMITERS.get(self.delimiter, self.delimiter),
+            ignore_rest=self.ignore_rest,
+            sheet=self.sheet,
+            header_row=self.header_row,
+            kept=self.keep,
+            delimiter=_delimiter(self.delimiter),
             encoding=self.encoding,
-            amounts=self.amounts,
+            amounts=self.amounts or "cents",
             decimal_mark=self.decimal_mark,
         )
+
+
+def _delimiter(named: str | None) -> str | None:
+    return named and _NAMED_DELIMITERS.get(named, named)
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
@@ -88,7 +106,11 @@ class ShownOptions:
     yes: bool = False
     """Do not ask."""
     report: Path | None = None
-    """Write the outcome of each row to a .csv or .jsonl file."""
+    """Write the outcome of each row to a .csv, .xlsx or .jsonl file."""
+    report_delimiter: str | None = None
+    """Between the columns of a CSV report: , ; tab or another character. Default: the file's own."""
+    report_decimal_mark: Literal[",", "."] | None = None
+    """The decimal mark of a CSV report. Default: the file's own."""
     html: Path | None = None
     """Write a page for people: totals, pictures, rows that need somebody."""
     quiet: bool = False
@@ -112,7 +134,8 @@ def charge(
 
     Run again, the same command goes on where it stopped and charges nobody twice. A file has 100,000 rows at most.
     Exit codes: 0 all accepted; 3 finished, some refused or cancelled; 4 for some it is not known whether they paid, or
-    they are not sent yet; 2 bad input, nothing sent; 130 interrupted, run it again.
+    they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
+    interrupted, run it again.
     """
     if shown.quiet and shown.json:
         raise ConfigurationError("--quiet and --json: give one of them")
@@ -132,65 +155,80 @@ def charge(
     profile = profile_of(options.profile) if service is None else service.profile
     rows = read_file(file, written.format(), profile=profile)
     good = can_go_on(rows, written.skip_bad)
-    left_out = None if written.skip_bad is None or not good else rows.bad_rows(written.skip_bad)
+    left_out = None if written.skip_bad is None or not good else rows.bad_rows(written.skip_bad, reason)
     if not good and service is not None:
         return 2
-    if service is None or not shown.yes:
-        plan = Plan(
-            file=rows,
-            known=asyncio.run(read_ledger(options.ledger, rows, limits)),
-            limits=limits,
-            profile=profile,
-            base_url=options.base_url or profile.base_url,
-            ledger=options.ledger,
-            skip_bad=written.skip_bad,
-        )
+    plan = Plan(
+        file=rows,
+        known=Known() if shown.yes and service else asyncio.run(read_ledger(options.ledger, rows, limits)),
+        limits=limits,
+        profile=profile,
+        base_url=options.base_url or profile.base_url,
+        ledger=options.ledger,
+        skip_bad=written.skip_bad,
+        guessed_cents=written.amounts is None and rows.delimiter != "",
+    )
     if service is None:
         terminal.out().print(plan.picture(), soft_wrap=False)
-        bad = f", and {terminal.counted(len(rows.bad), 'row')} that would be left out" if rows.bad else ""
         if good:
-            terminal.say(
-                f"{file.name} has {terminal.counted(len(rows.requests), 'good charge')}{bad}; nothing was sent"
-            )
+            key, count = "file.dry_bad" if rows.bad else "file.dry", len(rows.requests)
+            terminal.say(text(key, name=file.name, count=count, bad=len(rows.bad)))
         return 0 if good else 2
-    report = None if shown.report is None else Report(shown.report)
-    page = None if shown.html is None else RunPage(shown.html, title=file.name, window=profile.sale_window)
+    if plan.are_small:
+        raise ConfigurationError(
+            "every amount is less than 10.00: give --amounts decimal where 25 means 25.00, or --amounts cents where it "
+            "means 0.25; nothing was sent"
+        )
+    carried = carried_from(
+        rows, written.keep, delimiter=_delimiter(shown.report_delimiter), mark=shown.report_decimal_mark
+    )
+    report = None if shown.report is None else Report(shown.report, carried)
+    page = (
+        None
+        if shown.html is None
+        else RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
+    )
     if not shown.yes:
         if plan.known.in_use:
             place = location_of(options.ledger or "")
             raise LedgerInUseError(f"the ledger {place} is in use by another run; nothing was sent")
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
-        question = f"Send {terminal.counted(plan.to_send, 'charge')}?"
-        if plan.to_send and not terminal.agrees(question, "nothing was sent"):
+        question = text("ask.send", count=plan.to_send)
+        if plan.to_send and not terminal.agrees(question, text("ask.nothing")):
             return 2
         # The plan showed that the ledger is new.
         service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
     if written.skip_bad is not None and left_out is not None and rows.bad:
         _write_skipped(written.skip_bad, left_out)
-        terminal.say(f"left out: {terminal.counted(len(rows.bad), 'row')}, now in {written.skip_bad}")
+        terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
     return asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))[0]
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     """Print the errors of a file; False: nothing of it may be sent."""
-    errors = file.errors
-    if not errors:
+    groups: dict[tuple[str | None, str], list[RowError]] = {}
+    for error in file.errors:
+        groups.setdefault((error.column, error.reason), []).append(error)
+    for (column, why), errors in list(groups.items())[:MAX_ERRORS]:
+        one = in_words(errors[0])
+        if len(errors) > 1:
+            lines = text(
+                "file.lines", lines=terminal.listed([error.line for error in errors]), count=len(errors)
+            )
+            one = f"{lines}{f', {column}' if column else ''}: {reason(why)}"
+        terminal.say(one)
+    if not groups:
         return True
-    for error in errors[:MAX_ERRORS]:
-        terminal.say(str(error))
-    more = f", of which the first {MAX_ERRORS} are above" if len(errors) > MAX_ERRORS else ""
-    words = f"{file.path.name}: {terminal.counted(len(errors), 'fault')}{more}"
+    more = "more" if len(groups) > MAX_ERRORS else "faults"
+    words = f"{file.path.name}: {text(f'file.{more}', count=len(file.errors), most=MAX_ERRORS)}"
     if skip_bad is not None and file.requests:
-        terminal.say(f"{words}; these rows are left out")
+        terminal.say(text("file.left", words=words))
         return True
-    terminal.complain(f"{words}; nothing was sent")
+    terminal.complain(text("file.stopped", words=words))
     if file.requests:
-        terminal.say(
-            f"--skip-bad FILE charges the other {terminal.counted(len(file.requests), 'row')}, and writes these to "
-            "FILE"
-        )
+        terminal.say(text("file.skip", count=len(file.requests)))
     return False
 
 
@@ -218,16 +256,15 @@ async def charge_file(
     look: Look = "auto",
 ) -> tuple[int, Run]:
     """Charge the rows, print the outcome, and return the exit code with the run."""
-    run = Run(file.requests, limits, report=report, page=page, look=look)
+    run = Run(file.requests, limits, purchases=file.purchases, report=report, page=page, look=look)
     code = await run.charge(service)
-    files = {"report": report, "html": page}
-    run.progress.end(code, **{name: str(one.path) for name, one in files.items() if one is not None})
+    written = {"report": report if run.reported else None, "html": page}
+    files = {name: str(one.path) for name, one in written.items() if one is not None}
+    run.progress.end(code, **files)
     if look != "quiet":
         say_reasons(run.lines.values())
-        if report is not None:
-            terminal.say(f"the report is in {report.path}", whole=True)
-        if page is not None:
-            terminal.say(f"the page for people is in {page.path}", whole=True)
-    if code == 130:
-        terminal.say(f"interrupted; to go on: {terminal.again()}", whole=True)
+        for name, path in files.items():
+            terminal.say(text(f"run.{name}", path=path), whole=True)
+        for words in to_do(run.tally, service.ledger, code):
+            terminal.say(words, whole=True)
     return code, run

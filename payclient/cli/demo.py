@@ -18,8 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.charge import charge_file
 from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
-from payclient.cli.run import Limits
-from payclient.cli.settings import Service
+from payclient.cli.settings import Limits, Service
 from payclient.cli.simulate import settings_of
 from payclient.errors import ConfigurationError
 from payclient.ledger.sqlite import SqliteLedger
@@ -30,7 +29,7 @@ from payclient.simulator import Answers, Simulator
 
 __all__: list[str] = []
 
-ROWS = 200
+ROWS, CHARGES = 200, "charges.csv"
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
@@ -58,40 +57,35 @@ def demo(
     ] = None,
 ) -> int:
     """Charge 200 made-up customers of the simulator, and compare the report with what it did. Needs no settings."""
-    files = Files(Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory)
+    place = Path(tempfile.mkdtemp(prefix="payclient-demo-")) if directory is None else directory
     try:
-        refused = files.write()
+        refused = _write(place)
     except OSError as error:
         raise ConfigurationError(f"--dir: cannot be written: {error.strerror}") from None
-    return asyncio.run(_run(files, refused))
+    return asyncio.run(_run(place, refused))
 
 
-async def _run(files: Files, refused: frozenset[str]) -> int:
-    profile = ServiceProfile.load(files.profile)
+async def _run(place: Path, refused: frozenset[str]) -> int:
+    profile = ServiceProfile.load(place / "profile.toml")
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )
     # Made here, where a new ledger is nothing to be warned of.
-    await (await SqliteLedger.open(str(files.ledger))).aclose()
+    await (await SqliteLedger.open(str(place / "demo.db"))).aclose()
     answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
     async with Simulator(settings=settings, answers=answers) as simulator:
-        terminal.say(
-            f"{ROWS} charges in {files.charges}, sent to a simulator of the service: no real money moves"
-        )
+        charges = place / CHARGES
+        terminal.say(f"{ROWS} charges in {charges}, sent to a simulator of the service: no real money moves")
         service = Service(
-            base_url=simulator.url,
-            token=TOKEN,
-            profile=profile,
-            ledger=f"sqlite:{files.ledger}",
-            new_ledger=True,
+            base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{place / 'demo.db'}"
         )
-        page = RunPage(files.page, title=files.charges.name, window=profile.sale_window)
-        rows = read_file(files.charges, profile=profile)
-        code, run = await charge_file(rows, service, Limits(), Report(files.report), page=page)
+        page = RunPage(place / "report.html", title=CHARGES, window=profile.sale_window)
+        rows = read_file(charges, profile=profile)
+        code, run = await charge_file(rows, service, Limits(), Report(place / "report.csv"), page=page)
     if code == 130:
         return code
     equal = _compare(run.tally, simulator)
-    files.say_what_next()
+    _say_what_next(place)
     return 0 if equal else 4
 
 
@@ -124,45 +118,35 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
     return equal
 
 
-class Files:
-    """The files of one demo, in one directory."""
+def _write(place: Path) -> frozenset[str]:
+    """Write the charges and the profile, and return the phones that the service will refuse."""
+    place.mkdir(parents=True, exist_ok=True)
+    for name in (CHARGES, "profile.toml", "demo.db", "report.csv", "report.html"):
+        if (place / name).exists():
+            raise ConfigurationError(f"--dir: {place / name} is there already")
+    (place / "profile.toml").write_text(PROFILE, encoding="utf-8")
+    chance = random.Random(7)  # noqa: S311 - the same charges in every demo
+    phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]
+    with (place / CHARGES).open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for number, phone in enumerate(phones, 1):
+            price = split_tax(chance.randrange(300, 9000, 5), 15)
+            rows.writerow((f"demo-{number:03}", phone, "593", "USD", price.amount_with_tax, price.tax))
+    return frozenset(phones[12::25])
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.charges: Path = directory / "charges.csv"
-        self.profile: Path = directory / "profile.toml"
-        self.ledger: Path = directory / "demo.db"
-        self.report: Path = directory / "report.csv"
-        self.page: Path = directory / "report.html"
 
-    def write(self) -> frozenset[str]:
-        """Write the charges and the profile, and return the phones that the service will refuse."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for path in (self.charges, self.profile, self.ledger, self.report, self.page):
-            if path.exists():
-                raise ConfigurationError(f"--dir: {path} is there already")
-        self.profile.write_text(PROFILE, encoding="utf-8")
-        chance = random.Random(7)  # noqa: S311 - the same charges in every demo
-        phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]
-        with self.charges.open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(COLUMNS)
-            for number, phone in enumerate(phones, 1):
-                price = split_tax(chance.randrange(300, 9000, 5), 15)
-                rows.writerow((f"demo-{number:03}", phone, "593", "USD", price.amount_with_tax, price.tax))
-        return frozenset(phones[12::25])
-
-    def say_what_next(self) -> None:
-        """Print the command lines to try next."""
-        profile, place = shlex.quote(str(self.profile)), self.directory
-        ledger, report = shlex.quote(f"sqlite:{place / 'charges.db'}"), shlex.quote(str(place / "again.csv"))
-        terminal.out().print(
-            "\nTry next, in two terminals:\n"
-            f"  payclient simulate --port 8700 --profile {profile} --answers {CROWD} --delay {DELAY}\n"
-            f"  PAYCLIENT_TOKEN=any payclient charge {shlex.quote(str(self.charges))} --base-url http://127.0.0.1:8700 "
-            f"--profile {profile} --ledger {ledger} --new-ledger --report {report}",
-            markup=False,
-        )
-        terminal.tell(
-            "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice."
-        )
+def _say_what_next(place: Path) -> None:
+    """Print the command lines to try next."""
+    charges, profile, report = (shlex.quote(str(place / n)) for n in (CHARGES, "profile.toml", "again.csv"))
+    ledger = shlex.quote(f"sqlite:{place / 'charges.db'}")
+    terminal.out().print(
+        "\nTry next, in two terminals:\n"
+        f"  payclient simulate --port 8700 --profile {profile} --answers {CROWD} --delay {DELAY}\n"
+        f"  PAYCLIENT_TOKEN=any payclient charge {charges} --base-url http://127.0.0.1:8700 --profile {profile} "
+        f"--ledger {ledger} --new-ledger --report {report}",
+        markup=False,
+    )
+    terminal.tell(
+        "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice."
+    )

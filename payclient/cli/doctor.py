@@ -20,7 +20,9 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from payclient.cli import terminal
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, profile_of
+from payclient.cli.configuration import origins
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
@@ -59,6 +61,7 @@ def doctor(
 ) -> int:
     """Look at settings, network, ledger, profile and a page of yours, and print what to change. Nobody is charged.
 
+    Each setting is shown with the place that it is from: an option, a variable, or the file payclient.toml.
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
     """
     about = list(check_named(options.profile))
@@ -79,9 +82,9 @@ def doctor(
 def _show(title: str, lines: Iterable[Check]) -> list[str]:
     """Print a section and return its levels."""
     out, levels = terminal.out(), list[str]()
-    out.print(f"[bold]{title}[/]")
-    for level, text in lines:
-        out.print(f"  [{_COLOURS[level]}]{level:<5}[/] {escape(text)}")
+    out.print(f"[bold]{text(f'doctor.{title}')}[/]")
+    for level, words in lines:
+        out.print(f"  [{_COLOURS[level]}]{text(f'doctor.{level}'):<5}[/] {escape(words)}")
         levels.append(level)
     return levels
 
@@ -89,20 +92,31 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
 # --- What it looks at
 
 
+def _from(name: str) -> str:
+    """Return the place that a setting is from, in words; nothing where it is from nowhere."""
+    place = origins.get().get(name, ("", ""))[1]
+    return text("doctor.from", place=place) if place else ""
+
+
 def check_settings(options: ServiceOptions) -> Iterator[Check]:
-    """Check where requests go, and the shape of the token, which is never shown."""
+    """Check where requests go, and the shape of the token, which is never shown; then name the other settings."""
     try:
-        yield Check("ok", f"base_url: {options.address()}")
+        place = _from("base_url") or text("doctor.from", place=text("doctor.of_profile"))
+        yield Check("ok", text("doctor.value", name="base_url", value=options.address(), place=place))
     except ConfigurationError as error:
         yield Check("wrong", str(error))
     try:
         token = options.token()
         count = len(token if isinstance(token, str) else token.read())
-        yield Check(
-            "ok", f"token: {count} characters, of a shape that can be sent; whether it is good is not tried"
-        )
+        place = _from("token_file") or text("doctor.from", place="PAYCLIENT_TOKEN")
+        yield Check("ok", text("doctor.token", count=count, place=place))
     except ConfigurationError as error:
         yield Check("wrong", str(error))
+    for name, (value, _) in origins.get().items():
+        if name not in ("base_url", "token_file", "site"):
+            shown = ", ".join(value) if isinstance(value, list) else str(value)
+            shown = location_of(shown) if name == "ledger" else shown
+            yield Check("note", text("doctor.value", name=name, value=shown, place=_from(name)))
 
 
 def check_named(profile: str | None) -> Iterator[Check]:
@@ -112,7 +126,7 @@ def check_named(profile: str | None) -> Iterator[Check]:
     except ConfigurationError as error:
         yield Check("wrong", str(error))
     else:
-        yield Check("ok", f"profile: {found.name}")
+        yield Check("ok", text("doctor.value", name=text("doctor.profile"), value=found.name, place=""))
         yield from check_profile(found)
 
 
@@ -130,55 +144,48 @@ async def get(url: str) -> HttpResponse:
 
 def check_reach(base_url: str) -> Iterator[Check]:
     """Check TCP, TLS and one GET without a token, over the transport of a session."""
-
+    host = urlsplit(base_url).hostname
     try:
         answer = asyncio.run(get(base_url))
     except Exception as error:
-        fault = getattr(error, "certificate_error", None)
-        if isinstance(fault, ssl.SSLCertVerificationError):
-            yield Check("wrong", f"TLS: the certificate is not trusted: {fault.verify_message}")
-            return
-        cause = getattr(error, "os_error", error)
-        if isinstance(cause, socket.gaierror):
-            yield Check("wrong", f"no address found for {urlsplit(base_url).hostname} (DNS)")
-            return
+        fault, cause = getattr(error, "certificate_error", None), getattr(error, "os_error", error)
         name = errno.errorcode.get(getattr(cause, "errno", None) or 0, "")
-        yield Check("wrong", f"not reachable: {type(cause).__name__}{f' ({name})' if name else ''}")
+        words = text("doctor.unreachable", why=type(cause).__name__ + (f" ({name})" if name else ""))
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            words = text("doctor.certificate", why=fault.verify_message)
+        elif isinstance(cause, socket.gaierror):
+            words = text("doctor.dns", host=host)
+        yield Check("wrong", words)
         return
-    if base_url.startswith("https:"):
-        yield Check("ok", f"TLS: the certificate is trusted and names {urlsplit(base_url).hostname}")
-    else:
-        yield Check("note", "TLS: none, as is right for this machine only")
-    words = f"HTTP {answer.status} to a GET without a token (its status says nothing about charges)"
-    yield Check("ok", f"reachable: {words}")
+    secure = base_url.startswith("https:")
+    yield Check("ok", text("doctor.tls", host=host)) if secure else Check("note", text("doctor.no_tls"))
+    yield Check("ok", text("doctor.reached", status=answer.status))
 
 
 async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
     """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
-        return [Check("gap", f"no ledger is named: {NO_LEDGER}")]
+        return [Check("gap", text("doctor.no_ledger", how=NO_LEDGER))]
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
-        text = "memory: forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-        return [Check("note" if here else "wrong", text)]
+        return [Check("note" if here else "wrong", text("doctor.memory"))]
     try:
         book = await open_ledger(url, create=False)
         states = [record.state async for record in book.unfinished()]
         await book.aclose()
     except LedgerInUseError:
-        return [Check("note", "the ledger is open in another process, which has checked it; not looked at")]
+        return [Check("note", text("doctor.in_use"))]
     except LedgerMissingError:
         if kind != "sqlite":
-            return [Check("note", "the ledger does not exist yet: payclient ledger init makes it")]
+            return [Check("note", text("doctor.no_database"))]
         return [await _try_place(os.path.dirname(os.path.abspath(path)))]  # noqa: ASYNC240 - asks no disk
     except (ConfigurationError, LedgerError) as error:
         return [Check("wrong", str(error))]
-    lines = [Check("ok", f"the ledger ({kind}) opens, and every setting that safety needs was read back")]
+    lines = [Check("ok", text("doctor.opens", kind=kind))]
     if states:
         unknown = sum(state is not State.PENDING for state in states)
-        words = f"{len(states)} open, {unknown} of them unknown or expired: payclient ledger list"
-        lines.append(Check("note", words))
+        lines.append(Check("note", text("doctor.open", count=len(states), unknown=unknown)))
     return lines
 
 
@@ -189,8 +196,8 @@ async def _try_place(directory: str) -> Check:
     except (ConfigurationError, LedgerError) as error:
         return Check("wrong", str(error))
     except OSError as error:
-        return Check("wrong", f"the ledger's directory does not exist or cannot be written: {error.strerror}")
-    return Check("ok", "the ledger's file does not exist yet; its place is safe")
+        return Check("wrong", text("doctor.place", why=error.strerror))
+    return Check("ok", text("doctor.safe"))
 
 
 def check_site(url: str) -> Iterator[Check]:
@@ -199,28 +206,26 @@ def check_site(url: str) -> Iterator[Check]:
     for _ in range(MAX_REDIRECTS):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            yield Check("wrong", "--site: must be an address such as https://shop.example/checkout")
+            yield Check("wrong", text("doctor.address"))
             return
         try:
             answer = asyncio.run(get(url))
         except Exception as error:
-            yield Check("wrong", f"the page cannot be read: {type(error).__name__}")
+            yield Check("wrong", text("doctor.page", why=type(error).__name__))
             return
         if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
             break
         url = urljoin(url, target)
     if answer.status != 200:
-        yield Check("note", f"the page answers HTTP {answer.status}; give the page that customers leave from")
+        yield Check("note", text("doctor.status", status=answer.status))
     if urlsplit(url).netloc != first:
-        yield Check("note", f"the page redirects to {urlsplit(url).hostname}, whose page was looked at")
+        yield Check("note", text("doctor.moved", host=urlsplit(url).hostname))
     for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
         yield Check("ok" if finding.good else "wrong", finding.text)
     policy = answer.headers.get("Content-Security-Policy", "")
     if "-src" in policy and "'unsafe-inline'" not in policy:
-        yield Check("note", "the site has a Content-Security-Policy that forbids what is inline: if a proxy adds it to "
-                           "every page, give payclient.web's pages assets=, the address of order_routes")  # fmt: skip
-    yield Check("note", "payclient.web's redirect page has a referrer policy of its own; a typed address that is "
-                       "answered by a redirect sends no referrer")  # fmt: skip
+        yield Check("note", text("doctor.policy"))
+    yield Check("note", text("doctor.referrer"))
 
 
 #: Settings without which a call that needs one raises `ConfigurationError`.
@@ -233,27 +238,21 @@ def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     """Find what the document leaves open (§4.2, §2.2, §2.3) and this profile does too."""
     status = profile.status
     missing = {"Pendiente", "Aceptado", "Cancelado"} - set(status.states.values() if status else ())
-    by_client_id = status is not None and status.by_client_transaction_id
-    gaps = []
-    if status is None:
-        gaps = ["no [status]: `paid` can never become True, and session.status raises ConfigurationError "
-                "(unless the app gives the tracker a status source of its own)"]  # fmt: skip
-    else:
-        if not status.by_transaction_id:
-            gaps.append(
-                "no status.by_transaction_id: session.status(transaction_id=...) raises ConfigurationError"
-            )
-        if not by_client_id:
-            gaps.append("no status.by_client_transaction_id: a sale whose answer was lost stays unknown until an "
-                        "operator decides it, and a paid form is not noticed")  # fmt: skip
-        if missing:
-            gaps.append(f"status.states maps no word to {', '.join(sorted(missing))}")
-        if not gaps:
-            yield Check("ok", "status: by both ids, with a word for each state")
-    yield from (Check("gap", text) for text in gaps)
-    if by_client_id and not profile.not_found_codes:
-        yield Check("note", "no not_found_codes: an error object never answers a status query with not found")
+    gaps = ["no_status"]
+    if status is not None:
+        lacking = {
+            "no_by_id": not status.by_transaction_id,
+            "no_by_client_id": not status.by_client_transaction_id,
+            "no_words": bool(missing),
+        }
+        gaps = [name for name, lacks in lacking.items() if lacks]
+    for gap in gaps:
+        yield Check("gap", text(f"doctor.{gap}", states=", ".join(sorted(missing))))
+    if not gaps:
+        yield Check("ok", text("doctor.by_both"))
+    if status is not None and status.by_client_transaction_id and not profile.not_found_codes:
+        yield Check("note", text("doctor.no_not_found"))
     if profile.link_hosts is None:
-        yield Check("note", "no link_hosts: a form link may name any https host")
+        yield Check("note", text("doctor.no_hosts"))
     if unset := [name for name in _NEEDED if getattr(profile, name) is None]:
-        yield Check("note", f"no {', '.join(unset)}: a call that needs one raises ConfigurationError")
+        yield Check("note", text("doctor.unset", names=", ".join(unset)))

@@ -14,9 +14,9 @@ from cyclopts.validators import Number as Range
 
 from payclient import Outcome, RefusedError
 from payclient.cli import terminal
-from payclient.cli.report import json_line
 from payclient.cli.settings import ChargeOptions, Service, Whole
 from payclient.cli.signals import handled
+from payclient.cli.tables import json_line
 from payclient.errors import ConfigurationError
 
 __all__: list[str] = []
@@ -101,5 +101,5 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
             for name in ("created_at", "notified_at", "decided_at")
         },
         "error_code": None if error is None else error.error_code,
-        "message": "" if error is None else "; ".join(error.user_messages),
+        "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
     }

@@ -7,11 +7,7 @@ from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import CodeBlock, Markdown
-from rich.text import Text
 
-from payclient.cli import terminal
 from payclient.errors import ConfigurationError
 
 __all__: list[str] = []
@@ -19,19 +15,8 @@ __all__: list[str] = []
 #: The order in which to read.
 TOPICS = (
     "start", "payphone", "shop", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",
-    "profile", "ledger", "operations", "design", "es/empezar",
+    "profile", "ledger", "operations", "fulfilment", "logs", "design", "es/empezar",
 )  # fmt: skip
-
-
-class _Code(CodeBlock):
-    """A block of code as it is copied: flush, and not padded."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(str(self.text).rstrip(), style="cyan", no_wrap=True, overflow="ignore")
-
-
-class _Guide(Markdown):
-    elements = Markdown.elements | {"fence": _Code, "code_block": _Code}
 
 
 def guide(
@@ -46,10 +31,7 @@ def guide(
     if every:
         print("\n".join(_text(each) for each in TOPICS), end="")
     elif topic in TOPICS:
-        if terminal.out().is_terminal:
-            terminal.out().print(_Guide(_text(topic)), soft_wrap=False)
-        else:
-            print(_text(topic), end="")
+        print(_text(topic), end="")
     elif topic:
         raise ConfigurationError(f"guide: the topic must be one of {', '.join(TOPICS)}")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import sys
 import time
@@ -17,14 +18,15 @@ from rich.markup import escape
 from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
-from payclient.cli.ledger_words import RESTS_ON, heard_of, is_unresolved, local, move, refusal, utc, what, why
-from payclient.cli.report import PAID_WORDS, csv_line, json_line
+from payclient.cli.report import PAID_WORDS
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
+from payclient.cli.tables import csv_line, json_line
 from payclient.cli.terminal import iso
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
-from payclient.ledger import Change, Ledger, backup_ledger, open_ledger
-from payclient.lifecycle import DROPPED, Record, State
+from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open_ledger
+from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
+from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
 
 __all__: list[str] = []
@@ -51,7 +53,16 @@ _RECORD_COLUMNS = (
 #: Of an export.
 COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
 
-ledger: App = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
+
+def _example(arguments: str) -> str:
+    return f"Example: payclient ledger {arguments} --ledger sqlite:charges.db"
+
+
+ledger: App = App(
+    name="ledger",
+    help="Read the ledger, and decide by hand what nobody else can.",
+    help_epilogue=_example("list --unresolved"),
+)
 
 
 def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:
@@ -88,6 +99,116 @@ async def newest(book: Ledger, identifier: str) -> Record:
     return record
 
 
+# --- What is said of a record: why it is where it is, what that rests on, and when
+
+#: Seconds after its permit from which nobody can be sending a sale any more: the total time-out and 30 s.
+SENDER_GONE = 60.0
+
+#: What a record rests on, in words.
+RESTS_ON = {
+    Evidence.PERMIT: "it was allowed to be sent; nothing else is known",
+    Evidence.ANSWER: "the service answered our request",
+    Evidence.NOT_SENT: "it is proven that no byte reached the service",
+    Evidence.NO_ANSWER: "it was sent, and no usable answer came: it may exist",
+    Evidence.RECOVERY: "its process ended while it was being sent: it may exist",
+    Evidence.QUERY: "the service said so when asked",
+    Evidence.ABSENT: "the service did not find it, twice and late enough: nothing was created",
+    Evidence.CLOCK: "nobody heard of an answer in time: presumed cancelled, not proven",
+    Evidence.LAST_QUERY: "nobody heard of an answer, to the last query: presumed cancelled, not proven",
+    Evidence.OPERATOR: "a person said so",
+    Evidence.LISTED: "a person read it in a statement",
+    Evidence.NOTIFICATION: "a notification came, which proves nothing",
+    Evidence.RETURN: "the customer's browser came back, which proves nothing",
+    Evidence.UNPAID: "the customer came back without paying, and the service knows of no payment",
+    Evidence.WITHDRAWN: "the service took our withdrawal",
+    Evidence.CONFLICT: "something that is not ours was reported",
+    Evidence.LANE_BUSY: "a later charge of this customer was refused because of a pending one: it may exist",
+}
+
+_BY_A_PERSON = (Evidence.OPERATOR, Evidence.LISTED)
+
+#: Each event's own sentence.
+SENTENCES = {
+    kind.__name__: (kind.__doc__ or "").strip() for table in TRANSITIONS.values() for kind in table
+} | {"Permitted": "The permit was committed, before the first byte."}
+
+
+def is_unresolved(record: Record, now: float, window: float) -> bool:
+    """Return whether nothing that runs by itself is likely to settle the record any more."""
+    if record.state is State.SENDING:
+        return now > record.created_at + SENDER_GONE
+    if record.state in (State.EXPIRED, State.REVERSING):
+        return record.evidence is Evidence.LAST_QUERY or now > last_query(record, window)
+    return record.state is State.UNKNOWN
+
+
+def last_query(record: Record, window: float) -> float:
+    """Return when a tracker makes the last query that a wait hopes for."""
+    expires_at = record.created_at + window if record.expires_at is None else record.expires_at
+    return expires_at + sum(FINAL_QUERY_DELAYS) * window / NORMAL_WINDOW
+
+
+def heard_of(record: Record) -> str:
+    """The candidate ids, in words."""
+    return ", ".join("others" if each == DROPPED else str(each) for each in record.candidate_ids)
+
+
+def why(record: Record, now: float, window: float) -> str:
+    """Return why a sale is where it is, in words."""
+    word = RESTS_ON[record.evidence]
+    match record.state:
+        case State.SENDING if now > record.created_at + SENDER_GONE:
+            word = "its process ended while it was being sent; the next run calls it unknown, and asks"
+        case State.SENDING:
+            word = "being sent, or its process has just ended"
+        case State.UNKNOWN if record.candidate_ids:
+            word += f"; transaction {heard_of(record)} was heard of, unproven"
+        case State.PENDING if record.expires_at is not None and now < record.expires_at:
+            word = f"the customer has not answered; can until {utc(record.expires_at)}"
+        case State.PENDING:
+            word = "the customer's time is over; the next run asks for the last word"
+        case State.REVERSING:
+            word = "a request to give it back was sent, or was about to be, and has no answer"
+        case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record, window):
+            word += f"; a run that is open asks until {utc(last_query(record, window))}"
+        case State.REFUSED if record.evidence is Evidence.ANSWER:
+            word = f"the service refused it: {refusal(record)}"
+    if record.notified_at is not None and not record.state.decided:
+        word += "; a notification came"
+    return word
+
+
+def refusal(record: Record) -> str:
+    """Return a refusal's code and messages."""
+    said = "; ".join(record.messages) or record.error_type or ""
+    return said if record.error_code is None else f"{said} (code {record.error_code})"
+
+
+def move(change: Change) -> str:
+    """Return what happened, and between which states."""
+    between = f": {change.before or 'nothing'} → {change.after}" if change.before is not change.after else ""
+    return f"{change.event}{between}"
+
+
+def what(change: Change) -> str:
+    """Return an event's own sentence, with its details."""
+    details = []
+    for name, value in (json.loads(change.detail) if change.detail else {}).items():
+        text = f"{utc(value)} UTC" if name.endswith("_at") else str(value)
+        details.append(f"{name.replace('_', ' ')}: {text}")
+    return " ".join([SENTENCES.get(change.event, ""), "; ".join(details)]).strip()
+
+
+def utc(when: float) -> str:
+    """Return `2026-03-01 17:04:59`."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def local(when: float) -> str:
+    """Return the same moment on this machine's clock, with its distance from UTC."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+
+
 # --- list, show
 
 
@@ -101,7 +222,7 @@ async def records_in(book: Ledger, state: State | None) -> AsyncIterator[Record]
                 yield record
 
 
-@ledger.command(name="list")
+@ledger.command(name="list", help_epilogue=_example("list --unresolved"))
 def list_(
     *,
     ledger: LedgerUrl = None,
@@ -144,7 +265,7 @@ def _print_columns(identifier: str, state: str, paid: str, amount: str, since: s
     terminal.plain(f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}")
 
 
-@ledger.command
+@ledger.command(help_epilogue=_example("show order-17"))
 def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
     """Show one sale's whole history: every attempt and every change, what each rests on, in UTC and local time."""
 
@@ -182,7 +303,7 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
 # --- init, backup, moved
 
 
-@ledger.command
+@ledger.command(help_epilogue=_example("init"))
 def init(*, ledger: LedgerUrl = None) -> int:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
@@ -199,7 +320,7 @@ def init(*, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command
+@ledger.command(help_epilogue=_example("backup charges-monday.db"))
 def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
@@ -212,7 +333,28 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command
+@ledger.command(help_epilogue=_example("archive --before 2026-01-01 --to charges-2025.jsonl"))
+def archive(
+    *,
+    before: Annotated[
+        datetime.date, Parameter(help="Only what was decided before this day begins (UTC), as 2026-01-31.")
+    ],
+    to: Annotated[Path, Parameter(help="A new file; or the one of the same command that was interrupted.")],
+    ledger: LedgerUrl = None,
+) -> int:
+    """Move decided sales out to a file, which keeps all their changes; their ids and purchases stay taken.
+
+    A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
+    """
+    if not ledger:
+        raise ConfigurationError(NO_LEDGER)
+    begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
+    count = asyncio.run(archive_ledger(ledger, begins, to))
+    terminal.say(f"{terminal.counted(count, 'attempt')} archived in {to.absolute()}")
+    return 0
+
+
+@ledger.command(help_epilogue=_example("moved --base-url https://new.example"))
 def moved(
     *,
     ledger: LedgerUrl = None,
@@ -241,7 +383,9 @@ def moved(
 # --- resolve
 
 
-@ledger.command
+@ledger.command(
+    help_epilogue=_example("resolve order-17 --as accepted --actor Ana --reason 'seen in the portal'")
+)
 def resolve(
     identifier: Identifier,
     /,
@@ -308,7 +452,7 @@ def _say_what_it_means(record: Record, decision: str) -> None:
 # --- export
 
 
-@ledger.command
+@ledger.command(help_epilogue=_example("export --out charges.csv"))
 def export(
     *,
     ledger: LedgerUrl = None,
@@ -359,8 +503,8 @@ async def _row(book: Ledger, record: Record) -> dict[str, object]:
         "reason": record.reason,
     }
     row["receipt"] = json.loads(record.receipt or "{}")
-    if record.evidence is Evidence.OPERATOR:
+    if record.evidence in _BY_A_PERSON:
         for change in await book.history(record.client_transaction_id):
-            if change.attempt == record.attempt and change.evidence is Evidence.OPERATOR and change.detail:
+            if change.attempt == record.attempt and change.evidence in _BY_A_PERSON and change.detail:
                 row |= {name: json.loads(change.detail).get(name) for name in ("actor", "reason")}
     return row

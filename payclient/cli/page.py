@@ -6,18 +6,31 @@ writes it again from the ledger, and sends nothing.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from importlib.resources import files
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, Line, Tally, paid_word
+from payclient.cli.report import (
+    ALREADY_PAID,
+    LABELS,
+    NOT_SENT_YET,
+    OTHER_CONTENT,
+    PURCHASE_OPEN,
+    Carried,
+    Line,
+    Tally,
+    paid_word,
+)
 from payclient.cli.terminal import duration, money
+from payclient.cli.texts import counted, label, language, reason, text
 from payclient.errors import ConfigurationError
 from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
@@ -31,46 +44,73 @@ LISTED, BARS = 200, 20
 #: Seconds after which the page of a run that goes on loads itself again.
 RELOAD = 30
 
-#: Outcomes of which a person has to look at the rows, in this order.
-_NEEDS = (
-    State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, OTHER_CONTENT, State.REFUSED, NOT_SENT_YET,
+#: Outcomes whose rows are listed, in this order; of all but the last two a person has to look at them.
+_LISTED = (
+    State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, PURCHASE_OPEN, ALREADY_PAID, OTHER_CONTENT,
+    State.REFUSED, State.CANCELLED, NOT_SENT_YET,
 )  # fmt: skip
 
 #: What every page of ours holds near its begin.
 _MARK = b'content="payclient"'
 
 
-class RunPage:
-    """Writes the page of one run. `window`: seconds that people have to answer."""
+def check_page(path: Path | None) -> None:
+    """Raise `ConfigurationError` where the path is not a place for a page."""
+    check_output("--html", path, ".html", ".htm")
+    if path is not None and path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
+        raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
 
-    def __init__(self, path: Path, *, title: str, window: float) -> None:
+
+@cache
+def _templates() -> Environment:
+    jinja = Environment(
+        autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
+    )
+    jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
+    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, receipt=_receipt)
+    return jinja
+
+
+def render(template: str, **values: object) -> bytes:
+    """Return a page by one of the templates beside this module."""
+    return _templates().get_template(template).render(listed=LISTED, **values).encode()
+
+
+class RunPage:
+    """Writes the page of one run. `window`: seconds that people have to answer.
+
+    Of a person the page has what the user asked to keep, and nothing else.
+    """
+
+    def __init__(self, path: Path, *, title: str, window: float, carried: Carried = Carried()) -> None:
         """Raises `ConfigurationError` where the path is not a place for a page."""
-        check_output("--html", path, ".html", ".htm")
+        check_page(path)
         self.path = path
-        self._title, self._window = title, window
-        if path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
-            raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
-        jinja = Environment(autoescape=True, undefined=StrictUndefined)
-        jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money)
-        template = files("payclient.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
-        self._template = jinja.from_string(template)
+        self._title, self._window, self._carried = title, window, carried
 
     def write(self, lines: Collection[Line], tally: Tally, *, total: int, code: int | None) -> None:
         """Write the page: of a run that ended with an exit code, or (None) goes on. Raises `OSError`."""
+        lines = sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0)
         people = [
             (label, [line for line in lines if line.label == label][:LISTED], tally.counts[label])
-            for label in _NEEDS
+            for label in _LISTED
             if tally.counts[label]
         ]
-        text = self._template.render(
-            title=self._title, code=code, reload=RELOAD, tally=tally, total=total, people=people, labels=LABELS,
-            need=sum(count for label, _, count in people if label != NOT_SENT_YET), paid_word=paid_word,
+        kept = (State.REVERSED, "message"), (State.ACCEPTED, "receipt")
+        words = [
+            (label, list(islice((e for e in lines if e.label == label and getattr(e, name)), LISTED)), name)
+            for label, name in kept
+        ]
+        content = render(
+            "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, people=people,
+            need=sum(count for label, _, count in people if label not in (State.CANCELLED, NOT_SENT_YET)),
+            words=words, paid_word=paid_word, carried=self._carried, labels=LABELS,
             when=_when(lines, tally, total),
             outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
             **self._answers(lines, tally),
         )  # fmt: skip
         with atomic_write(self.path) as file:
-            file.write(text.encode())
+            file.write(content)
 
     def _answers(self, lines: Collection[Line], tally: Tally) -> Mapping[str, Any]:
         """Return how long people took to answer."""
@@ -98,18 +138,27 @@ class RunPage:
 def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, str]]:
     first = min((line.created_at for line in lines if line.created_at is not None), default=None)
     last = max((line.decided_at for line in lines if line.decided_at is not None), default=None)
-    facts = [("Rows in the file", f"{total:,}"), ("Rows with an outcome", f"{tally.done:,}")]
-    named = (("First sent", first), ("Last decided", last), ("This page written", time.time()))
+    named = {"first_sent": first, "last_decided": last, "written": time.time()}
     # On this machine's clock, with its zone.
-    form = "%d %B %Y, %H:%M:%S (UTC%z)"
-    facts += [(name, time.strftime(form, time.localtime(when))) for name, when in named if when is not None]
+    form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
+    facts = [(text("page.in_file"), counted(total)), (text("page.with_outcome"), counted(tally.done))]
+    facts += [
+        (text(f"page.{name}"), time.strftime(form, time.localtime(when)))
+        for name, when in named.items()
+        if when is not None
+    ]
     if first is not None and last is not None and last > first:
-        facts.insert(4, ("Between them", duration(last - first)))
+        facts.insert(4, (text("page.between"), duration(last - first)))
     return facts
 
 
 def _money(sums: Mapping[str, int]) -> list[str]:
     return [sanitize_text(money(cents, currency)) for currency, cents in sums.items()]
+
+
+def _receipt(receipt: str) -> str:
+    """Return a receipt in one line, its fields by the service's names."""
+    return ", ".join(f"{name} {value}" for name, value in json.loads(receipt).items())
 
 
 def _span(seconds: float) -> str:

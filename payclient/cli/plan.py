@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -11,27 +12,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from payclient.batch.pace import sends_per_second
 from payclient.batch.results import passes
 from payclient.cli import terminal
 from payclient.cli.report import LABELS
-from payclient.cli.run import CHUNK, Limits
-from payclient.cli.settings import location_of
+from payclient.cli.run import CHUNK
+from payclient.cli.settings import Limits, location_of
+from payclient.cli.texts import counted, label, reason, text
 from payclient.errors import LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
-from payclient.schedule import ANSWERED, NORMAL_WINDOW
+from payclient.rows.cells import RowError
 
 __all__: list[str] = []
 
-#: Seconds of one exchange with the service.
-EXCHANGE = 0.3
 
-#: Of one sale under the schedule used unless told otherwise: mean seconds that it is open, for a window of 300 s, and
-#: status queries. `benchmarks/schedule_table.py` computes them.
-OPEN_SECONDS, QUERIES = 78.7, 33.1
+#: Cents. Where every amount of a file is less, they may be units.
+SMALL = 1000
 
 
 @attrs.frozen
@@ -84,81 +82,97 @@ class Plan:
     base_url: str | None
     profile: ServiceProfile
     ledger: str | None = attrs.field(repr=False)  # its address may hold a password
+    #: Nobody said whether whole numbers are cents.
+    guessed_cents: bool = False
 
     @property
     def to_send(self) -> int:
         """Rows that are sent, as far as the ledger knows."""
         return len(self.file.requests) - self.known.states.total() + self.known.again
 
+    @property
+    def are_small(self) -> bool:
+        """Whether all amounts may be units that were read as cents, since nobody said which they are."""
+        return self.guessed_cents and all(each.amount < SMALL for each in self.file.requests)
+
     def picture(self) -> RenderableType:
         """Return it for people: the money, then a line for each thing to know."""
-        file, lanes = self.file, self.file.lanes
-        money = terminal.simple_table("currency", numbers=("charges", "total"))
-        for currency, (count, cents) in file.totals.items():
-            money.add_row(currency, f"{count:,}", terminal.money(cents, currency))
+        numbers = (text(f"plan.{name}") for name in ("charges", "total", "smallest", "largest"))
+        table = terminal.simple_table(text("plan.currency"), numbers=tuple(numbers))
+        for currency, (count, cents) in self.file.totals.items():
+            amounts = [each.amount for each in self.file.requests if each.currency == currency]
+            sums = (terminal.money(each, currency) for each in (cents, min(amounts), max(amounts)))
+            table.add_row(currency, counted(count), *sums)
         facts = Table.grid(padding=(0, 2))
         facts.add_column(style="bold", no_wrap=True)
         facts.add_column(overflow="fold")
-        facts.add_row("file", Text(f"{file.path.name}: {file.description}"))
-        bad = f", {len(file.bad):,} bad" if file.bad else ""
-        left_out = f", which are left out and go to {self.skip_bad}" if bad and self.skip_bad else ""
-        facts.add_row("rows", Text(f"{len(file.requests):,} good").append(bad, "bold red").append(left_out))
+        for name, words in self._facts():
+            facts.add_row(text(f"plan.{name}"), words if isinstance(words, Text) else Text(words))
+        return Group(table, facts, Text(""))
+
+    def _facts(self) -> Iterator[tuple[str, Text | str]]:
+        file, lanes, loud = self.file, self.file.lanes, "bold yellow"
+        yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
+        good = Text(text("plan.good", count=len(file.requests)))
+        if file.bad:
+            good.append(text("plan.bad", count=len(file.bad)), "bold red")
+            good.append(text("plan.skipped", path=self.skip_bad) if self.skip_bad else "")
+        yield "rows", good
+        for name, lines in (("empty", file.empty), ("total_line", file.total_lines)):
+            if lines:
+                yield "left_out", text(f"plan.{name}", lines=terminal.listed(lines))
+        for fault in file.total_faults:
+            yield "sum", Text(in_words(fault), "bold red")
+        if respelled := [row.line for row in file.rows if row.respelled and not row.errors]:
+            yield "phones", text("plan.respelled", count=len(respelled), lines=terminal.listed(respelled))
+        if file.unread:
+            yield "unread", text("plan.columns", count=len(file.unread), names=terminal.listed(file.unread))
+        if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
+            yield (
+                "twice",
+                Text(text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles)), loud),
+            )
+        if self.are_small and (largest := max(file.requests, key=lambda each: each.amount, default=None)):
+            words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))
+            yield "amounts", Text(words, loud)
         longest = max(lanes.values(), default=0)
         if lanes:
-            many = f"; one of them has {longest:,} charges, one at a time" if longest > 1 else ""
-            facts.add_row("customers", f"{len(lanes):,}{many}")
-        facts.add_row("ledger", self._ledger())
-        facts.add_row("to send", self._to_send(longest))
+            alone = counted(len(lanes))
+            yield (
+                "customers",
+                alone if longest < 2 else text("plan.longest", count=len(lanes), longest=longest),
+            )
+        yield "ledger", self._ledger()
+        yield "to_send", self._to_send(longest)
         if self.base_url is not None:
-            facts.add_row("to", Text(f"{self.base_url} as {self.profile.name}"))
-        return Group(money, facts, Text(""))
+            yield "to", text("plan.service", url=self.base_url, name=self.profile.name)
 
     def _ledger(self) -> Text:
         if self.ledger is None:
-            return Text("not told: give --ledger to see what was charged before")
-        known, text = self.known, Text(location_of(self.ledger))
+            return Text(text("plan.no_ledger"))
+        known, words = self.known, Text(location_of(self.ledger))
         if known.new:
-            return text.append(" is new", "bold yellow").append(": it knows no earlier charge")
+            return words.append(text("plan.new"), "bold yellow").append(text("plan.knows_nothing"))
         if known.in_use:
-            return text.append(" is in use by another run")
-        if not known.states.total():
-            return text.append(" knows none of the rows")
-        counts = ", ".join(f"{known.states[state]:,} {state}" for state in LABELS if known.states[state])
-        again = f" ({known.again:,} of them tried again)" if known.again else ""
-        return text.append(f" knows {terminal.counted(known.states.total(), 'row')}: {counts}{again}")
+            return words.append(text("plan.in_use"))
+        if not (total := known.states.total()):
+            return words.append(text("plan.knows_none"))
+        states = ", ".join(
+            f"{counted(known.states[each])} {label(each)}" for each in LABELS if known.states[each]
+        )
+        words.append(text("plan.knows", count=total, counts=states))
+        return words.append(text("plan.again", count=known.again) if known.again else "")
 
     def _to_send(self, longest_lane: int) -> str:
         if not self.to_send:
-            return "nothing"
+            return text("plan.nothing")
         if self.file.bad and self.skip_bad is None:
-            return f"nothing: a row is bad; --skip-bad FILE would send the other {self.to_send:,}"
-        seconds, bound_by, queries = expected(self.profile, self.to_send, longest_lane, self.limits)
-        asked = "no status queries: the profile names none"
-        if self.profile.status is not None:
-            asked = f"{float(f'{queries:.2g}'):,.0f} status queries"
-        charges, about = terminal.counted(self.to_send, "charge"), terminal.duration(seconds)
-        return f"{charges}; expect about {about} ({bound_by}), and {asked}"
+            return text("plan.nothing_bad", count=self.to_send)
+        seconds = self.limits.longest(self.profile, self.to_send, longest_lane)
+        return text("plan.send", count=self.to_send, time=terminal.duration(seconds))
 
 
-def expected(
-    profile: ServiceProfile, rows: int, longest_lane: int, limits: Limits
-) -> tuple[float, str, float]:
-    """Return about how many seconds a run takes, what it waits for most, and how many status queries it makes."""
-    window, asks = profile.sale_window, profile.status is not None and limits.wait != 0
-    # Seconds that a sale is open, on average.
-    held = OPEN_SECONDS * window / NORMAL_WINDOW if profile.status is not None else window
-    held = held if limits.wait is None else min(held, limits.wait)
-    sends = sends_per_second(profile, limits.rate, limits.wait)
-    parts = {
-        "the time of each request": rows * EXCHANGE / limits.max_in_flight,
-        "the rate of sends": 0.0 if limits.rate is None else rows / limits.rate,
-        "queries_per_minute": 0.0 if sends is None or sends == limits.rate else rows / sends,
-        "the prompts that may be open at once": rows * held / limits.max_pending,
-        "the customer with most charges": min(longest_lane, rows) * held,
-    }
-    bound_by = max(parts, key=lambda part: parts[part])
-    # The last ones answer late, or never.
-    late = window if rows * (1 - ANSWERED) >= 1 and limits.wait is None else held
-    seconds = max(parts[bound_by] - held, 0.0) + late
-    most = float("inf") if profile.queries_per_minute is None else seconds * profile.queries_per_minute / 60.0
-    return seconds, "people's answers" if seconds < 2 * late else bound_by, min(rows * QUERIES * asks, most)
+def in_words(error: RowError) -> str:
+    """Return where a row is wrong, and why."""
+    column = f", {error.column}" if error.column else ""
+    return f"{text('file.line', line=str(error.line))}{column}: {reason(error.reason)}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal
 
 import attrs
@@ -17,8 +18,11 @@ from rich.text import Text
 
 from payclient.batch import Charges
 from payclient.cli import terminal
-from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, Line, Tally, paid_word
+from payclient.cli.configuration import origins
+from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, PURCHASE_OPEN, Line, Tally, paid_word
+from payclient.cli.settings import location_of
 from payclient.cli.terminal import at, duration, iso, money
+from payclient.cli.texts import counted, label, reason, text
 from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
@@ -59,14 +63,10 @@ class Unfinished:
 
     def words(self) -> str:
         """Return what is waited for."""
-        left = self.next_left
-        parts = (
-            "" if left is None else f"for a customer; the next expires in {duration(left)}",
-            f"{self.expired:,} expired, last word awaited" if self.expired else "",
-            f"{self.unknown:,} unknown, looked up" if self.unknown else "",
-            f"{self.queued:,} queue" if self.queued else "",
-        )
-        return "; ".join(filter(None, parts)) or "no customer pending"
+        parts = [] if self.next_left is None else [text("progress.customer", time=duration(self.next_left))]
+        counts = {name: getattr(self, name) for name in ("expired", "unknown", "queued")}
+        parts += [text(f"progress.{name}", count=count) for name, count in counts.items() if count]
+        return "; ".join(parts) or text("progress.nobody")
 
 
 def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: float) -> Unfinished:
@@ -91,8 +91,15 @@ class Progress:
     def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
         self._tally, self._rows, self._under_way = tally, rows, under_way
         self._began = time.monotonic()
+        #: The most seconds that so many rows without a result take; None: not known.
+        self.longest: Callable[[int], float] | None = None
+        #: When the run is over at the latest, on the clock of `time.time()`; never set later than it was.
+        self._ends_by = float("inf")
         self.tracker: Tracker | None = None
         self.results: Charges | None = None
+
+    def begin(self, ledger: str) -> None:
+        """Show how to look at the run meanwhile, which has this ledger now."""
 
     async def show(self) -> None:
         """Show, until it is cancelled."""
@@ -107,6 +114,19 @@ class Progress:
     def end(self, code: int, **files: object) -> None:
         """Show that the run is over."""
 
+    def ends_by(self) -> float | None:
+        """Return when the run is over at the latest, as it was said before or earlier; None: not known."""
+        if self.longest is None:
+            return None
+        self._ends_by = min(self._ends_by, time.time() + self.longest(len(self._under_way)))
+        return self._ends_by
+
+    def bound(self) -> str:
+        """Return when the run is over at the latest, in words."""
+        if (end := self.ends_by()) is None:
+            return ""
+        return text("progress.late") if end < time.time() else text("progress.by", time=at(end))
+
     def unfinished(self) -> Unfinished:
         """Return what is open now."""
         if self.tracker is None:
@@ -116,6 +136,10 @@ class Progress:
 
 class PlainProgress(Progress):
     """A line now and then, and a table at the end."""
+
+    def begin(self, ledger: str) -> None:
+        if not ledger.startswith("memory:"):
+            terminal.say(text("run.look", ledger=shlex.quote(location_of(ledger))), whole=True)
 
     async def show(self) -> None:
         while True:
@@ -127,13 +151,18 @@ class PlainProgress(Progress):
         """Return all of it in one line."""
         now, tally = self.unfinished(), self._tally
         counts = [
-            f"{count:,} {label} ({', '.join(money(cents, name) for name, cents in tally.totals(label).items())})"
-            for label, count in tally.counts.most_common()
+            f"{counted(count)} {label(each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"
+            for each, count in tally.counts.most_common()
             if count
         ]
-        waiting = f"{now.pending:,} waiting: {now.words()}" if now.pending else now.words()
-        outcomes = "; ".join(counts) or "no outcome yet"
-        return f"{at(time.time())}  {tally.done:,} of {self._rows:,} done; {outcomes}; {waiting}"
+        waiting = now.words()
+        if now.pending:
+            waiting = text("progress.count_waiting", count=now.pending, words=waiting)
+        outcomes = "; ".join(counts) or text("progress.no_outcome")
+        return text(
+            "progress.sentence", at=at(time.time()), done=tally.done, rows=self._rows, outcomes=outcomes,
+            waiting=waiting, by=self.bound(),
+        )  # fmt: skip
 
     def end(self, code: int, **files: object) -> None:
         terminal.out().print(outcome_table(self._tally))
@@ -165,15 +194,19 @@ class LiveProgress(PlainProgress):
         tally, now = self._tally, self.unfinished()
         running = duration(time.monotonic() - self._began)
         rows: list[tuple[str, int | None, str]] = [
-            ("done", tally.done, f"of {self._rows:,}; running {running}")
+            (
+                text("progress.done"),
+                tally.done,
+                text("progress.of", count=self._rows, time=running) + self.bound(),
+            )
         ]
-        for label in LABELS:
-            if tally.counts[label] or label in _COLOURS:
-                sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(label).items())
-                rows.append((f"[{_COLOURS.get(label, 'blue')}]{label}[/]", tally.counts[label], sums))
-        rows.append(("waiting", now.pending, now.words()))
+        for each in LABELS:
+            if tally.counts[each] or each in _COLOURS:
+                sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(each).items())
+                rows.append((f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]", tally.counts[each], sums))
+        rows.append((text("progress.waiting"), now.pending, now.words()))
         if self.results is not None and self.results.stopped is not None:
-            rows.append(("stopping", None, self.results.stopped))
+            rows.append((text("progress.stopping"), None, self.results.stopped))
         ids = {task.description: task.id for task in picture.tasks}
         for name, count, words in rows:
             task = (
@@ -181,7 +214,7 @@ class LiveProgress(PlainProgress):
                 if name in ids
                 else picture.add_task(name, total=max(self._rows, 1), count="", words="")
             )
-            shown = "" if count is None else f"{count:,}"
+            shown = "" if count is None else counted(count)
             picture.update(task, completed=count or 0, count=shown, words=words)
         picture.refresh()
 
@@ -201,6 +234,7 @@ class JsonProgress(Progress):
                 done=self._tally.done,
                 rows=self._rows,
                 **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
+                ends_by=None if (end := self.ends_by()) is None else iso(end),
                 next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
                 outcomes=self._tally.summary(),
             )
@@ -240,26 +274,49 @@ def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]
 def outcome_table(tally: Tally) -> Table:
     """Return the outcomes of the rows, with the money."""
 
-    def lines(label: str | None = None) -> str:
-        return "\n".join(money(cents, currency) for currency, cents in tally.totals(label).items())
+    def lines(each: str | None = None) -> str:
+        return "\n".join(money(cents, currency) for currency, cents in tally.totals(each).items())
 
-    table = terminal.simple_table("outcome", "paid", numbers=("charges", "total"))
-    for label in LABELS:
-        if count := tally.counts[label]:
-            text = Text(label, _COLOURS.get(label, "bold magenta"))
-            table.add_row(text, paid_word(label), f"{count:,}", lines(label))
+    names = [text(f"progress.{name}") for name in ("outcome", "paid")]
+    table = terminal.simple_table(*names, numbers=(text("plan.charges"), text("plan.total")))
+    for each in LABELS:
+        if count := tally.counts[each]:
+            words = Text(label(each), _COLOURS.get(each, "bold magenta"))
+            table.add_row(words, label(paid_word(each)), counted(count), lines(each))
     if total := tally.counts.total():
         table.add_section()
-        table.add_row("all", "", f"{total:,}", lines())
+        table.add_row(label("all"), "", counted(total), lines())
     return table
 
 
 def say_reasons(lines: Iterable[Line]) -> None:
-    """Print why rows were not sent, the commonest reasons first."""
-    reasons = Counter(
-        (line.label, sanitize_text(line.message))
-        for line in lines
-        if line.message and line.label in (NOT_SENT_YET, OTHER_CONTENT)
-    )
-    for (label, reason), count in reasons.most_common(REASONS):
-        terminal.say(f"{count:,} {label}: {reason.removeprefix(f'{NOT_SENT_YET}: ')}")
+    """Print which rows were not sent and why, the commonest reasons first."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if line.message and not line.state:
+            words = sanitize_text(line.message).removeprefix(f"{NOT_SENT_YET}: ")
+            reasons.setdefault((line.label, words), []).append(line.client_transaction_id)
+    for (each, words), keys in sorted(reasons.items(), key=lambda found: -len(found[1]))[:REASONS]:
+        named = text("run.which", keys=terminal.listed(keys)) if each == OTHER_CONTENT else ""
+        terminal.say(text("run.reason", count=len(keys), label=label(each) + named, reason=reason(words)))
+
+
+def to_do(tally: Tally, ledger: str, code: int) -> Iterator[str]:
+    """Yield a line for each thing that is to do after a run, with its command; the first thing comes first."""
+    counts, again = tally.counts, terminal.again()
+    book = "" if origins.get().get("ledger", ("", "PAYCLIENT"))[1].startswith("PAYCLIENT") else ledger
+    at_ledger = f" --ledger {shlex.quote(location_of(book))}" if book else ""
+    unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, State.EXPIRED, PURCHASE_OPEN)
+    if code == 130:
+        yield text("run.go_on", command=again)
+    elif code == 5:
+        yield text("todo.report", command=again)
+    elif count := sum(counts[each] for each in unfinished):
+        yield text("todo.again", count=count, command=again)
+    if count := counts[State.UNKNOWN] + counts[State.EXPIRED]:
+        yield text("todo.resolve", count=count, command=f"payclient ledger list --unresolved{at_ledger}")
+    if count := counts[OTHER_CONTENT]:
+        yield text("todo.other", count=count, command=f"payclient ledger show ID{at_ledger}")
+    if count := counts[State.REFUSED]:
+        retry = again if "--retry" in again else f"{again} --retry refused"
+        yield text("todo.refused", count=count, command=retry)

@@ -6,24 +6,31 @@ there. A run that ends, or is interrupted, leaves every row. No key ever stands 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
 import attrs
 
 from payclient.cli.files import atomic_write, check_output
+from payclient.cli.tables import Dialect, csv_line, json_line, read_table, table_bytes
 from payclient.cli.terminal import iso
-from payclient.errors import ConfigurationError, DifferentRequestError, PayError, RefusedError
+from payclient.errors import (
+    AlreadyPaidError,
+    ConfigurationError,
+    DifferentRequestError,
+    PayError,
+    PurchaseOpenError,
+    RefusedError,
+)
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
+from payclient.rows import ChargeFile
 from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
@@ -34,18 +41,29 @@ NOT_SENT_YET = "not sent yet"
 #: The label of a row whose id the ledger has with other content: nothing was sent for it, and the id may be paid.
 OTHER_CONTENT = "other content"
 
+#: The labels of rows of which another charge of the same purchase is paid, or may be paid: nothing was sent for them.
+ALREADY_PAID, PURCHASE_OPEN = "already paid", "purchase open"
+
 #: What `paid` is, in words.
 PAID_WORDS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 
 _FIRST = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
 
 #: The order of tables.
-LABELS = (*_FIRST, *(state for state in State if state not in _FIRST), OTHER_CONTENT, NOT_SENT_YET)
+LABELS = (
+    *_FIRST, *(state for state in State if state not in _FIRST), ALREADY_PAID, PURCHASE_OPEN, OTHER_CONTENT,
+    NOT_SENT_YET,
+)  # fmt: skip
+
+#: Labels of rows for which nothing was sent, with `paid`.
+_UNSENT: dict[str, bool | None] = {ALREADY_PAID: False, PURCHASE_OPEN: None, OTHER_CONTENT: None}
 
 
 def paid_word(label: str) -> str:
     """Return what `paid` is for a label, in words."""
-    return "" if label == NOT_SENT_YET else PAID_WORDS[None if label == OTHER_CONTENT else State(label).paid]
+    return (
+        "" if label == NOT_SENT_YET else PAID_WORDS[_UNSENT[label] if label in _UNSENT else State(label).paid]
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -67,25 +85,35 @@ class Line:
     created_at: float | None = None
     notified_at: float | None = None
     decided_at: float | None = None
+    #: What the profile keeps of the approval, as a JSON object.
+    receipt: str = ""
+    #: As the row gave it; empty: the client transaction id.
+    purchase: str = ""
 
     @property
     def label(self) -> str:
         """The state, or why there is none."""
-        return self.state or (OTHER_CONTENT if self.evidence == OTHER_CONTENT else NOT_SENT_YET)
+        return self.state or (self.evidence if self.evidence in _UNSENT else NOT_SENT_YET)
 
     def cells(self) -> dict[str, Any]:
         """Return what a report holds of the row: times are ISO 8601, in UTC."""
         cells = {name: getattr(self, name) for name in COLUMNS}
         for name in ("created_at", "notified_at", "decided_at"):
             cells[name] = None if cells[name] is None else iso(cells[name])
+        cells["receipt"] = json.loads(self.receipt or "{}")
         return cells
 
 
 COLUMNS = tuple(field.name for field in attrs.fields(Line))
 
+#: The place of the amount in units, beside that in cents.
+_UNITS = COLUMNS.index("amount") + 1
 
-def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
-    """Return the line of a request whose outcome is known, or whose error proves that this run created nothing."""
+
+def line_of(
+    request: SaleRequest, purchase: str | None, outcome: Outcome | None, error: Exception | None = None
+) -> Line:
+    """Return the line of a row whose outcome is known, or whose error proves that this run created nothing."""
     facts: dict[str, Any] = {}
     if outcome is not None:
         error = outcome.error
@@ -93,8 +121,15 @@ def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | No
         facts["evidence"] = str(outcome.evidence)
         if outcome.state is not State.REFUSED:
             facts |= {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
+            facts["message"] = outcome.reason or ""
+        if outcome.receipt:
+            facts["receipt"] = json.dumps(dict(outcome.receipt), ensure_ascii=False)
     elif isinstance(error, RefusedError):
         facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}
+    elif isinstance(error, AlreadyPaidError):
+        facts = {"evidence": ALREADY_PAID, "paid": False}
+    elif isinstance(error, PurchaseOpenError):
+        facts = {"evidence": PURCHASE_OPEN}
     elif isinstance(error, DifferentRequestError):
         facts = {"evidence": OTHER_CONTENT}
     # After any other error this run sent nothing, but an earlier one may have: `paid` stays open.
@@ -106,6 +141,7 @@ def line_of(request: SaleRequest, outcome: Outcome | None, error: Exception | No
         client_transaction_id=request.client_transaction_id,
         amount=request.amount,
         currency=request.currency,
+        purchase=purchase or "",
         **facts,
     )
 
@@ -155,75 +191,77 @@ class Tally:
         return 4 if self.paid[None] else 3 if self.paid[False] else 0
 
 
-# --- As bytes
-
-#: Where a spreadsheet would begin a formula, or another cell: also after what parts cells in some locale.
-_DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
-
-
-def defuse(cell: str) -> str:
-    """Return a cell that no spreadsheet calculates, whatever its locale takes for the end of a cell."""
-    return _DANGEROUS.sub(r"\1'", cell)
-
-
-def csv_line(values: Iterable[object]) -> bytes:
-    """Return a line of CSV; None is empty, and a list is one cell."""
-    text = io.StringIO()
-    csv.writer(text).writerow([defuse(_cell(value)) for value in values])
-    return text.getvalue().encode("utf-8", "replace")
-
-
-def json_line(values: Mapping[str, object]) -> bytes:
-    """Return a line of JSONL."""
-    return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(str, value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
-
-
 # --- The file
 
 
-class Report:
-    """A CSV or JSONL file: `begin` with what is known, `write` each line, and at the end `rewrite` all of them."""
+@attrs.frozen(kw_only=True)
+class Carried:
+    """What a report and a page take over from the file of charges."""
 
-    def __init__(self, path: Path) -> None:
+    #: The columns that the user asked to keep.
+    names: tuple[str, ...] = ()
+    #: The line of each row and its kept cells, by its client transaction id.
+    rows: Mapping[str, tuple[int, Sequence[str]]] = attrs.field(factory=dict, repr=False)
+    #: The rows that are left out: their lines, their kept cells, and why.
+    left_out: Sequence[tuple[int, Sequence[str], str]] = attrs.field(default=(), repr=False)
+    #: How the file itself is written.
+    dialect: Dialect = Dialect()
+
+    def of(self, key: str) -> tuple[int | None, Sequence[str]]:
+        """Return a row's line and its kept cells."""
+        return self.rows.get(key, (None, ("",) * len(self.names)))
+
+
+def carried_from(
+    file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
+) -> Carried:
+    """Return what is kept of a file. Raises `ConfigurationError` for a column that is not there."""
+    kept, plain = file.kept(keep), file.delimiter or ","
+    return Carried(
+        names=tuple(keep),
+        rows={row.key: (row.line, kept[row.line]) for row in file.rows if row.key and not row.errors},
+        left_out=[(row.line, kept[row.line], "; ".join(e.words for e in row.errors)) for row in file.bad],
+        dialect=Dialect(
+            delimiter=delimiter or plain,
+            mark=mark or file.mark or ("," if plain == ";" else "."),
+            bom=file.for_spreadsheets,
+        ),
+    )
+
+
+class Report:
+    """A CSV, JSONL or .xlsx file: `begin` with what is known, `write` each line, and at the end `rewrite` all of them.
+
+    A spreadsheet cannot grow line by line: it is written at the end, and until then an earlier one stands.
+    """
+
+    def __init__(self, path: Path, carried: Carried = Carried()) -> None:
         """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
-        check_output("--report", path, ".csv", ".jsonl")
+        check_output("--report", path, ".csv", ".jsonl", ".xlsx")
         self.path = path
-        self._is_csv = path.suffix.lower() == ".csv"
-        self._header = csv_line(COLUMNS) if self._is_csv else b""
+        self._kind, self._carried = path.suffix.lower(), carried
+        ours, first = {*COLUMNS, "line", "amount_units"}, COLUMNS[0]
+        kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
+        self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
         self._size = 0
         try:
-            self._before = path.read_bytes() if path.exists() else b""
+            self._before = read_table(path, COLUMNS) if path.exists() and path.stat().st_size else []
         except OSError as error:
             raise self._unwritable(error) from None
-        # A row that a crash cut is dropped; every row is one line.
-        self._before = self._before[: self._before.rfind(b"\n") + 1]
-        first = self._before.partition(b"\n")[0]
-        ours = first + b"\n" == self._header if self._is_csv else {"state", "paid"} <= _object(first).keys()
-        if first and not ours:
+        if self._before is None or not all(
+            {"state", "paid", first} <= row.keys() for row in self._before[:1]
+        ):
             raise ConfigurationError(
                 f"--report {path.name}: is there already and is not a report; nothing was sent"
             )
 
     def earlier(self) -> dict[str, bool]:
         """Return the client transaction ids of an earlier run's report; True: it calls them paid, or not decided."""
-        rows: Iterator[Mapping[str, Any]] = (
-            csv.DictReader(io.StringIO(self._before.decode("utf-8", "replace"), newline=""))
-            if self._is_csv
-            else map(_object, self._before.splitlines())
-        )
         found = {
-            str(row.get("client_transaction_id")): bool(row.get("state"))
+            str(row["client_transaction_id"]): bool(row.get("state"))
             and row.get("paid") not in (False, "false")
-            for row in rows
+            for row in self._before or ()
         }
         return found | {key[1:]: sent for key, sent in found.items() if key[:1] == "'"}  # it was defused
 
@@ -239,7 +277,11 @@ class Report:
         Raises `ConfigurationError` where the file cannot be written.
         """
         try:
-            self.rewrite(lines)
+            if self._kind == ".xlsx" and self._before:
+                with atomic_write(self.path) as file:  # only to see whether it can be written
+                    file.write(self.path.read_bytes())
+            else:
+                self.rewrite(lines)
         except OSError as error:
             raise self._unwritable(error) from None
         try:
@@ -255,9 +297,13 @@ class Report:
 
     def write(self, line: Line) -> None:
         """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
+        if self._kind == ".xlsx":
+            return
         if self._file is None:
             raise OSError("the report is closed")
-        content = self._bytes(line)
+        cells = self._cells(line)
+        is_csv, named = self._kind == ".csv", dict(zip(self._names, cells, strict=True))
+        content = csv_line(cells, self._carried.dialect) if is_csv else json_line(named)
         os.ftruncate(self._file, self._size)
         os.lseek(self._file, self._size, os.SEEK_SET)
         rest = memoryview(content)
@@ -268,20 +314,13 @@ class Report:
     def rewrite(self, lines: Iterable[Line]) -> None:
         """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
         with atomic_write(self.path) as file:
-            file.write(self._header)
-            file.writelines(map(self._bytes, lines))
+            file.write(table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect))
         self._close()
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         self._size = os.fstat(self._file).st_size
 
-    def _bytes(self, line: Line) -> bytes:
-        cells = line.cells()
-        return csv_line(cells.values()) if self._is_csv else json_line(cells)
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        data = None
-    return data if isinstance(data, dict) else {}
+    def _cells(self, line: Line) -> Sequence[object]:
+        cells = [*line.cells().values()]
+        number, kept = self._carried.of(line.client_transaction_id)
+        units = Decimal(line.amount).scaleb(-2)
+        return cells[0], number, *kept, *cells[1:_UNITS], units, *cells[_UNITS:]

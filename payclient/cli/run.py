@@ -9,28 +9,26 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Any
 
-import attrs
-from cyclopts import Group, Parameter
-from cyclopts.validators import Number as Range
-
-from payclient.batch import charge_all
+from payclient.batch import ChargeRow, charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
-from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
-from payclient.cli.settings import Count, Number, Service
+from payclient.cli.report import Line, Report, Tally, line_of
+from payclient.cli.settings import Limits, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError, DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.tracking.attempts import lane_text
-from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
 
 __all__: list[str] = []
@@ -48,27 +46,11 @@ CHUNK = 500
 SHOWN = 3
 
 
-@Parameter(name="*", group=Group("How fast, and how long", sort_key=2))
-@attrs.frozen(kw_only=True)
-class Limits:
-    """How a run is paced; see `charge_all`."""
-
-    max_in_flight: Count = 50
-    """Requests at once."""
-    max_pending: Count = 1000
-    """Prompts on people's phones at once."""
-    rate: Annotated[float | None, Number, Parameter(validator=Range(gt=0))] = None
-    """Sends a second, at most."""
-    wait: Annotated[float | None, Number] = None
-    """Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."""
-    retry: Literal["refused"] | None = None
-    """Try again what the service refused before."""
-
-
 class LaneQueues:
     """The rows of a file by customer, for `charge_all`: the customer with most rows comes first."""
 
-    def __init__(self, requests: Sequence[SaleRequest]) -> None:
+    def __init__(self, requests: Sequence[SaleRequest], purchases: Mapping[str, str]) -> None:
+        self._purchases = purchases
         self._lanes: dict[str, deque[SaleRequest]] = {}
         for request in requests:
             self._lanes.setdefault(lane_text(request), deque()).append(request)
@@ -83,9 +65,12 @@ class LaneQueues:
         for lane in sorted(lanes, key=lambda lane: -len(self._lanes[lane])):
             yield lane, len(self._lanes[lane])
 
-    def next_of(self, lane: str) -> SaleRequest | None:
+    def next_of(self, lane: str) -> ChargeRow | None:
         """Return the next row of a lane; None at its end."""
-        return rows.popleft() if (rows := self._lanes[lane]) else None
+        if not (rows := self._lanes[lane]):
+            return None
+        request = rows.popleft()
+        return ChargeRow(request=request, purchase=self._purchases.get(request.client_transaction_id))
 
 
 class Run:
@@ -96,10 +81,13 @@ class Run:
         requests: Sequence[SaleRequest],
         limits: Limits,
         *,
+        purchases: Mapping[str, str] = MappingProxyType({}),
         report: Report | None = None,
         look: Look = "auto",
         page: RunPage | None = None,
     ) -> None:
+        #: What rows are for, by their client transaction ids.
+        self._purchases = purchases
         self._requests = requests
         self._limits = limits
         self._report = report
@@ -109,11 +97,13 @@ class Run:
         self.lines: dict[str, Line] = {}
         #: Rows without a result of `charge_all`.
         self._under_way = {request.client_transaction_id: request for request in requests}
-        self._queues = LaneQueues(requests)
+        self._queues = LaneQueues(requests, purchases)
         self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False
+        #: False: the report could not be written.
+        self.reported: bool = True
         #: The batch itself sent nothing more, whatever is left to send.
         self._stopped = False
 
@@ -122,6 +112,7 @@ class Run:
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
             async with service.tracker() as tracker:
+                self.progress.begin(service.ledger)
                 if self._report is None:
                     await self._send(tracker)
                     return self._exit_code()
@@ -146,20 +137,21 @@ class Run:
                 elif (
                     pending.state.decided
                     and pending.state is not State.REFUSED
-                    and tracker.bulk.is_same(request, pending)
+                    and self._is_same(tracker, request, pending)
                 ):
-                    self._count(line_of(request, pending.outcome))
+                    self._count(self._line(request, pending.outcome))
         if missing:
-            more, rows = ", ..." if len(missing) > SHOWN else "", terminal.counted(len(missing), "row")
             raise ConfigurationError(
-                f"--report {report.path.name} calls {rows} paid or open that the ledger does not know "
-                f"({', '.join(missing[:SHOWN])}{more}): give the ledger that charged them, or another --report; "
+                f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
+                f"({terminal.listed(missing, SHOWN)}): give the ledger that charged them, or another --report; "
                 "nothing was sent"
             )
         return list(self.lines.values())
 
     async def _send(self, tracker: Tracker) -> None:
-        self.progress.tracker = tracker
+        self.progress.tracker, profile = tracker, tracker.profile
+        lane = max(Counter(map(lane_text, self._requests)).values(), default=0)
+        self.progress.longest = lambda rows: self._limits.longest(profile, rows, min(lane, rows))
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
             reading = self._reading = asyncio.create_task(self._read(tracker))
             try:
@@ -190,7 +182,7 @@ class Run:
                     results.stop("interrupted")
                 async for result in results:
                     request = self._under_way.pop(result.request_key)
-                    self._add(line_of(request, result.outcome, result.error))
+                    self._add(self._line(request, result.outcome, result.error))
                 self._stopped = results.stopped is not None
         except PayError as error:
             self._fail(str(error))
@@ -209,32 +201,36 @@ class Run:
             self._fail(f"the open rows cannot be listed: {error}")
             for request in self._requests:
                 if request.client_transaction_id not in self.lines:
-                    self._count(line_of(request, None, error))
+                    self._count(self._line(request, None, error))
 
     @staticmethod
     async def _find(tracker: Tracker, chunk: Sequence[SaleRequest]) -> Mapping[str, PendingSale]:
         return await tracker.bulk.find([request.client_transaction_id for request in chunk])
 
+    def _line(self, request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
+        return line_of(request, self._purchases.get(request.client_transaction_id), outcome, error)
+
+    def _is_same(self, tracker: Tracker, request: SaleRequest, pending: PendingSale) -> bool:
+        return tracker.bulk.is_same(request, self._purchases.get(request.client_transaction_id), pending)
+
     def _add_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
         before = self.lines.get(request.client_transaction_id)
         if pending is None:
             if before is None:
-                self._count(line_of(request, None))
+                self._count(self._line(request, None))
             return
-        now = line_of(request, pending.outcome)
+        now = self._line(request, pending.outcome)
         if before is not None and now.state == before.state and now.paid == before.paid:
             return
-        if not tracker.bulk.is_same(request, pending):
+        if not self._is_same(tracker, request, pending):
             if now.state != State.REFUSED:
                 words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
-                now = line_of(request, None, DifferentRequestError(words))
+                now = self._line(request, None, DifferentRequestError(words))
                 self._count(now)
             elif before is None:
-                self._count(line_of(request, None))
+                self._count(self._line(request, None))
         # A refused attempt is no news of a row that this run could not send.
-        elif (
-            before is None or now.state != State.REFUSED or before.label not in (NOT_SENT_YET, OTHER_CONTENT)
-        ):
+        elif before is None or now.state != State.REFUSED or before.state:
             self._count(now)
 
     def _count(self, line: Line) -> Line | None:
@@ -260,10 +256,8 @@ class Run:
             else:
                 self._report.rewrite(self.lines.values())
         except OSError as error:
-            self._fail(
-                f"the report cannot be written: {error.strerror}; sending ends, what is open is followed"
-            )
-            self._report = None
+            self._fail(text("run.no_report", why=error.strerror))
+            self._report, self.reported = None, False
 
     def _fail(self, why: str) -> None:
         self._failed = True
@@ -277,9 +271,12 @@ class Run:
                 rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
                 self._report.rewrite(line for line in rows if line is not None)
             except OSError as error:
-                self._fail(f"the report cannot be written: {error.strerror}")
+                self._fail(text("run.no_report", why=error.strerror))
+                self.reported = False
         code = self.tally.exit_code
-        if self._signals and self.tally.paid[None]:
+        if not self.reported:
+            code = 5
+        elif self._signals and self.tally.paid[None]:
             code = 130
         elif self._failed or (self._stopped and not self._signals):
             code = 4
@@ -293,7 +290,7 @@ class Run:
             self._page.write(self.lines.values(), self.tally, total=len(self._requests), code=code)
         except OSError as error:
             # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
-            terminal.complain(f"the page cannot be written: {error.strerror}")
+            terminal.complain(text("run.no_page", why=error.strerror))
             self._page = None
 
     async def _refresh_page(self) -> None:
@@ -308,11 +305,10 @@ class Run:
         if self._signals == 1:
             if self.progress.results is not None:
                 self.progress.results.stop("interrupted")
-            words = "interrupted: sending no more, and waiting for the customers; Ctrl-C again stops waiting"
-            self.progress.note("stopping", words)
+            self.progress.note("stopping", text("run.interrupted"))
             asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
         elif self._signals == 2:
-            self.progress.note("leaving", "stopped waiting; what is in flight is recorded")
+            self.progress.note("leaving", text("run.leaving"))
             if self._reading is not None:
                 self._reading.cancel()
         else:
@@ -335,7 +331,7 @@ class Run:
         left = terminal.duration(now.expires_at - tracker.clock.time())
         self.progress.note(
             "waiting",
-            f"waiting for {terminal.counted(now.pending, 'customer')} until {terminal.at(now.expires_at)} (in {left})",
+            text("run.until", count=now.pending, at=terminal.at(now.expires_at), left=left),
             pending=now.pending,
             until=iso(now.expires_at),
         )

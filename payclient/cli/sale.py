@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
-from payclient.cli.run import Limits, Run
-from payclient.cli.settings import Amounts, ChargeOptions, Number
+from payclient.cli.run import Run
+from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
 from payclient.models import SaleRequest
 from payclient.wire import encode_sale
 
@@ -68,6 +68,7 @@ def sale(
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,
                 "message": line.message or None,
+                "receipt": line.receipt or None,
             }
         )
     if code == 130:

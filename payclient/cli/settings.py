@@ -7,18 +7,20 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import attrs
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number as Range
 
 from payclient.auth import TokenFile, TokenSource, check_base_url, token_fault
+from payclient.batch.retries import sends_per_second
 from payclient.cli import terminal
 from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
+from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker, open_tracker
 from payclient.validation import is_loopback
@@ -71,6 +73,9 @@ LedgerUrl = Annotated[
     ),
 ]
 Yes = Annotated[bool, Parameter(help="Do not ask.")]
+#: Seconds of one exchange with the service, reckoned high.
+EXCHANGE = 1.0
+
 NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
 
 
@@ -151,6 +156,36 @@ class Amounts:
     """Cents."""
     tip: Cents = None
     """Cents."""
+
+
+@Parameter(name="*", group=Group("How fast, and how long", sort_key=2))
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How a run is paced; see `charge_all`."""
+
+    max_in_flight: Count = 50
+    """Requests at once."""
+    max_pending: Count = 1000
+    """Prompts on people's phones at once."""
+    rate: Annotated[float | None, Number, Parameter(validator=Range(gt=0))] = None
+    """Sends a second, at most."""
+    wait: Annotated[float | None, Number] = None
+    """Seconds to wait for each customer; 0: only until it is sent and recorded. Default: to the end."""
+    retry: Literal["refused"] | None = None
+    """Try again what the service refused before."""
+
+    def longest(self, profile: ServiceProfile, rows: int, longest_lane: int) -> float:
+        """Return the seconds after which a run is over although nobody answers; one customer has `longest_lane` rows.
+
+        A service that is down, or that slows the sending, can make the run longer.
+        """
+        held = profile.sale_window
+        if profile.status is not None:
+            held += sum(FINAL_QUERY_DELAYS) * profile.sale_window / NORMAL_WINDOW
+        held = held if self.wait is None else min(held, self.wait)
+        sends = sends_per_second(profile, self.rate, self.wait)
+        sending = rows * EXCHANGE / self.max_in_flight + (0.0 if sends is None else rows / sends)
+        return sending + held * (rows / self.max_pending + longest_lane)
 
 
 @attrs.frozen(kw_only=True)

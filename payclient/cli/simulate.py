@@ -35,7 +35,7 @@ STATUS = StatusProfile(
     by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
     state_field="transactionStatus",
 )
-_SCENARIOS = "\n".join(f"- {name}: {one.says}" for name, one in SCENARIOS.items())
+_SCENARIOS = "\n".join(f"- {name}: {one.meaning}" for name, one in SCENARIOS.items())
 
 
 def simulate(
@@ -60,12 +60,6 @@ def simulate(
     delay: Annotated[
         float | None, Number, Parameter(help="Seconds that half of the customers need, or less.")
     ] = None,
-    sale_window: Annotated[
-        float | None, Number, Parameter(help="Seconds until a push expires; the profile's, or 300.")
-    ] = None,
-    form_window: Annotated[
-        float | None, Number, Parameter(help="Seconds that a form link lives; the profile's, or 600.")
-    ] = None,
     set_: Annotated[
         tuple[str, ...],
         Parameter(
@@ -89,10 +83,8 @@ def simulate(
         crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
         # The name means a whole service of the simulator's, which is more than a profile holds of one.
         settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
-        windows = {"sale_window": sale_window, "form_window": form_window}
-        given: dict[str, object] = {name: seconds for name, seconds in windows.items() if seconds is not None}
         # A ledger that outlives this run must meet none of its ids again.
-        given = {"first_id": time.time_ns() // 1000} | given
+        given: dict[str, object] = {"first_id": time.time_ns() // 1000}
         settings = settings.changed(given | dict(_setting(each) for each in set_))
     except ValueError as error:
         raise ConfigurationError(str(error)) from None

@@ -23,8 +23,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from payclient.cli.texts import counted as counted  # for all commands
+from payclient.cli.texts import language, text
 from payclient.errors import ConfigurationError
-from payclient.ledger.records import sanitize_text
 
 __all__: list[str] = []
 
@@ -121,6 +122,8 @@ def tell(text: str) -> None:
 
 def plain(text: str) -> None:
     """Write a line among the results as it is; what is not printable is escaped."""
+    from payclient.ledger.records import sanitize_text  # `--help` needs no ledger
+
     _StandardStream("stdout").write(f"{sanitize_text(text)}\n")
 
 
@@ -138,10 +141,10 @@ def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
         return True
     check_can_ask(otherwise)
     try:
-        answer = err.input(f"{escape(question)} \\[y/N] ")
+        answer = err.input(f"{escape(question)} {escape(text('ask.choice'))} ")
     except EOFError:
         answer = ""
-    if answer.strip().lower() in ("y", "yes"):
+    if answer.strip().lower() in ("y", "yes", "s", "si", "sí"):
         return True
     complain(otherwise)
     return False
@@ -173,13 +176,14 @@ def print_facts(rows: Mapping[str, object]) -> None:
 
 
 def money(cents: int, currency: str) -> str:
-    """Return `USD 1,234.50`: cents as decimal units (§1: the value is multiplied by 100)."""
-    return f"{currency} {cents // 100:,}.{cents % 100:02}"
+    """Return `USD 1,234.50`, or `USD 1.234,50` in Spanish: cents as units (§1)."""
+    amount = f"{'-' * (cents < 0)}{abs(cents) // 100:,}.{abs(cents) % 100:02}"
+    return f"{currency} {amount if language() == 'en' else amount.translate(str.maketrans(',.', '.,'))}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 charge`, or `1,234 charges`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def listed(items: Sequence[object], most: int = 5) -> str:
+    """Return the first items, with dots for the others."""
+    return ", ".join([*map(str, items[:most]), *["..."] * (len(items) > most)])
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal, TypeVar
 
@@ -10,9 +11,11 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.ledger import newest
+from payclient.cli.ledger import RESTS_ON, newest, with_ledger
+from payclient.cli.report import NOT_SENT_YET
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
-from payclient.errors import ConfigurationError, RefusedError, TransportError
+from payclient.cli.texts import label, text
+from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
@@ -24,6 +27,9 @@ from payclient.wire import undo_request
 __all__: list[str] = []
 
 T = TypeVar("T")
+
+#: Seconds between two looks of `--watch`.
+WATCH_EVERY = 1.0
 
 #: Before anything is undone, and after.
 _QUESTIONS = {
@@ -49,8 +55,27 @@ class Which:
             raise ConfigurationError("give --transaction-id or --client-transaction-id")
 
 
-def status(*, which: Which = Which(), options: ServiceOptions = ServiceOptions()) -> int:
-    """Query a transaction's state once. Exit codes: 0 it answered; 3 not found; 4 no usable answer."""
+def status(
+    *,
+    which: Which = Which(),
+    watch: Annotated[
+        str | None,
+        Parameter(
+            help="A client transaction id: show its state in the ledger at each change, until it is decided."
+        ),
+    ] = None,
+    ledger: LedgerUrl = None,
+    options: ServiceOptions = ServiceOptions(),
+) -> int:
+    """Query a transaction's state once. Exit codes: 0 it answered; 3 not found; 4 no usable answer.
+
+    With --watch nothing is sent: the ledger is read beside the process that charges. Exit codes: 0 paid; 3 not paid.
+    """
+    if watch is not None:
+        if which != Which():
+            raise ConfigurationError("--watch: give no other id beside it")
+        end = with_ledger(ledger, lambda book: show_changes(book, watch, lambda: asyncio.sleep(WATCH_EVERY)))
+        return 0 if end.paid else 3
     which.check()
     try:
         report = _call(options, lambda session: session.status(**attrs.asdict(which)))
@@ -61,6 +86,22 @@ def status(*, which: Which = Which(), options: ServiceOptions = ServiceOptions()
         return 3
     _show(report)
     return 0
+
+
+async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitable[object]]) -> State:
+    """Print a sale's state, and each new one, until it is decided; `wait` comes between two looks."""
+    seen: tuple[int, int] | None = None
+    while True:
+        record = await book.get(identifier)
+        found = (0, 0) if record is None else (record.attempt, record.version)
+        if found != seen:
+            state = label(NOT_SENT_YET if record is None else record.state)
+            why = "" if record is None else f": {RESTS_ON[record.evidence]}"
+            terminal.tell(f"{terminal.at(time.time())}  {state}{why}")
+        seen = found
+        if record is not None and record.state.decided:
+            return record.state
+        await wait()
 
 
 def confirm(
@@ -151,6 +192,9 @@ def _undo(
         outcome = _call(
             options, request or (lambda session: getattr(session, operation)(**attrs.asdict(which)))
         )
+    except NotReversibleError as error:
+        terminal.say(text("undo.too_late"))
+        return _complain(error)
     except (RefusedError, TransportError) as error:
         return _complain(error)
     if outcome is not None and outcome.state is State.REVERSING:

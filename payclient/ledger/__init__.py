@@ -13,8 +13,10 @@ import asyncio
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import attrs
 
@@ -22,8 +24,12 @@ from payclient.auth import Secret
 from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
+from payclient.logs import details
 
-__all__ = ["Change", "Ledger", "backup_ledger", "open_ledger"]
+if TYPE_CHECKING:
+    from payclient.ledger.postgres_connection import Address
+
+__all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
 
 logger: logging.Logger = logging.getLogger("payclient.ledger")
 
@@ -207,7 +213,11 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
     ledger = await _open(url, create and not read_only, read_only)
     if ledger.created and ledger.location != "memory:":
-        logger.warning("the ledger %s is new: it knows no earlier charge", ledger.location)
+        logger.warning(
+            "the ledger %s is new: it knows no earlier charge",
+            ledger.location,
+            extra=details("ledger_created"),
+        )
     return ledger
 
 
@@ -230,6 +240,48 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
     await asyncio.to_thread(back_up, _sqlite_path(url), os.fspath(path))
 
 
+async def archive_ledger(url: str | Secret[str], before: float, path: str | os.PathLike[str]) -> int:
+    """Move the attempts that were decided before a time (UTC seconds) out of a ledger into a new file of mode 0600;
+    return how many the file has.
+
+    An attempt stays while it is open, unknown or being given back, while another attempt of its client transaction id
+    stays, and while it has links that may be handed out. The file keeps an attempt with all its changes, as a line of
+    JSON. The ledger keeps its ids, its purchase, the digest of its content and how it ended: permits, `find` and
+    purchases answer as before; its history is in the file, and it takes no more events.
+
+    The file is written whole and compared with the ledger before anything is deleted. After a crash, or cancelled, the
+    same call goes on. A SQLite ledger must be closed; a PostgreSQL one may be in use, and permits wait for a moment now
+    and then.
+
+    Raises `ConfigurationError` where `path` is there already and not what the same call began, where `before` is in the
+    future, or for another kind of ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.
+    """
+    from payclient.ledger import archive
+
+    if not before <= time.time():
+        raise ConfigurationError("the time before which attempts are archived must not be in the future")
+    url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - asks no disk
+
+    async def run() -> int:
+        if re.match("sqlite:.", url.reveal(), re.DOTALL):
+            opened = archive.sqlite_database(_sqlite_path(url.reveal()))
+        elif url.reveal().startswith("postgresql://"):
+            opened = archive.postgres_database(_postgres_address(url))
+        else:
+            raise ConfigurationError(
+                "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
+            )
+        async with opened as (database, digest_key):
+            return await archive.archive(database, digest_key, before, file, stop.is_set)
+
+    stop = threading.Event()
+    try:
+        # In a loop of its own, since it waits for the disk.
+        return await asyncio.to_thread(asyncio.run, run())
+    finally:
+        stop.set()  # cancelled: it ends after the transaction that is under way
+
+
 def _sqlite_path(url: str) -> str:
     """Return the path of a SQLite ledger's address. Raises `ConfigurationError` for another library's spelling."""
     path = url.removeprefix("sqlite:")
@@ -240,6 +292,16 @@ def _sqlite_path(url: str) -> str:
             f"sqlite:/{name} at the root of the disk; nothing was opened"
         )
     return path
+
+
+def _postgres_address(url: Secret[str]) -> Address:
+    try:
+        from payclient.ledger.postgres_connection import Address
+    except ImportError:
+        raise ConfigurationError(
+            "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
+        ) from None
+    return Address(url.reveal())
 
 
 async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
@@ -253,12 +315,8 @@ async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
 
         return await SqliteLedger.open(_sqlite_path(url.reveal()), create=create, read_only=read_only)
     if url.reveal().startswith("postgresql://"):
-        try:
-            from payclient.ledger.postgres import PostgresLedger
-            from payclient.ledger.postgres_connection import Address
-        except ImportError:
-            raise ConfigurationError(
-                "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
-            ) from None
-        return await PostgresLedger.open(Address(url.reveal()), create=create)
+        address = _postgres_address(url)
+        from payclient.ledger.postgres import PostgresLedger
+
+        return await PostgresLedger.open(address, create=create)
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

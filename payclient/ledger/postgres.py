@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import asyncpg
 
 from payclient.errors import LedgerUnavailableError, PayError
+from payclient.ledger.batch import Apply, Batch, Operation, resolve
 from payclient.ledger.postgres_connection import (
     FAULTS,
     POLL,
@@ -29,7 +31,7 @@ from payclient.ledger.postgres_connection import (
     unavailable,
 )
 from payclient.ledger.records import FEED, record_of
-from payclient.ledger.writer import Apply, Batch, Operation, StoredLedger, Writer, resolve
+from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record
 
 __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
@@ -64,6 +66,7 @@ class PostgresDatabase:
         asyncpg.IntegrityConstraintViolationError,
         asyncpg.ProgramLimitExceededError,
         asyncpg.RaiseError,
+        asyncpg.TransactionRollbackError,  # of two that waited for each other it gave way; the connection is sound
         OverflowError,
     )
 
@@ -113,6 +116,13 @@ class PostgresDatabase:
             else:
                 return rows
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Begin a transaction beside which nobody writes attempts and changes, and commit it."""
+        async with self.connection.transaction(isolation="read_committed"):
+            await self.connection.execute(self._schema.statements["lock_writers_out"], timeout=ANSWER)
+            yield
 
     def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
         return unavailable(error, doing)

@@ -88,15 +88,54 @@ CREATE TABLE payclient.open_attempts (
 CREATE INDEX open_attempts_due ON payclient.open_attempts (due);
 CREATE INDEX open_attempts_held ON payclient.open_attempts (holder);
 
-CREATE VIEW payclient.records AS
+-- What stays of an attempt that was archived: what a permit must know, and what its outcome says.
+CREATE TABLE payclient.archived (
+    id bigint PRIMARY KEY,
+    amount bigint NOT NULL,
+    transaction_id bigint,
+    created_at double precision NOT NULL,
+    decided_at double precision NOT NULL,
+    links_dead_at double precision,
+    archived_at double precision NOT NULL,
+    error_code bigint,
+    attempt integer NOT NULL,
+    ask integer NOT NULL,
+    version integer NOT NULL,
+    client_transaction_id text NOT NULL,
+    kind text NOT NULL,
+    digest bytea NOT NULL,
+    credentials bytea NOT NULL,
+    currency text NOT NULL,
+    state text NOT NULL,
+    evidence text NOT NULL,
+    error_type text,
+    purchase text NOT NULL,
+    UNIQUE (client_transaction_id, attempt),
+    UNIQUE (purchase, ask)
+);
+
+CREATE INDEX archived_of_transaction ON payclient.archived (transaction_id) WHERE transaction_id IS NOT NULL;
+
+CREATE VIEW payclient.live_records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
     coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages,
-    purchase, links_dead_at, beside_open_form, reason, receipt
+    purchase, links_dead_at, beside_open_form, reason, receipt, false AS archived
 FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
 ) AS c ON true;
+
+CREATE VIEW payclient.archived_records AS
+SELECT id, client_transaction_id, attempt, kind, digest, ''::bytea AS lane, credentials, amount, currency, state,
+    evidence, version, transaction_id, NULL::text AS candidate_ids, created_at, NULL::double precision AS expires_at,
+    NULL::double precision AS notified_at, decided_at, error_code, error_type, NULL::text AS messages, purchase,
+    links_dead_at, false AS beside_open_form, NULL::text AS reason, NULL::text AS receipt, true AS archived
+FROM payclient.archived;
+
+-- For look-ups by values. A join with it, to which `NOT EXISTS` is turned too, would read all of it.
+CREATE VIEW payclient.records AS
+SELECT * FROM payclient.live_records UNION ALL SELECT * FROM payclient.archived_records;
 
 CREATE VIEW payclient.history AS
 SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
@@ -104,12 +143,22 @@ SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitte
 FROM payclient.attempts
 UNION ALL
 SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM payclient.changes JOIN payclient.attempts ON id = attempt_id;
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+UNION ALL
+SELECT id, client_transaction_id, attempt, archived_at, 'Archived', NULL, state, evidence, NULL
+FROM payclient.archived;
+
+CREATE VIEW payclient.transactions AS
+SELECT transaction_id, credentials, client_transaction_id
+FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+UNION ALL
+SELECT transaction_id, credentials, client_transaction_id FROM payclient.archived;
 
 -- Insert permits and changes, and return the client transaction ids of those that were inserted: the others are
 -- forbidden by what the database holds. One statement, so that a process that stops amid it holds nothing that others
 -- wait for. A process that lost its connection waits by the lock for what it had asked. Rows are inserted in one order,
--- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do.
+-- lest two processes wait for each other. An index each time, whatever a plan made over an empty table would rather do;
+-- and one plan for all calls, since to plan this takes thrice as long as to do it.
 CREATE FUNCTION payclient.write(
     bigint, bigint, double precision,
     text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
@@ -117,6 +166,7 @@ CREATE FUNCTION payclient.write(
     text[], integer[], integer[], double precision[], text[], text[], text[], text[], text[], text[], bigint[],
     double precision[], text[], double precision[], double precision[], bigint[], text[], text[], text[], text[]
 ) RETURNS SETOF text LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock($1);
@@ -125,7 +175,8 @@ BEGIN
             INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
                 amount, currency, created_at, expires_at, purchase, links_dead_at, beside_open_form, owner, ask)
             SELECT new.*, $1,
-                (SELECT coalesce(max(ask), 0) + 1 FROM payclient.attempts WHERE purchase = new.purchase)
+                1 + greatest((SELECT coalesce(max(ask), 0) FROM payclient.attempts WHERE purchase = new.purchase),
+                    (SELECT max(ask) FROM payclient.archived WHERE purchase = new.purchase))
             FROM (
                 SELECT nextval('payclient.cursors'), u.*
                 FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) AS u (client_transaction_id,
@@ -136,7 +187,13 @@ BEGIN
                 SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
                     AND r.attempt = new.attempt - 1 AND r.state = 'refused'
             )) AND NOT EXISTS (
-                SELECT FROM payclient.records
+                SELECT FROM payclient.archived
+                WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
+            ) AND NOT EXISTS (
+                SELECT FROM payclient.live_records
+                WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
+            ) AND NOT EXISTS (
+                SELECT FROM payclient.archived_records
                 WHERE purchase = new.purchase AND client_transaction_id <> new.client_transaction_id AND {holds}
             )
             ORDER BY new.purchase, new.client_transaction_id
@@ -182,12 +239,14 @@ BEGIN
 END $$;
 
 CREATE FUNCTION payclient.asks(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY SELECT * FROM payclient.records WHERE purchase = ANY($1) ORDER BY id;
 END $$;
 
 CREATE FUNCTION payclient.find(text[]) RETURNS SETOF payclient.records LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 BEGIN
     RETURN QUERY SELECT * FROM payclient.records WHERE client_transaction_id = ANY($1)
@@ -240,15 +299,56 @@ END $$;
 
 -- Locks the attempt before it, as the check of a change does that leaves REFUSED: of these two one comes first.
 CREATE FUNCTION payclient.check_permit() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    last bigint;
 BEGIN
-    SELECT id INTO last FROM payclient.attempts
+    PERFORM FROM payclient.attempts
     WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1 FOR NO KEY UPDATE;
-    IF 'refused' IS DISTINCT FROM (SELECT state FROM payclient.records WHERE id = last) THEN
+    IF 'refused' IS DISTINCT FROM (
+        SELECT state FROM payclient.records
+        WHERE client_transaction_id = new.client_transaction_id AND attempt = new.attempt - 1
+    ) THEN
         RAISE EXCEPTION 'not a permit';
     END IF;
     RETURN new;
+END $$;
+
+-- After the insertion, and so after whoever archived before it: what one sees, no other can have deleted.
+CREATE FUNCTION payclient.check_permits() RETURNS trigger LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM permitted AS p JOIN payclient.archived AS a USING (client_transaction_id)
+        WHERE a.attempt >= p.attempt
+    ) THEN
+        RAISE EXCEPTION 'not a permit';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION payclient.check_archived() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF (
+        new.client_transaction_id, new.attempt, new.kind, new.digest, new.credentials, new.amount, new.currency,
+        new.state, new.evidence, new.version, new.transaction_id, new.created_at, new.decided_at, new.purchase,
+        new.links_dead_at, new.ask
+    ) IS DISTINCT FROM (
+        SELECT (client_transaction_id, attempt, kind, digest, credentials, amount, currency,
+            state, evidence, version, transaction_id, created_at, decided_at, purchase,
+            links_dead_at, (SELECT ask FROM payclient.attempts WHERE id = new.id))
+        FROM payclient.live_records
+        WHERE id = new.id AND NOT EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = new.id)
+    ) THEN
+        RAISE EXCEPTION 'only what is decided is archived, as it is';
+    END IF;
+    RETURN new;
+END $$;
+
+CREATE FUNCTION payclient.check_deleted() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM payclient.archived WHERE id = (to_jsonb(old) ->> TG_ARGV[0])::bigint) THEN
+        RAISE EXCEPTION 'what is written stays';
+    END IF;
+    RETURN old;
 END $$;
 
 CREATE FUNCTION payclient.check_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -263,10 +363,11 @@ BEGIN
         END IF;
     END IF;
     IF new.event = 'Created' AND EXISTS (
-        SELECT FROM payclient.changes JOIN payclient.attempts AS other ON other.id = attempt_id
-            JOIN payclient.attempts AS mine USING (credentials)
-        WHERE transaction_id = new.transaction_id AND mine.id = new.attempt_id
-            AND credentials <> '' AND other.client_transaction_id <> mine.client_transaction_id
+        SELECT FROM payclient.transactions
+        WHERE transaction_id = new.transaction_id AND credentials <> ''
+            AND credentials = (SELECT credentials FROM payclient.attempts WHERE id = new.attempt_id)
+            AND client_transaction_id <> (
+                SELECT client_transaction_id FROM payclient.attempts WHERE id = new.attempt_id)
     ) THEN
         RAISE EXCEPTION 'illegal move';
     END IF;
@@ -307,11 +408,26 @@ FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
 CREATE TRIGGER guard_change_commit BEFORE INSERT ON payclient.changes
 FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_durable();
 
-CREATE TRIGGER keep_attempts BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.attempts
+CREATE TRIGGER guard_permits AFTER INSERT ON payclient.attempts REFERENCING NEW TABLE AS permitted
+FOR EACH STATEMENT EXECUTE FUNCTION payclient.check_permits();
+
+CREATE TRIGGER guard_archived BEFORE INSERT ON payclient.archived FOR EACH ROW
+EXECUTE FUNCTION payclient.check_archived();
+
+CREATE TRIGGER keep_archived BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.archived
 EXECUTE FUNCTION payclient.refuse('what is written stays');
 
-CREATE TRIGGER keep_changes BEFORE UPDATE OR DELETE OR TRUNCATE ON payclient.changes
+CREATE TRIGGER keep_attempts BEFORE UPDATE OR TRUNCATE ON payclient.attempts
 EXECUTE FUNCTION payclient.refuse('what is written stays');
+
+CREATE TRIGGER keep_changes BEFORE UPDATE OR TRUNCATE ON payclient.changes
+EXECUTE FUNCTION payclient.refuse('what is written stays');
+
+CREATE TRIGGER keep_live_attempts BEFORE DELETE ON payclient.attempts FOR EACH ROW
+EXECUTE FUNCTION payclient.check_deleted('id');
+
+CREATE TRIGGER keep_live_changes BEFORE DELETE ON payclient.changes FOR EACH ROW
+EXECUTE FUNCTION payclient.check_deleted('attempt_id');
 
 CREATE TRIGGER keep_meta BEFORE UPDATE OF application, schema_version, digest_key, created_at OR DELETE OR TRUNCATE
 ON payclient.meta EXECUTE FUNCTION payclient.refuse('what a ledger is does not change');
@@ -369,7 +485,7 @@ SELECT {record} FROM payclient.find($1)
 
 -- Which other sale, sent under these credentials, has a transaction.
 -- name: holder
-SELECT client_transaction_id FROM payclient.changes JOIN payclient.attempts ON id = attempt_id
+SELECT client_transaction_id FROM payclient.transactions
 WHERE transaction_id = $1 AND credentials = $2 AND client_transaction_id <> $3 LIMIT 1
 
 -- name: asks
@@ -384,12 +500,12 @@ SELECT id, $1, $2 FROM payclient.attempts WHERE client_transaction_id = $3 AND a
 ON CONFLICT (attempt_id) DO UPDATE SET links = excluded.links, until = excluded.until
 
 -- name: links
-SELECT client_transaction_id, links FROM payclient.form_links JOIN payclient.records ON id = attempt_id
+SELECT client_transaction_id, links FROM payclient.form_links JOIN payclient.live_records ON id = attempt_id
 WHERE purchase = $1 AND until > $2 AND NOT {links_are_dead}
 
 -- name: drop_links
 DELETE FROM payclient.form_links AS l WHERE until <= $1
-OR EXISTS (SELECT FROM payclient.records WHERE id = l.attempt_id AND {links_are_dead})
+OR EXISTS (SELECT FROM payclient.live_records WHERE id = l.attempt_id AND {links_are_dead})
 RETURNING attempt_id
 
 -- name: links_until
@@ -400,18 +516,65 @@ SELECT min(until) FROM payclient.form_links
 SELECT 1
 
 -- name: unfinished
-SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)
+SELECT {record} FROM payclient.live_records WHERE id IN (SELECT attempt_id FROM payclient.open_attempts)
 ORDER BY created_at, id
 
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
-SELECT {record}, id FROM payclient.records WHERE id > $1 ORDER BY id LIMIT $2
+SELECT * FROM (SELECT {record}, id FROM payclient.live_records WHERE id > $1 ORDER BY id LIMIT $2) AS live
+UNION ALL
+SELECT * FROM (SELECT {record}, id FROM payclient.archived_records WHERE id > $1 ORDER BY id LIMIT $2) AS archived
+ORDER BY id LIMIT $2
 
 -- name: history
 SELECT {change} FROM payclient.history WHERE client_transaction_id = $1 ORDER BY cursor
 
 -- name: news
 SELECT {change} FROM payclient.news($1, $2)
+
+-- Whoever writes attempts or changes comes before what follows in this transaction, or after it.
+-- name: lock_writers_out
+SET LOCAL lock_timeout = '5s';
+LOCK TABLE payclient.attempts, payclient.changes, payclient.form_links IN SHARE ROW EXCLUSIVE MODE
+
+-- name: ids
+SELECT (SELECT min(id) FROM payclient.attempts), (SELECT max(id) FROM payclient.attempts)
+
+-- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
+-- decided before a time, and whose links, if they have any, were dead by then.
+-- name: archivable
+SELECT {whole_attempt} FROM payclient.attempts AS a WHERE id > $1 AND id <= $2 AND NOT EXISTS (
+    SELECT FROM payclient.live_records AS each WHERE each.client_transaction_id = a.client_transaction_id AND (
+        coalesce(each.decided_at >= $3, true) OR coalesce(each.links_dead_at >= $3, false)
+        OR EXISTS (SELECT FROM payclient.form_links WHERE attempt_id = each.id)
+    )
+) ORDER BY id
+
+-- name: archivable_changes
+SELECT {whole_change} FROM payclient.changes WHERE attempt_id > $1 AND attempt_id <= $2 ORDER BY attempt_id, version
+
+-- The ids of these are in a JSON array, here and below.
+-- name: archive
+INSERT INTO payclient.archived (id, client_transaction_id, attempt, ask, kind, digest, credentials, amount, currency,
+    state, evidence, version, transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at,
+    archived_at)
+SELECT r.id, r.client_transaction_id, r.attempt, a.ask, r.kind, r.digest, r.credentials, r.amount, r.currency,
+    r.state, r.evidence, r.version, r.transaction_id, r.created_at, r.decided_at, r.error_code, r.error_type,
+    r.purchase, r.links_dead_at, $2
+FROM payclient.live_records AS r JOIN payclient.attempts AS a USING (id)
+WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
+
+-- name: count_live
+SELECT count(*) FROM payclient.attempts
+WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
+
+-- name: delete_archived_changes
+DELETE FROM payclient.changes
+WHERE attempt_id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
+
+-- name: delete_archived_attempts
+DELETE FROM payclient.attempts
+WHERE id IN (SELECT value::bigint FROM json_array_elements_text($1::json))
 
 -- What an opening of the ledger had asked before it lost its connection is done or undone once this is answered.
 -- name: wait_for_own
@@ -430,7 +593,7 @@ WITH found AS MATERIALIZED (  -- once: a subquery under UPDATE may run again, an
     UPDATE payclient.open_attempts SET holder = $1, due = clock_timestamp() + make_interval(secs => $3)
     WHERE attempt_id IN (SELECT attempt_id FROM found) RETURNING attempt_id
 )
-SELECT {record} FROM payclient.records WHERE id IN (SELECT attempt_id FROM claimed)
+SELECT {record} FROM payclient.live_records WHERE id IN (SELECT attempt_id FROM claimed)
 
 -- Puts off what is due within two thirds of the time, and counts what is held; what somebody writes at this moment is
 -- put off next time.

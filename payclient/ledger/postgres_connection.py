@@ -23,6 +23,7 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
 from payclient.ledger.records import read_statements
+from payclient.logs import details
 
 __all__ = [
     "FAULTS",
@@ -353,7 +354,11 @@ class Listener:
             try:
                 woken(client_transaction_id)
             except Exception as error:  # one watcher's fault is not another's
-                logger.error("a watcher of the ledger failed: %s", type(error).__name__)
+                logger.error(
+                    "a watcher of the ledger failed: %s",
+                    type(error).__name__,
+                    extra=details("ledger_watcher_failed"),
+                )
 
     def _hear(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
         self._tell(str(payload) or None)

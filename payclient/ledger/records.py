@@ -15,8 +15,10 @@ from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_newest
+from payclient.logs import details
 
 __all__ = [
+    "COLUMNS",
     "FEED",
     "change_of",
     "change_row",
@@ -44,7 +46,7 @@ _OPEN = (State.SENDING, State.UNKNOWN, State.PENDING)
 
 _TEXT = 500
 _MESSAGES = 50
-_RECEIPT = 4000
+_RECEIPT = 32_000
 _INT64 = 2**63
 
 
@@ -74,12 +76,28 @@ _HOLDS = f"""({_any_of("state", _PAID)} OR (kind <> 'form' AND (
         OR (state = '{State.CANCELLED}' AND evidence = '{Evidence.UNPAID}')
     )))"""
 
-#: What stands in braces in a file of statements. The lists of columns are those of `record_of` and `change_of`.
+#: The columns of an attempt and of a change that an archive keeps.
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "whole_attempt": (
+        "id", "client_transaction_id", "attempt", "kind", "digest", "lane", "credentials", "amount", "currency",
+        "created_at", "expires_at", "purchase", "links_dead_at", "beside_open_form",
+    ),
+    "whole_change": (
+        "cursor", "attempt_id", "version", "at", "event", "evidence", "detail", "before", "after", "state_evidence",
+        "transaction_id", "expires_at", "candidate_ids", "notified_at", "decided_at", "error_code", "error_type",
+        "messages", "reason", "receipt",
+    ),
+}  # fmt: skip
+
+#: What a record and a change are read from.
+_RECORD_FIELDS = tuple(field.name for field in attrs.fields(Record))
+_CHANGE_FIELDS = tuple(field.name for field in attrs.fields(Change))
+
+#: What stands in braces in a file of statements.
 _MADE = {
-    "record": """client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency, state, evidence,
-    version, transaction_id, candidate_ids, created_at, expires_at, notified_at, decided_at, error_code, error_type,
-    messages, purchase, links_dead_at, beside_open_form, reason, receipt""",
-    "change": "cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail",
+    "record": ", ".join(_RECORD_FIELDS),
+    "change": ", ".join(_CHANGE_FIELDS),
+    **{name: ", ".join(columns) for name, columns in COLUMNS.items()},
     "legal_moves": _legal_moves(),
     "decided": _any_of("after", [state for state in State if state.decided]),
     "holds": _HOLDS,
@@ -158,34 +176,16 @@ _EVIDENCE = {evidence.value: evidence for evidence in Evidence}
 
 def record_of(row: Sequence[Any]) -> Record:
     """Return the record of a row; columns behind those of a record are left out."""
-    return Record(
-        client_transaction_id=row[0],
-        attempt=row[1],
-        kind=row[2],
-        digest=row[3],
-        lane=row[4],
-        credentials=row[5],
-        amount=row[6],
-        currency=row[7],
-        state=_STATES[row[8]],
-        evidence=_EVIDENCE[row[9]],
-        version=row[10],
-        transaction_id=row[11],
-        candidate_ids=tuple(json.loads(row[12])) if row[12] else (),
-        created_at=row[13],
-        expires_at=row[14],
-        notified_at=row[15],
-        decided_at=row[16],
-        error_code=row[17],
-        error_type=row[18],
-        messages=tuple(json.loads(row[19])) if row[19] else (),
-        # One text for both, since there may be 100,000 of it.
-        purchase=row[0] if row[20] == row[0] else row[20],
-        links_dead_at=row[21],
-        beside_open_form=bool(row[22]),
-        reason=row[23],
-        receipt=row[24],
-    )
+    fields = dict(zip(_RECORD_FIELDS, row, strict=False))
+    fields["state"], fields["evidence"] = _STATES[fields["state"]], _EVIDENCE[fields["evidence"]]
+    for name in ("candidate_ids", "messages"):
+        fields[name] = tuple(json.loads(fields[name])) if fields[name] else ()
+    for name in ("beside_open_form", "archived"):
+        fields[name] = bool(fields[name])
+    # One text for both, since there may be 100,000 of it.
+    if fields["purchase"] == fields["client_transaction_id"]:
+        fields["purchase"] = fields["client_transaction_id"]
+    return Record(**fields)
 
 
 def grouped(rows: Iterable[Sequence[Any]]) -> dict[str, list[Record]]:
@@ -198,17 +198,9 @@ def grouped(rows: Iterable[Sequence[Any]]) -> dict[str, list[Record]]:
 
 def change_of(row: Sequence[Any]) -> Change:
     """Return the change of a row."""
-    return Change(
-        cursor=row[0],
-        client_transaction_id=row[1],
-        attempt=row[2],
-        at=row[3],
-        event=row[4],
-        before=_STATES.get(row[5]),
-        after=_STATES[row[6]],
-        evidence=_EVIDENCE[row[7]],
-        detail=row[8],
-    )
+    fields = dict(zip(_CHANGE_FIELDS, row, strict=True))
+    fields["before"], fields["after"] = _STATES.get(fields["before"]), _STATES[fields["after"]]
+    return Change(**fields | {"evidence": _EVIDENCE[fields["evidence"]]})
 
 
 # Text that others wrote
@@ -304,7 +296,13 @@ def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -
     }
     if not also:
         return None
-    logger.critical("%s is paid, and its purchase also by %s: give one back", mine, ", ".join(sorted(also)))
+    others = ", ".join(sorted(also))
+    logger.critical(
+        "%s is paid, and its purchase also by %s: give one back",
+        mine,
+        others,
+        extra=details("purchase_overpaid", mine),
+    )
     return Overpaid(at=at, also=tuple(sorted(also)))
 
 

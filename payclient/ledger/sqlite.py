@@ -11,24 +11,26 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Container, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Container, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from itertools import count
 from typing import Any
 
 from payclient.errors import LedgerUnavailableError, PayError
+from payclient.ledger.batch import Batch, Operation, Permit, resolve
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
     Connect,
     OpenFile,
-    OwnerLock,
     connect,
     open_file,
     open_to_read,
     unavailable,
 )
-from payclient.ledger.writer import Batch, Operation, Permit, StoredLedger, Writer, logger, resolve
+from payclient.ledger.sqlite_owner import OwnerLock
+from payclient.ledger.writer import StoredLedger, Writer, logger
+from payclient.logs import details
 
 __all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter"]
 
@@ -118,6 +120,17 @@ class SqliteDatabase:
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Begin a transaction beside which nobody writes, and commit it."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            _rolled_back(self._connection)
+            raise
+        self._connection.execute("COMMIT")
+
     def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
         return unavailable(error, doing)
 
@@ -194,7 +207,11 @@ class SqliteWriter(Writer):
         try:
             self._serve(file, file.lock)
         except BaseException as error:
-            logger.critical("the ledger's thread ended by a fault (%s): open it again", type(error).__name__)
+            logger.critical(
+                "the ledger's thread ended by a fault (%s): open it again",
+                type(error).__name__,
+                extra=details("ledger_thread_ended"),
+            )
         finally:
             if file.lock is not None:
                 file.lock.release()

@@ -9,7 +9,9 @@ CREATE TABLE meta (
     digest_key BLOB NOT NULL,
     created_at REAL NOT NULL,
     schema_version INTEGER NOT NULL,
-    environment BLOB
+    environment BLOB,
+    -- The highest number of a change that was archived: no number is given twice.
+    archived_cursor INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- The permits, and what an attempt is. A permit's id and a change's cursor are numbers of one order.
@@ -71,15 +73,52 @@ CREATE TABLE form_links (
     until REAL NOT NULL
 ) STRICT;
 
-CREATE VIEW records AS
+-- What stays of an attempt that was archived: what a permit must know, and what its outcome says.
+CREATE TABLE archived (
+    id INTEGER PRIMARY KEY,
+    client_transaction_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    credentials BLOB NOT NULL,
+    amount INTEGER NOT NULL,
+    currency TEXT NOT NULL,
+    state TEXT NOT NULL,
+    evidence TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    transaction_id INTEGER,
+    created_at REAL NOT NULL,
+    decided_at REAL NOT NULL,
+    error_code INTEGER,
+    error_type TEXT,
+    purchase TEXT NOT NULL,
+    links_dead_at REAL,
+    archived_at REAL NOT NULL,
+    UNIQUE (client_transaction_id, attempt)
+) STRICT;
+
+CREATE INDEX archived_of_purchase ON archived (purchase);
+
+CREATE INDEX archived_of_transaction ON archived (transaction_id) WHERE transaction_id IS NOT NULL;
+
+CREATE VIEW live_records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
     coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
-    error_code, error_type, messages, purchase, links_dead_at, beside_open_form, reason, receipt
+    error_code, error_type, messages, purchase, links_dead_at, beside_open_form, reason, receipt, 0 AS archived
 FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
 );
+
+CREATE VIEW archived_records AS
+SELECT id, client_transaction_id, attempt, kind, digest, x'' AS lane, credentials, amount, currency, state, evidence,
+    version, transaction_id, NULL AS candidate_ids, created_at, NULL AS expires_at, NULL AS notified_at, decided_at,
+    error_code, error_type, NULL AS messages, purchase, links_dead_at, 0 AS beside_open_form, NULL AS reason,
+    NULL AS receipt, 1 AS archived
+FROM archived;
+
+CREATE VIEW records AS SELECT * FROM live_records UNION ALL SELECT * FROM archived_records;
 
 CREATE VIEW history AS
 SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitted' AS event, NULL AS before,
@@ -87,13 +126,23 @@ SELECT id AS cursor, client_transaction_id, attempt, created_at AS at, 'Permitte
 FROM attempts
 UNION ALL
 SELECT cursor, client_transaction_id, attempt, at, event, before, after, evidence, detail
-FROM changes JOIN attempts ON id = attempt_id;
+FROM changes JOIN attempts ON id = attempt_id
+UNION ALL
+SELECT id, client_transaction_id, attempt, archived_at, 'Archived', NULL, state, evidence, NULL FROM archived;
+
+CREATE VIEW transactions AS
+SELECT transaction_id, credentials, client_transaction_id FROM changes JOIN attempts ON id = attempt_id
+UNION ALL
+SELECT transaction_id, credentials, client_transaction_id FROM archived;
 
 -- These two also stand against INSERT OR REPLACE, which deletes without asking a trigger.
 CREATE TRIGGER guard_permit BEFORE INSERT ON attempts
 WHEN new.id <= (SELECT max(id) FROM attempts)
 OR EXISTS (
     SELECT 1 FROM attempts WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
+)
+OR EXISTS (
+    SELECT 1 FROM archived WHERE client_transaction_id = new.client_transaction_id AND attempt >= new.attempt
 )
 OR (new.attempt > 1 AND 'refused' IS NOT (
     SELECT state FROM records
@@ -117,20 +166,44 @@ OR (new.before = 'refused' AND new.after <> 'refused' AND EXISTS (
     WHERE mine.id = new.attempt_id AND newer.attempt > mine.attempt
 ))
 OR (new.event = 'Created' AND EXISTS (
-    SELECT 1 FROM changes JOIN attempts AS other ON other.id = attempt_id JOIN attempts AS mine USING (credentials)
-    WHERE transaction_id = new.transaction_id AND mine.id = new.attempt_id
-        AND credentials <> x'' AND other.client_transaction_id <> mine.client_transaction_id
+    SELECT 1 FROM transactions
+    WHERE transaction_id = new.transaction_id AND credentials <> x''
+        AND credentials = (SELECT credentials FROM attempts WHERE id = new.attempt_id)
+        AND client_transaction_id <> (SELECT client_transaction_id FROM attempts WHERE id = new.attempt_id)
 ))
 BEGIN SELECT RAISE(ABORT, 'illegal move'); END;
 
+CREATE TRIGGER guard_archived BEFORE INSERT ON archived
+WHEN (
+    new.client_transaction_id, new.attempt, new.kind, new.digest, new.credentials, new.amount, new.currency, new.state,
+    new.evidence, new.version, new.transaction_id, new.created_at, new.decided_at, new.purchase, new.links_dead_at
+) IS NOT (
+    SELECT client_transaction_id, attempt, kind, digest, credentials, amount, currency, state,
+        evidence, version, transaction_id, created_at, decided_at, purchase, links_dead_at
+    FROM live_records WHERE id = new.id AND NOT EXISTS (SELECT 1 FROM form_links WHERE attempt_id = id)
+)
+BEGIN SELECT RAISE(ABORT, 'only what is decided is archived, as it is'); END;
+
+CREATE TRIGGER keep_archived BEFORE DELETE ON archived
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
+
+CREATE TRIGGER keep_archived_as_they_are BEFORE UPDATE ON archived
+BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
+
 CREATE TRIGGER keep_attempts BEFORE DELETE ON attempts
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE id = old.id)
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
 CREATE TRIGGER keep_attempts_as_they_are BEFORE UPDATE ON attempts
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
 
 CREATE TRIGGER keep_changes BEFORE DELETE ON changes
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE id = old.attempt_id)
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
+
+CREATE TRIGGER keep_cursor AFTER DELETE ON changes BEGIN
+    UPDATE meta SET archived_cursor = max(archived_cursor, old.cursor);
+END;
 
 CREATE TRIGGER keep_changes_as_they_are BEFORE UPDATE ON changes
 BEGIN SELECT RAISE(ABORT, 'what is written stays'); END;
@@ -161,7 +234,8 @@ INSERT INTO meta (digest_key, created_at, schema_version) VALUES (?, ?, ?)
 SELECT digest_key FROM meta
 
 -- name: last_cursor
-SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0))
+SELECT max(coalesce((SELECT max(id) FROM attempts), 0), coalesce((SELECT max(cursor) FROM changes), 0), archived_cursor)
+FROM meta
 
 -- name: environment
 SELECT environment FROM meta
@@ -183,9 +257,7 @@ INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, b
 VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: whole_change
-INSERT INTO changes (cursor, attempt_id, version, at, event, evidence, detail, before, after, state_evidence,
-    transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code, error_type, messages, reason,
-    receipt)
+INSERT INTO changes ({whole_change})
 VALUES (?, (SELECT id FROM attempts WHERE client_transaction_id = ? AND attempt = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
     ?, ?, ?, ?, ?, ?, ?, ?)
 
@@ -195,7 +267,7 @@ ORDER BY client_transaction_id, attempt
 
 -- Which other sale, sent under these credentials, has a transaction.
 -- name: holder
-SELECT client_transaction_id FROM changes JOIN attempts ON id = attempt_id
+SELECT client_transaction_id FROM transactions
 WHERE transaction_id = ? AND credentials = ? AND client_transaction_id <> ? LIMIT 1
 
 -- name: asks
@@ -205,11 +277,14 @@ SELECT {record} FROM records WHERE purchase IN (?) ORDER BY id
 SELECT {record} FROM records WHERE purchase = ? ORDER BY id
 
 -- name: unfinished
-SELECT {record} FROM records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id
+SELECT {record} FROM live_records WHERE id IN (SELECT attempt_id FROM open_attempts) ORDER BY created_at, id
 
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
-SELECT {record}, id FROM records WHERE id > ? ORDER BY id LIMIT ?
+WITH given(after, most) AS (VALUES (?, ?)) SELECT * FROM (SELECT {record}, id FROM live_records WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given))
+UNION ALL
+SELECT * FROM (SELECT {record}, id FROM archived_records WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given))
+ORDER BY id LIMIT (SELECT most FROM given)
 
 -- name: history
 SELECT {change} FROM history WHERE client_transaction_id = ? ORDER BY cursor
@@ -223,16 +298,48 @@ INSERT OR REPLACE INTO form_links (attempt_id, links, until)
 SELECT id, ?, ? FROM attempts WHERE client_transaction_id = ? AND attempt = ?
 
 -- name: links
-SELECT client_transaction_id, links FROM form_links JOIN records ON id = attempt_id
+SELECT client_transaction_id, links FROM form_links JOIN live_records ON id = attempt_id
 WHERE purchase = ? AND until > ? AND NOT {links_are_dead}
 
 -- name: drop_links
 DELETE FROM form_links WHERE until <= ?
-OR EXISTS (SELECT 1 FROM records WHERE id = attempt_id AND {links_are_dead})
+OR EXISTS (SELECT 1 FROM live_records WHERE id = attempt_id AND {links_are_dead})
 RETURNING attempt_id
 
 -- name: links_until
 SELECT min(until) FROM form_links
+
+-- name: ids
+SELECT (SELECT min(id) FROM attempts), (SELECT max(id) FROM attempts)
+
+-- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
+-- decided before a time, and whose links, if they have any, were dead by then.
+-- name: archivable
+WITH given(after, last, before) AS (VALUES (?, ?, ?)) SELECT {whole_attempt} FROM attempts WHERE id > (SELECT after FROM given) AND id <= (SELECT last FROM given) AND NOT EXISTS (
+    SELECT 1 FROM live_records AS each WHERE each.client_transaction_id = attempts.client_transaction_id AND (
+        coalesce(each.decided_at >= (SELECT before FROM given), true) OR coalesce(each.links_dead_at >= (SELECT before FROM given), false)
+        OR EXISTS (SELECT 1 FROM form_links WHERE attempt_id = each.id)
+    )
+) ORDER BY id
+
+-- name: archivable_changes
+SELECT {whole_change} FROM changes WHERE attempt_id > ? AND attempt_id <= ? ORDER BY attempt_id, version
+
+-- The ids of these are in a JSON array, here and below.
+-- name: archive
+WITH given(ids, at) AS (VALUES (?, ?)) INSERT INTO archived
+SELECT id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state, evidence, version,
+    transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at, (SELECT at FROM given)
+FROM live_records WHERE id IN (SELECT value FROM json_each((SELECT ids FROM given)))
+
+-- name: count_live
+SELECT count(*) FROM attempts WHERE id IN (SELECT value FROM json_each(?))
+
+-- name: delete_archived_changes
+DELETE FROM changes WHERE attempt_id IN (SELECT value FROM json_each(?))
+
+-- name: delete_archived_attempts
+DELETE FROM attempts WHERE id IN (SELECT value FROM json_each(?))
 
 -- What was deleted is overwritten in the file and gone from its write-ahead log once no reader is in between.
 -- name: wipe

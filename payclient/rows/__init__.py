@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -21,10 +22,24 @@ import attrs
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import Order, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
-from payclient.rows.cells import FORMULA, MARKS, CellError, Cells, RowError, build, faults_of, find_mark
-from payclient.rows.format import AMOUNTS, FAULT, KEY, Columns, Format
-from payclient.rows.records import Record, read_records
+from payclient.rows.cells import (
+    FORMULA,
+    MARKS,
+    NOT_TEXT,
+    CellError,
+    Cells,
+    RowError,
+    build,
+    faults_of,
+    find_mark,
+    fits_sign,
+    shaped_phone,
+    split_sign,
+)
+from payclient.rows.format import AMOUNTS, FAULT, KEY, PURCHASE, Columns, Format, plain
+from payclient.rows.records import Record, Records, read_records
 from payclient.tracking.attempts import lane_text
+from payclient.tracking.purchases import check_purchase
 from payclient.wire import encode_sale
 
 __all__: list[str] = []
@@ -45,10 +60,14 @@ class Row:
     key: str | None
     request: SaleRequest | None
     errors: list[RowError]
+    #: What it is for; None: the key.
+    purchase: str | None = None
     #: The name under which the file has each field.
     spelled: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     #: The cells or the line as they stand.
     source: Any = attrs.field(default=None, repr=False)
+    #: The phone is charged in another spelling than the file's.
+    respelled: bool = False
 
     def add(self, *faults: tuple[str, str]) -> None:
         """Add errors, each of a field."""
@@ -66,11 +85,30 @@ class ChargeFile:
     #: The header of a table, and what stands between its columns.
     names: tuple[str, ...]
     delimiter: str
+    #: Columns that nothing was read of, lines without a cell, and lines of totals below the rows.
+    unread: list[str] = attrs.field(factory=list)
+    empty: list[int] = attrs.field(factory=list)
+    total_lines: list[int] = attrs.field(factory=list)
+    #: What is wrong with a total below the rows, such as another sum than theirs.
+    total_faults: list[RowError] = attrs.field(factory=list)
+    #: The decimal mark of its amounts; None: they are cents.
+    mark: str | None = None
+    #: Whether a CSV for the same reader begins with a byte order mark.
+    for_spreadsheets: bool = False
 
     @cached_property
     def requests(self) -> list[SaleRequest]:
         """The good rows, in the order of the file."""
         return [row.request for row in self.rows if row.request is not None and not row.errors]
+
+    @cached_property
+    def purchases(self) -> dict[str, str]:
+        """What the good rows are for, by their client transaction ids; without those that are for nothing else."""
+        return {
+            row.request.client_transaction_id: row.purchase
+            for row in self.rows
+            if row.request is not None and not row.errors and row.purchase is not None
+        }
 
     @cached_property
     def bad(self) -> list[Row]:
@@ -92,16 +130,46 @@ class ChargeFile:
         return dict(sorted(found.items()))
 
     @property
+    def doubles(self) -> list[list[int]]:
+        """The lines of good rows with the same customer and the same amount, group by group."""
+        groups: dict[object, list[int]] = {}
+        for row in self.rows:
+            if row.request is not None and not row.errors:
+                same = lane_text(row.request), row.request.amount, row.request.currency
+                groups.setdefault(same, []).append(row.line)
+        return [lines for lines in groups.values() if len(lines) > 1]
+
+    @property
     def lanes(self) -> Counter[str]:
         """Good rows by customer at one store."""
         return Counter(map(lane_text, self.requests))
 
-    def bad_rows(self, path: Path) -> bytes:
-        """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL."""
+    def kept(self, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+        """Return the texts of these columns, by line. Raises `ConfigurationError` for a column that is not there."""
+        if not self.delimiter:
+            found = {row.line: _json_object(row.source) or {} for row in self.rows}
+            return {line: tuple(_shown(data.get(name, "")) for name in names) for line, data in found.items()}
+        header = [plain(name.strip()) for name in self.names]
+        for name in names:
+            if plain(name) not in header:
+                raise ConfigurationError(
+                    f"--keep {name}: {self.path.name} has no such column; nothing was sent"
+                )
+        places = [header.index(plain(name)) for name in names]
+        return {
+            row.line: tuple(_shown(row.source[n]) if n < len(row.source) else "" for n in places)
+            for row in self.rows
+        }
+
+    def bad_rows(self, path: Path, say: Callable[[str], str] = str) -> bytes:
+        """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL.
+
+        `say` gives the words of a reason in another language.
+        """
         wanted = {".xlsx": ".csv", ".ods": ".csv"}.get(suffix := self.path.suffix.lower(), suffix)
         if path.suffix.lower() != wanted:
             raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
-        reasons = [(row.source, "; ".join(error.words for error in row.errors)) for row in self.bad]
+        reasons = [(row.source, "; ".join(say(error.words) for error in row.errors)) for row in self.bad]
         if not self.delimiter:
             return "".join(_json_line(line.strip(), why) for line, why in reasons).encode(
                 "utf-8", "surrogateescape"
@@ -135,22 +203,84 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
             "by --map, such as --map phone_number=telefono"
         )
     if file.delimiter and (faults := header.faults + header.missing(form)):
-        raise InvalidRequestError(f"{name}: line {file.line}: {'; '.join(faults)}")
+        what = "; ".join(faults).replace("; unknown column ", ", ")
+        if faults[-1].startswith("unknown column"):
+            what += " (leave it out by --ignore or --ignore-rest)"
+        raise InvalidRequestError(f"{name}: line {file.line}: {what}")
     if form.amounts == "decimal" and mark is None:
         mark = find_mark(name, _amounts(file.records, header, form))
     cells, fixed = Cells(mark, json=not file.delimiter), _constants(form, mark)
     columns_of = cache(partial(Columns, form=form))
-    rows = [
-        _row(record, columns_of(record[1]), cells, fixed, profile)
-        for record in file.records
-        if isinstance(record[2], CellError) or cells.json or any(cell != "" for cell in record[2])
-    ]
+    records, empty, totals = _part(file, header)
+    rows = [_row(record, columns_of(record[1]), cells, fixed, profile) for record in records]
     if not rows:
         raise InvalidRequestError(f"{name}: has no rows")
     _check_keys(rows)
     _check_zeros(rows)
     words = f"{file.description}, {'amounts in cents' if mark is None else f'decimal {MARKS[mark]}'}"
-    return ChargeFile(path=path, description=words, rows=rows, names=file.names, delimiter=file.delimiter)
+    return ChargeFile(
+        path=path,
+        description=words,
+        rows=rows,
+        names=file.names,
+        delimiter=file.delimiter,
+        mark=mark,
+        for_spreadsheets=file.for_spreadsheets,
+        unread=header.unread if file.delimiter else [],
+        empty=empty,
+        total_lines=[record[0] for record in totals],
+        total_faults=list(_check_totals(rows, totals, header, cells)),
+    )
+
+
+def _part(file: Records, header: Columns) -> tuple[list[Record], list[int], list[Record]]:
+    """Return the records of charges, the lines without a cell between them, and the totals below them."""
+    if not file.delimiter:
+        return file.records, [], []
+    records = [
+        each for each in file.records if isinstance(each[2], CellError) or any(c != "" for c in each[2])
+    ]
+    totals: list[Record] = []
+    while records and _is_total(records[-1], header):
+        totals.insert(0, records.pop())
+    last, kept = records[-1][0] if records else 0, {record[0] for record in records}
+    return (
+        records,
+        [record[0] for record in file.records if record[0] < last and record[0] not in kept],
+        totals,
+    )
+
+
+def _is_total(record: Record, header: Columns) -> bool:
+    """Return whether a record names no customer and no key, and holds an amount or the word total."""
+    cells = record[2]
+    if isinstance(cells, CellError) or len(cells) != len(header.names):
+        return False
+    filled = [
+        (fields, cell) for fields, cell in zip(header.fields, cells, strict=True) if cell not in ("", None)
+    ]
+    if any(
+        {KEY, "phone_number", "nick_name"} & {*fields} and not _TOTAL.match(str(cell))
+        for fields, cell in filled
+    ):
+        return False
+    return any(AMOUNTS & {*fields} or _TOTAL.match(str(cell)) for fields, cell in filled)
+
+
+def _check_totals(rows: list[Row], totals: list[Record], header: Columns, cells: Cells) -> Iterator[RowError]:
+    """Yield the amounts of the last total that are not the sums of the rows, where every row is good."""
+    if not totals or any(row.errors for row in rows):
+        return
+    line, _, found, _ = totals[-1]
+    for name, fields, cell in zip(header.names, header.fields, found, strict=True):  # type: ignore[arg-type]  # a total is cells
+        for field in AMOUNTS & {*fields} if cell not in ("", None) else ():
+            sum_of_rows = sum(getattr(row.request, field) or 0 for row in rows)
+            try:
+                if cells.read(cell, field) == sum_of_rows:
+                    continue
+            except CellError:
+                continue
+            yield RowError(line, name, f"the total is not the sum of the rows, {sum_of_rows} cents")
 
 
 def _amounts(records: Iterable[Record], header: Columns, form: Format) -> Iterator[str]:
@@ -177,14 +307,14 @@ def _row(
     record: Record, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
     line, _, found, source = record
-    row = Row(line, None, None, [], columns.spelled, source)
+    row = Row(line, None, None, [], None, columns.spelled, source)
     if not isinstance(found, CellError) and len(found) != len(columns.names):
         cut = ": is it cut?" if len(found) < len(columns.names) else ""
         found = CellError(f"has {len(found)} cells and the header {len(columns.names)}{cut}")
     if isinstance(found, CellError):
         row.errors.append(RowError(line, None, str(found)))
         return row
-    values = {"country_code": None, "currency": None, **constants}
+    values, given = {"country_code": None, "currency": None, **constants}, dict[str, Any]()
     row.errors += [RowError(line, None, fault) for fault in columns.faults]
     for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
         if cell is None or (cell == "" and not cells.json):
@@ -192,7 +322,7 @@ def _row(
         if not name:
             row.errors.append(RowError(line, f"column {number}", "has a value and no name"))
         for field in fields:
-            values[field] = cell
+            values[field] = given[field] = cell
             if field == "order":
                 faults: list[tuple[str, str]] = []
                 values[field] = build(Order, cell, "order.", faults)
@@ -202,20 +332,53 @@ def _row(
                 values[field] = cells.read(cell, field)
             except CellError as error:
                 row.add((field, str(error)))
+                del given[field]
+    for field in AMOUNTS & given.keys():
+        sign = split_sign(given[field])[0] if isinstance(given[field], str) else ""
+        if sign and not fits_sign(sign, str(values["currency"])):
+            row.add((field, "has the sign of another currency"))
+    if "phone_number" in given:
+        _respell(row, values, profile, isinstance(given["phone_number"], str))
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
         row.add((KEY, "must be given"))
     if not row.errors:
-        try:
-            row.request = SaleRequest(**values)
-            encode_sale(row.request, profile)
-        except InvalidRequestError as error:
-            row.add(*faults_of(error))
+        _request(row, values, profile)
     return row
 
 
+def _request(row: Row, values: dict[str, Any], profile: ServiceProfile) -> None:
+    """Make the request of a row whose cells are good, and check it and its purchase."""
+    row.purchase = values.pop(PURCHASE, None)
+    try:
+        if row.purchase is not None:
+            check_purchase(row.purchase)
+        row.request = SaleRequest(**values)
+        encode_sale(row.request, profile)
+    except InvalidRequestError as error:
+        row.add(*faults_of(error))
+
+
+def _respell(row: Row, values: dict[str, Any], profile: ServiceProfile, is_text: bool) -> None:
+    """Bring the phone to the shape that the profile names for its country, so that one customer is one."""
+    phone, country = values["phone_number"], str(values["country_code"]).removeprefix("+")
+    shape = profile.phone_shapes.get(country)
+    if not isinstance(phone, str):
+        return  # of JSON: the model says what is wrong
+    if shape is None:
+        row.add(*([] if is_text else [("phone_number", NOT_TEXT)]))
+    elif (found := shaped_phone(phone, country, shape)) is None:
+        row.add(("phone_number", f"is not a phone of country {country}, such as {shape}"))
+    else:
+        row.respelled = (phone, values["country_code"]) != (found, country)
+        values |= {"phone_number": found, "country_code": country}
+
+
 # --- What only the whole file can prove
+
+#: What a row of sums is called, in its key's column or another.
+_TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE)
 
 
 def _check_keys(rows: Iterable[Row]) -> None:
@@ -228,7 +391,7 @@ def _check_keys(rows: Iterable[Row]) -> None:
         others = (str(line) for line in lines.get(row.key or "", ()) if line != row.line)
         if same := list(islice(others, MAX_LINES + 1)):
             named = ", ".join(same[:MAX_LINES]) + ", ..." * (len(same) > MAX_LINES)
-            row.add((KEY, f"is the same as in line{'s' * (len(same) > 1)} {named}"))
+            row.add((KEY, f"is the same as in {'lines' if len(same) > 1 else 'line'} {named}"))
 
 
 def _check_zeros(rows: Iterable[Row]) -> None:
@@ -247,20 +410,29 @@ def _check_zeros(rows: Iterable[Row]) -> None:
             row.add(("phone_number", f"{why}: did a spreadsheet drop it?"))
 
 
-# --- --skip-bad
+# --- --skip-bad, --keep
+
+
+def _shown(cell: Any) -> str:
+    return "" if isinstance(cell, CellError) else f"{cell:.15g}" if isinstance(cell, float) else str(cell)
 
 
 def _text(cell: Any) -> str:
-    text = "" if isinstance(cell, CellError) else f"{cell:.15g}" if isinstance(cell, float) else str(cell)
+    text = _shown(cell)
     return f"'{text}" if FORMULA.match(text) else text
 
 
-def _json_line(line: str, why: str) -> str:
+def _json_object(line: str) -> dict[str, Any] | None:
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
-        data = None
-    if isinstance(data, dict) and FAULT not in data:
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _json_line(line: str, why: str) -> str:
+    data = _json_object(line)
+    if data is not None and FAULT not in data:
         # Behind the rest as it stands: a number read and written again might be another one.
         line = line[:-1].rstrip() + ", " * bool(data) + json.dumps({FAULT: why}, ensure_ascii=False)[1:]
     return line + "\n"

@@ -11,7 +11,7 @@ import attrs
 
 from payclient.errors import InvalidRequestError
 from payclient.models import BillTo, LineItem
-from payclient.rows.format import AMOUNTS, INTEGERS, KEY, SHOWABLE
+from payclient.rows.format import AMOUNTS, INTEGERS, KEY, PURCHASE, SHOWABLE
 from payclient.validation import from_service, to_service
 
 __all__: list[str] = []
@@ -59,8 +59,28 @@ def _pattern(mark: str) -> re.Pattern[str]:
 _PATTERNS = {mark: _pattern(mark) for mark in MARKS}
 
 
+#: The sign or the code of a currency, before or after an amount; and what a sign may stand for.
+_SIGN = r"(US\$|S/|[$€£]|[A-Z]{3})?"
+_SIGNED = re.compile(rf"{_SIGN}[ \xa0\u202f]*([^A-Z]*?)[ \xa0\u202f]*{_SIGN}")
+_SIGNS = {"US$": "USD", "S/": "PEN", "€": "EUR", "£": "GBP"}
+
+
+def split_sign(text: str) -> tuple[str, str]:
+    """Return the sign of a currency, or an empty text, and the amount: `$ 1.234,50` is `$` and `1.234,50`."""
+    match = _SIGNED.fullmatch(text)
+    if match is None or (match[1] and match[3]):
+        return "", text
+    return match[1] or match[3] or "", match[2]
+
+
+def fits_sign(sign: str, currency: str) -> bool:
+    """Return whether a sign may stand for a currency; `$` is that of many."""
+    return currency not in ("EUR", "GBP", "PEN") if sign == "$" else _SIGNS.get(sign, sign) == currency
+
+
 def mark_of(text: str) -> str | None:
     """Return the decimal mark that a value proves, `AMBIGUOUS`, or None: no proof, or not an amount."""
+    text = split_sign(text)[1]
     fitting = [mark for mark, pattern in _PATTERNS.items() if pattern.fullmatch(text)]
     if not fitting or not any(mark in text for mark in MARKS):
         return None
@@ -88,7 +108,7 @@ def find_mark(name: str, texts: Iterable[str]) -> str:
 
 def cents_of(text: str, mark: str) -> int:
     """Return the cents of an amount in units, exactly. Raises `CellError`."""
-    match = _PATTERNS[mark].fullmatch(text)
+    match = _PATTERNS[mark].fullmatch(split_sign(text)[1])
     if match is None:
         example = "1.250,50" if mark == "," else "1,250.50"
         raise CellError(f"is not an amount with a decimal {MARKS[mark]}, such as {example}")
@@ -100,13 +120,15 @@ def cents_of(text: str, mark: str) -> int:
 
 # --- Cells
 
+NOT_TEXT = "must be a text, because a number keeps no zero in front: format the column as text"
+
 #: A formula, also behind a sign: `=A1`, `+SUM(A1)`, `@SUM(A1)`.
 FORMULA = re.compile(r"\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
 
 #: What a spreadsheet leaves of a long number: "5,93999E+11". An id such as "12E5" may be meant.
 _SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
 _SHORTENED_ID = re.compile(r"[0-9][.,][0-9]+E\+[0-9]+")
-_IDS = frozenset({KEY, "store_id", "client_user_id"})
+_IDS = frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
 
 #: What a spreadsheet shows of a failed calculation: `#REF!`, `#N/A`, `#¿NOMBRE?`, or of a number too wide.
 _BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
@@ -165,17 +187,35 @@ class Cells:
             if field == "by_nick_name":
                 return cell
             raise CellError("must not be true or false")
+        if isinstance(cell, date) and field not in INTEGERS | _IDS | {"phone_number"}:
+            return cell.isoformat().removesuffix("T00:00:00")
         if isinstance(cell, (date, time, timedelta)):
             raise CellError("must not be a date or a time: format the column as text")
         # What a spreadsheet itself shows of a number: fifteen digits.
         text = f"{cell:.15g}" if isinstance(cell, float) else str(cell)
         if field in INTEGERS:
             return self._integer(text, field, self.mark and ".")
-        if field == "phone_number" or not _INTEGER.fullmatch(text):
-            raise CellError(
-                "must be a text, because a number keeps no zero in front: format the column as text"
-            )
+        if not _INTEGER.fullmatch(text):
+            raise CellError(NOT_TEXT)
         return text
+
+
+def shaped_phone(text: str, country: str, shape: str) -> str | None:
+    """Return a phone as its country's shape has it; None where it cannot be one, or may be several.
+
+    With `0#########` and 593 these are one: 0984111222, 984111222, 593984111222, +593 98 411 1222, 00593984111222.
+    """
+    if not re.fullmatch(r"\s*\+?[0-9 ().\xa0-]+", text):
+        return None
+    digits, prefix = re.sub(r"[^0-9]", "", text), shape.rstrip("#")
+    abroad = "+" in text
+    starts = (country,) if abroad else ("", country, f"00{country}")
+    rests = {digits.removeprefix(start).removeprefix(prefix) for start in starts if digits.startswith(start)}
+    # Behind the zero no number begins with another one.
+    fitting = [
+        rest for rest in rests if len(rest) == shape.count("#") and not (prefix and rest.startswith(prefix))
+    ]
+    return prefix + fitting[0] if len(fitting) == 1 else None
 
 
 # --- Objects of JSON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -23,7 +23,10 @@ KEY = "client_transaction_id"
 #: The column in which `--skip-bad` gives the reason; a reader passes over it.
 FAULT = "fault"
 
-_FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest))
+#: What the row is for: not a field of the request, and sent to nobody.
+PURCHASE = "purchase"
+
+_FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest)) | {PURCHASE}
 AMOUNTS = frozenset({"amount", *COMPONENTS})
 INTEGERS = AMOUNTS | {"time_zone"}
 
@@ -37,9 +40,13 @@ def _field_of(name: str) -> str | None:
     return field if field in _FIELDS and name in (field, to_service(field)) else None
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return the name of a column without its accents and capitals: Teléfono is telefono."""
     return "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)).casefold()
+
+
+def _plain_names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(map(plain, names))
 
 
 def _fields(given: Mapping[str, str]) -> dict[str, str]:
@@ -71,8 +78,15 @@ class Format:
     columns: Mapping[str, str] = attrs.field(factory=dict, converter=_fields)
     #: field -> its value in every row.
     constants: Mapping[str, str] = attrs.field(factory=dict, converter=_fields, repr=False)
-    #: Columns to pass over.
+    #: Columns to pass over, and whether all others of no known name are.
     ignored: frozenset[str] = frozenset()
+    ignore_rest: bool = False
+    #: A spreadsheet's sheet by its name, or its number from 1; None: the one with content.
+    sheet: str | None = None
+    #: The line of a table's header, from 1; None: the first of the lines that name most columns.
+    header_row: int | None = None
+    #: Columns to pass over that a report takes over, whatever their accents and capitals.
+    kept: frozenset[str] = attrs.field(default=(), converter=_plain_names)
     #: None: found by the header.
     delimiter: str | None = None
     #: None: found by the bytes.
@@ -101,7 +115,7 @@ class Format:
         fields = [
             field
             for field, column in self.columns.items()
-            if _plain(name) == _plain(column) or (own and own == _field_of(column))
+            if plain(name) == plain(column) or (own and own == _field_of(column))
         ]
         if own and own not in self.columns and name not in self.ignored and fields in ([], [KEY]):
             fields.append(own)
@@ -119,10 +133,20 @@ class Columns:
         self.spelled: dict[str, str] = {KEY: form.key} | {
             field: name for name, fields in zip(self.names, self.fields, strict=True) for field in fields
         }
+        #: Columns that nothing is read of.
+        self.unread: list[str] = [
+            n for n, fields in zip(self.names, self.fields, strict=True) if n and not fields
+        ]
         #: What is wrong with the names; a name that may be a person's data is not repeated.
         self.faults: list[str] = []
         for number, (name, fields) in enumerate(zip(self.names, self.fields, strict=True), 1):
-            if fields or name in ("", FAULT) or name in form.ignored:
+            if (
+                fields
+                or form.ignore_rest
+                or name in ("", FAULT)
+                or name in form.ignored
+                or plain(name) in form.kept
+            ):
                 continue
             elsewhere = form.columns.get(_field_of(name) or "")
             beside = f"{name} stands beside the column {elsewhere}, which is read instead"
@@ -152,4 +176,8 @@ class Columns:
                 name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in enumerate(self.names, 1)
             ]
             mapped[-1] += f", and the file has {', '.join(names)}"
-        return order + mapped + [f"there is no column {name}" for name in lacking if name not in form.columns]
+        way = {KEY: "; name yours by --key"}
+        lacking = [
+            f"there is no column {name}{way.get(name, '')}" for name in lacking if name not in form.columns
+        ]
+        return order + mapped + lacking

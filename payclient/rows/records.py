@@ -26,6 +26,9 @@ __all__: list[str] = []
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
 
+#: Lines among which the header of a table is.
+MAX_HEADER = 50
+
 _CSV, _SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -61,6 +64,8 @@ class Records:
     names: tuple[str, ...] = ()
     #: What stands between the columns; empty for JSONL.
     delimiter: str = ""
+    #: A spreadsheet wrote it: a CSV for the same reader begins with a byte order mark.
+    for_spreadsheets: bool = False
     records: list[Record] = attrs.field(repr=False)
 
 
@@ -81,10 +86,12 @@ def read_records(path: Path, form: Format) -> Records:
     except OSError as error:
         raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
     if kind in _SHEETS:
-        return _read_sheet(path)
+        return _read_sheet(path, form)
     encoding, text = _decode(raw, name, form.encoding)
     if kind in _CSV:
-        return _read_csv(text, name, form, encoding)
+        read = _read_csv(text, name, form, encoding)
+        sheet = encoding != "UTF-8" or raw.startswith(codecs.BOM_UTF8) or read.delimiter == ";"
+        return attrs.evolve(read, for_spreadsheets=sheet)
     if form.amounts == "decimal":
         raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
@@ -117,19 +124,18 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 
 
 def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
-    first, _, rest = text.partition("\n")
-    begin, told = 1, form.delimiter
-    if match := _SEP.fullmatch(first):
-        told, begin, text = told or match[1], 2, rest
-        first = rest.partition("\n")[0]
+    lines, told = text.split("\n", MAX_HEADER), form.delimiter
+    if match := _SEP.fullmatch(lines[0]):
+        told, lines[0] = told or match[1], ""
     # The delimiter by which most columns are known.
-    delimiter = max(
-        told or ",;\t|",
-        key=lambda each: sum(bool(form.fields_of(column.strip())) for column in _split(first, each)),
-    )
-    names = tuple(_split(first, delimiter))
-    if not first.strip() or not names:
+    tables = {each: [_split(line, each) for line in lines[:MAX_HEADER]] for each in told or ",;\t|"}
+    known = {each: _find_header(table, form, name) for each, table in tables.items()}
+    delimiter = max(known, key=lambda each: known[each][1])
+    begin = known[delimiter][0] + 1
+    names = tuple(tables[delimiter][begin - 1])
+    if not any(column.strip() for column in names):
         raise InvalidRequestError(f"{name}: line {begin} is not a header" if text else f"{name}: is empty")
+    text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
     records: list[Record] = []
@@ -147,8 +153,27 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
                     f"{name}: line {line}: {why}; the lines after it cannot be read"
                 ) from None
             records.append((line, names, CellError(why), ()))
-    words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}"
+    words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}" + f", header in line {begin}" * (
+        begin > 1
+    )
     return Records(description=words, line=begin, names=names, delimiter=delimiter, records=records)
+
+
+def _find_header(table: Sequence[Sequence[Any]], form: Format, name: str) -> tuple[int, int]:
+    """Return the index of the header in the first lines of a table, and how many columns are known by it.
+
+    Most have no title above; where none is known the first line with a cell is taken, whose error says so.
+    """
+    known = [sum(bool(form.fields_of(str(cell).strip())) for cell in line) for line in table]
+    filled = [number for number, line in enumerate(table) if any(cell != "" for cell in line)]
+    if form.header_row is not None:
+        if (row := form.header_row - 1) not in filled:
+            raise InvalidRequestError(
+                f"{name}: --header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
+            )
+        return row, known[row]
+    best = max(known, default=0)
+    return (known.index(best), best) if best else (filled[0] if filled else 0, 0)
 
 
 def _split(header: str, delimiter: str) -> list[str]:
@@ -161,8 +186,8 @@ def _split(header: str, delimiter: str) -> list[str]:
 # --- Spreadsheets
 
 
-def _read_sheet(path: Path) -> Records:
-    """Read the one sheet with content, its cells typed."""
+def _read_sheet(path: Path, form: Format) -> Records:
+    """Read the sheet that is named, or the one with content, its cells typed."""
     try:
         with CalamineWorkbook.from_path(str(path)) as book:
             shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]
@@ -174,11 +199,19 @@ def _read_sheet(path: Path) -> Records:
         raise InvalidRequestError(
             f"{path.name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
         ) from None
-    if len(filled) != 1:
-        count = f"has {len(filled)} sheets with content" if filled else "is empty"
-        raise InvalidRequestError(f"{path.name}: {count}; it must have one, the charges")
-    ((sheet, rows),) = filled.items()
-    begin = next((number for number, row in enumerate(rows) if any(cell != "" for cell in row)), 0)
+    named = ", ".join(shown)
+    wanted = list(filled) if form.sheet is None else [form.sheet] if form.sheet in shown else []
+    if not wanted and form.sheet is not None and form.sheet.isdecimal() and 0 < int(form.sheet) <= len(shown):
+        wanted = [shown[int(form.sheet) - 1]]
+    if form.sheet is not None and not filled.get((wanted or [""])[0]):
+        raise InvalidRequestError(
+            f"{path.name}: --sheet {form.sheet}: has no such sheet with content; its sheets are {named}"
+        )
+    if len(wanted) != 1:
+        count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
+        raise InvalidRequestError(f"{path.name}: {count}")
+    sheet, rows = wanted[0], filled[wanted[0]]
+    begin = _find_header(rows[:MAX_HEADER], form, path.name)[0]
     header = [str(cell) for cell in rows[begin]]
     while header and not header[-1].strip():
         header.pop()
@@ -187,10 +220,15 @@ def _read_sheet(path: Path) -> Records:
         rows[line - 1][place] = broken
     records: list[Record] = []
     for line, cells in enumerate(rows[begin + 1 :], begin + 2):
-        if not any(cell != "" for cell in cells[len(names) :]):
+        if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
             del cells[len(names) :]
         records.append((line, names, cells, cells))
-    return Records(description="spreadsheet", line=begin + 1, names=names, delimiter=",", records=records)
+    words = (
+        "spreadsheet" + f", sheet {sheet}" * (len(filled) > 1) + f", header in line {begin + 1}" * (begin > 0)
+    )
+    return Records(
+        description=words, line=begin + 1, names=names, delimiter=",", for_spreadsheets=True, records=records
+    )
 
 
 def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:

@@ -1,20 +1,17 @@
 """The service, read a second time: it imports nothing of payclient, so that no misreading is made twice.
 
-- Description: `settings`, `payphone` (one real service's settings), `messages`.
+- Description: `settings` (the document's, and one real service's), `messages`.
 - Behaviour: `rules` (of a request), `transactions`, `books` (what becomes of them), `status`, `notifications`.
-- Play: `answers` (the customers), `faults`, `scenarios`, `clock`.
-- Routes: `merchant_api`, `form_pages`, `control_api` (with the page), `server` (the `Simulator`), `thread`.
+- Play: `scenarios` (the customers), `faults`, `clock`.
+- Routes: `merchant_api`, `form_pages`, `control_api` (with the page), `server` (the `Simulator`).
 """
 
-from .answers import Answers
 from .clock import JumpClock, ServiceClock
 from .faults import Fault, FaultPlan, Faults
 from .messages import RefusalError
-from .payphone import PAYPHONE, TEST_MODE
-from .scenarios import SCENARIOS, Scenario
-from .server import Simulator
-from .settings import Settings
-from .thread import SimulatorThread
+from .scenarios import SCENARIOS, TEST_MODE, Answers, Scenario
+from .server import Simulator, SimulatorThread
+from .settings import PAYPHONE, Settings
 from .transactions import Counts, Form, LogEntry, Sale
 
 __all__ = [

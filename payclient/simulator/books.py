@@ -5,19 +5,19 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import datetime, time, timedelta, timezone
 from typing import Any, Final, Literal
+from urllib.parse import quote, urlencode
 
 from attrs import fields_dict
 
-from .addresses import with_query
-from .answers import Answers
 from .clock import ServiceClock, Timetable
 from .messages import Reason, RefusalError
 from .rules import check
+from .scenarios import Answers
 from .settings import ACCEPTED, CANCELLED, Settings
 from .transactions import METHODS, Counts, Form, LogEntry, LogKind, Method, Sale, Transaction
 
 _KEPT: Final = 1000  # entries of the log
-_LONGEST: Final = 200  # characters of somebody else's text, so that the log stays small whatever is sent
+_LONGEST: Final = 200  # characters of a foreign text, so that the log stays small whatever is sent
 _REPEATED: Final = (
     "reference", "clientUserId", "optionalParameter1", "optionalParameter2", "optionalParameter3", "optionalParameter4"
 )  # fmt: skip
@@ -33,13 +33,13 @@ class Books:
         #: The only token that is taken, or the account of each; without either any token is.
         self.token: str | None = None
         self.accounts: Mapping[str, str] | None = None
-        #: The customers of the sales to come; None: nobody answers by itself.
+        #: The simulated customers of later sales; None: no customer answers by itself.
         self.answers: Answers | None = None
         self.tally: Counter[str] = Counter()
         #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
         self.sales: dict[int, Sale] = {}
         self.forms: dict[str, Form] = {}
-        #: How many sales each client transaction id created; above 1, somebody was charged twice.
+        #: How many sales each client transaction id created; above 1, a customer was charged twice.
         self.created_per_client_id: Counter[str] = Counter()
         #: The cents that each client transaction id paid and did not get back.
         self.collected_per_client_id: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class Books:
         return found
 
     def decide_sale(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
-        """Decide a pending sale, and tell the merchant."""
+        """Decide a pending sale, and notify the merchant of the customer's answer."""
         sale.reason = reason
         self._pending.discard(sale.lane)
         self.tally["pending"] -= 1
@@ -164,10 +164,10 @@ class Books:
         self._decide(sale, how, self.settings.states.get(how, CANCELLED))  # §3: an expired one is Cancelado
         self.write("customer", how, sale.client_transaction_id, sale.transaction_id)
         if how in ("approved", "rejected"):  # §6: nothing is sent on expiry
-            self.tell(sale)
+            self.notify_merchant(sale)
 
-    def tell(self, transaction: Transaction) -> None:
-        """Do what follows from a customer's answer to a sale, or from the payment of a form."""
+    def notify_merchant(self, transaction: Transaction) -> None:
+        """Send the notifications of a customer's answer, or of the payment of a form; here none is sent."""
 
     # Forms
 
@@ -217,7 +217,7 @@ class Books:
         declined: bool = False,
         reason: Reason | None = None,
     ) -> str:
-        """Open the link and pay, with all that the form asks for, or with a card that is declined for a reason.
+        """Open the link and pay, with all data that the form requires, or with a card that is declined for a reason.
 
         Returns the address to which the browser is sent (§6).
         """
@@ -235,7 +235,7 @@ class Books:
             "document": texts.get("documentId"),
         }
         if form.awaits_confirmation:
-            self.tell(form)
+            self.notify_merchant(form)
             if self.settings.confirm_window is not None:
                 self.timetable.after(self.settings.confirm_window, self._lapse, form)
         return self._back(form.response_url, form, number)
@@ -248,21 +248,17 @@ class Books:
             return self._back(form.cancellation_url or form.response_url, form, 0)
         return None if form.cancellation_url is None else with_query(form.cancellation_url, {})
 
-    # What the merchant changes of a payment that exists
+    # The merchant's changes of a payment that exists
 
     def change(self, operation: str, body: Mapping[str, Any], account: str) -> Transaction:
         """Confirm, cancel or reverse, and return the transaction after it; RefusalError if that cannot be."""
         if operation == "confirm" and body.get("id") is None:
             raise RefusalError.of(20)
         check(operation, body, self.settings)
-        if "id" in body:
-            one = self.find(body["id"])
-            found = one if one is not None and one.account == account else None
-        else:
-            found = next(iter(self.find_by_client_id(body["clientId"], account)), None)
+        found = self._find_named(body, account)
         match operation.partition("_")[0]:
             case "confirm" if isinstance(found, Form) and found.client_transaction_id == body["clientTxId"]:
-                if found.awaits_confirmation:  # as often as the merchant likes; a reversed one stays reversed
+                if found.awaits_confirmation:  # repeatable; a reversed payment stays reversed
                     found.confirmed_at = self.clock.time()
                 self.tally["confirms"] += 1
             case "cancel" if isinstance(found, Sale) and found.how is None:
@@ -276,6 +272,13 @@ class Books:
             case _:
                 raise RefusalError.of(20)
         return found
+
+    def _find_named(self, body: Mapping[str, Any], account: str) -> Transaction | None:
+        """Return the transaction of an account that a body names by either id."""
+        if "id" not in body:
+            return next(iter(self.find_by_client_id(body["clientId"], account)), None)
+        found = self.find(body["id"])
+        return found if found is not None and found.account == account else None
 
     def _common(self, body: Mapping[str, Any], account: str) -> dict[str, Any]:
         """Return what sales and forms have in common, unless the id has a transaction and may not have another."""
@@ -299,7 +302,7 @@ class Books:
         return number
 
     def _decide(self, transaction: Transaction, how: str, state: str) -> None:
-        """Write down what became of a transaction, and when; the money of an accepted one is the merchant's."""
+        """Record how a transaction was decided, and when; the money of an accepted one is the merchant's."""
         transaction.how, transaction.state = how, state
         transaction.decided_at = self.clock.time()
         if state == ACCEPTED:
@@ -343,3 +346,12 @@ class Books:
     def _collect(self, transaction: Transaction, cents: int) -> None:
         self.tally["collected"] += cents
         self.collected_per_client_id[transaction.client_transaction_id] += cents
+
+
+def with_query(address: str, parameters: Mapping[str, str | int]) -> str:
+    """Return the address with the parameters behind whatever query it has, fit for a header."""
+    address, hash_sign, fragment = address.partition("#")
+    if parameters:
+        separator = "" if address.endswith(("?", "&")) else "&" if "?" in address else "?"
+        address = f"{address}{separator}{urlencode(parameters)}"
+    return quote(address + hash_sign + fragment, safe="%/:?#[]@!$&'()*+,;=~")

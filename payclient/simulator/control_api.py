@@ -29,10 +29,10 @@ READ: Final = {
     "counts": "Counts of all that the service has executed so far.",
     "sales": "Every created sale, oldest first.",
     "forms": "Every prepared payment, oldest first.",
-    "created_per_client_id": "How many sales each client transaction id created; above 1, somebody was charged twice.",
+    "created_per_client_id": "How many sales each client transaction id created; above 1, one was charged twice.",
     "collected_per_client_id": "The cents that each client transaction id paid and did not get back.",
     "log": "The last thousand entries, oldest first.",
-    "faults": "What goes wrong next, and how often each kind of fault has happened.",
+    "faults": "The faults to come, and how often each kind of fault has happened.",
     "choices": "The names of scenarios, of kinds of faults and of reasons of a decline, with what each means.",
     "overview": "What the page shows: counts, the newest sales and forms, the number of the newest log entry.",
 }
@@ -62,7 +62,7 @@ _IS: Final[Mapping[str, Callable[[Any], bool]]] = {
 _REFUSED: Final = {
     400: "An argument is missing, unknown or of another type; nothing was done.",
     403: "A page of another site, or a host name that is not this machine's.",
-    404: "There is no such sale or form.",
+    404: "No sale or form has this id.",
     409: "The value or the state does not allow it; nothing was done.",
     415: "The body is not application/json.",
 }
@@ -71,7 +71,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "origin",  # the forms open from a page that tells where it is (§4)
+    "Referrer-Policy": "origin",  # the forms open only from a page that sends its address (§4)
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -111,23 +111,27 @@ class ControlApi:
         except ValueError as error:
             return json_reply({"message": str(error)}, 400)
         try:
-            if "fault" in arguments:
-                arguments["fault"] = Fault(**arguments["fault"])
-            # The answer leaves before the connection breaks.
-            result = getattr(self._service, "restart_soon" if operation == "restart" else operation)
-            if callable(result):
-                result = result(**arguments)
-            result = await result if inspect.isawaitable(result) else result
-            if operation.startswith("create_"):  # the merchant's own requests are logged as such
-                self._service.write("service", operation, result.client_transaction_id, result.transaction_id)
-            return json_reply(_json_of(result))
+            return json_reply(_json_of(await self._call(operation, arguments)))
         except RefusalError as error:
             return json_reply(error.as_json("en"), 409)
         except (LookupError, ValueError, RuntimeError) as error:
             return json_reply({"message": str(error)}, 404 if isinstance(error, LookupError) else 409)
 
+    async def _call(self, operation: str, arguments: dict[str, Any]) -> Any:
+        """Call the method of an operation, or read its attribute, and return the result."""
+        if "fault" in arguments:
+            arguments["fault"] = Fault(**arguments["fault"])
+        # `restart_soon` lets the answer leave before the connection breaks.
+        result = getattr(self._service, "restart_soon" if operation == "restart" else operation)
+        if callable(result):
+            result = result(**arguments)
+        result = await result if inspect.isawaitable(result) else result
+        if operation.startswith("create_"):  # the merchant's own requests are logged as such
+            self._service.write("service", operation, result.client_transaction_id, result.transaction_id)
+        return list(result.values()) if operation in ("sales", "forms") else result
+
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
-        """Return the answer to what a foreign page may have sent."""
+        """Return the refusal of a request that a foreign page may have sent; None for any other."""
         host = request.headers.get("Host", "")
         try:
             name = urlsplit(f"//{host}").hostname
@@ -187,7 +191,7 @@ def _schema(hint: Any) -> dict[str, Any]:
 
 
 def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
-    """Raise ValueError unless the value is what the schema says; of numbers only finite ones are."""
+    """Raise ValueError for a value that the schema does not allow, or a number that is not finite."""
     if "enum" in schema:
         if not isinstance(value, str | None) or value not in schema["enum"]:
             raise ValueError(f"{name} must be one of {', '.join(filter(None, schema['enum']))}")
@@ -203,13 +207,11 @@ def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
 
 
 def _json_of(value: Any) -> object:
-    """Return a result of Python's as JSON has it; of mappings of sales and forms, the sales and forms alone."""
+    """Return a result of Python's as JSON has it."""
     if hasattr(value, "as_json"):
         return value.as_json()
     if attrs.has(type(value)):
         return attrs.asdict(value)
-    if isinstance(value, Mapping) and any(hasattr(one, "as_json") for one in value.values()):
-        return [one.as_json() for one in value.values()]
     return [_json_of(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -219,17 +221,24 @@ def openapi(service: type) -> dict[str, object]:
     responses: dict[str, object] = {
         "200": {"description": "The result.", "content": {"application/json": {}}}
     }
-    for status, says in _REFUSED.items():
-        responses[str(status)] = {"description": says, "content": {"application/json": {"schema": message}}}
+    for status, description in _REFUSED.items():
+        responses[str(status)] = {
+            "description": description,
+            "content": {"application/json": {"schema": message}},
+        }
     paths: dict[str, object] = {}
     for name in OPERATIONS:
-        says = READ.get(name) or inspect.getdoc(getattr(service, name)) or ""
-        told = {"description": says, "summary": says.partition("\n")[0], "responses": responses}
+        description = READ.get(name) or inspect.getdoc(getattr(service, name)) or ""
+        common = {
+            "description": description,
+            "summary": description.partition("\n")[0],
+            "responses": responses,
+        }
         schema = arguments_of(service, name)
         body = {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}
         paths[f"/_simulator/{name}"] = {
-            "post": {**told, "operationId": f"post_{name}", "requestBody": body}
-        } | ({"get": {**told, "operationId": f"get_{name}"}} if name in READ else {})
+            "post": {**common, "operationId": f"post_{name}", "requestBody": body}
+        } | ({"get": {**common, "operationId": f"get_{name}"}} if name in READ else {})
     info = {
         "title": "Control of the payment simulator",
         "version": "1",

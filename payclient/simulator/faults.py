@@ -12,13 +12,13 @@ from typing import Final
 
 from attrs import asdict, evolve, field, frozen, validators
 
-#: The operations that a fault may befall; "any" is every request of the merchant's.
+#: The operations that a fault may affect; "any" is every request of the merchant's.
 OPERATIONS: Final = ("sale", "prepare", "status", "confirm", "cancel", "reverse", "any", "notification")
 
 
 @frozen
 class _Kind:
-    says: str
+    meaning: str
     #: Whether the request is executed: "before" it is not, "after" it is. The first is the default.
     when: tuple[str, ...] = ("before", "after")
     operations: tuple[str, ...] = OPERATIONS[:-1]
@@ -32,7 +32,7 @@ _SENT: Final = ("notification",)
 
 #: Every kind of fault, and what it does.
 KINDS: Final[Mapping[str, _Kind]] = {
-    "latency": _Kind("The answer comes late, by a second unless told otherwise.", _LATER),
+    "latency": _Kind("The answer comes late, by a second unless given.", _LATER),
     "stall": _Kind("No answer ever comes; the connection stays open.", _LATER),
     "reset": _Kind("The connection is reset without an answer.", _LATER),
     "cut": _Kind("The answer breaks off in the middle of its body.", _AFTER),
@@ -40,7 +40,7 @@ KINDS: Final[Mapping[str, _Kind]] = {
     "html": _Kind("A gateway's HTML page instead of the answer.", statuses=(502, 200, 599)),
     "redirect": _Kind("A redirect to a page beside.", statuses=(307, 300, 399)),
     "throttle": _Kind(
-        "429 in a gateway's words, or in the service's own with an error code; says when to come back if told to.",
+        "429 as of a gateway, or with an error code as of the service; with `Retry-After` if given.",
         ("before",), statuses=(429, 429, 429),
     ),
     "refuse": _Kind(
@@ -48,9 +48,9 @@ KINDS: Final[Mapping[str, _Kind]] = {
     ),
     "early": _Kind("The customer approves before the answer: the notification overtakes it.", _AFTER, ("sale",)),
     "lost": _Kind("The notification is never sent.", _AFTER, _SENT),
-    "late": _Kind("The notification comes late, by a second unless told otherwise.", _AFTER, _SENT),
+    "late": _Kind("The notification comes late, by a second unless given.", _AFTER, _SENT),
     "duplicate": _Kind("The notification comes twice.", _AFTER, _SENT),
-    "forged": _Kind("Before it comes one with a foreign transaction id.", _AFTER, _SENT),
+    "forged": _Kind("A notification with a foreign transaction id comes first.", _AFTER, _SENT),
 }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ KINDS: Final[Mapping[str, _Kind]] = {
 class Fault:
     """One thing that goes wrong, such as `Fault("reset", when="before")`; ValueError for what cannot be.
 
-    `operation` is what it befalls: a Sale unless told otherwise, or the notification for its kinds. `when` says whether
-    the request is executed ("after") or not ("before"). What is left out is the kind's own default.
+    `operation` is what the fault affects: a Sale unless given, or the notification for the kinds of those. `when` is
+    "after" for a request that is executed, "before" for one that is not. What is left out is the kind's own default.
     """
 
     kind: str
@@ -88,12 +88,17 @@ class Fault:
         if not first <= self.status <= last:
             raise ValueError(f"status of {self.kind} must be {f'{first} to {last}' if last else 'left out'}")
 
+    @property
+    def lets_execute(self) -> bool:
+        """Whether the request is executed all the same."""
+        return self.when == "after" or self.kind == "latency"
+
     def as_json(self) -> dict[str, object]:
-        """Return its members but for those that are left out."""
+        """Return the members but for those that are left out."""
         return {name: value for name, value in asdict(self).items() if value not in (None, 0)}
 
-    def befalls(self, operation: str, client_transaction_id: str | None) -> bool:
-        """Return whether it is meant for this exchange."""
+    def applies_to(self, operation: str, client_transaction_id: str | None) -> bool:
+        """Return whether the fault applies to this exchange."""
         meant = self.operation == operation or (self.operation == "any" and operation != "notification")
         return meant and self.client_transaction_id in (None, client_transaction_id)
 
@@ -102,7 +107,7 @@ class Fault:
 class Faults:
     """Faults by chance: what may go wrong, and how likely (above 0, at most 1), repeatable by the seed.
 
-    What may befall one operation must sum to at most 1; ValueError otherwise.
+    The chances of all faults of one operation must sum to at most 1; ValueError otherwise.
     """
 
     chances: Mapping[Fault, float] = field(factory=dict)
@@ -113,16 +118,18 @@ class Faults:
             if not (type(chance) in (int, float) and 0 < chance <= 1):
                 raise ValueError(f"the chance of {fault.kind} must be above 0 and at most 1")
         for operation in OPERATIONS:
-            total = sum(one for fault, one in self.chances.items() if fault.befalls(operation, None))
+            total = sum(one for fault, one in self.chances.items() if fault.applies_to(operation, None))
             if total > 1 + 1e-9:
-                raise ValueError(f"the chances of what befalls {operation} sum to {total:g}, above 1")
+                raise ValueError(
+                    f"the chances of all faults of {operation} must sum to at most 1, not {total:g}"
+                )
 
 
 class FaultPlan:
-    """Which fault comes next: first what was scripted, then what chance says."""
+    """The faults to come: first the scripted ones, then those by chance."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        #: How often each kind has really happened.
+        #: How often each kind has happened.
         self.done: Counter[str] = Counter()
         self.chances: Faults = Faults() if faults is None else faults
         #: Scripted faults that have not happened yet, with how often.
@@ -138,7 +145,7 @@ class FaultPlan:
         }
 
     def add(self, fault: Fault, times: int = 1) -> None:
-        """Let it befall the next `times` exchanges that it is meant for; ValueError if `times` is not 1 or more."""
+        """Let a fault affect the next `times` exchanges that it applies to; ValueError if `times` is not 1 or more."""
         if not isinstance(fault, Fault):
             raise TypeError(
                 f'fault must be a Fault, such as Fault("reset"); {type(fault).__name__} was given'
@@ -148,11 +155,11 @@ class FaultPlan:
         self.script.append((fault, times))
 
     def add_chance(self, fault: Fault, chance: float) -> None:
-        """Let it happen by chance too, from now on; ValueError where the chances exceed 1."""
+        """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
         self.chances = evolve(self.chances, chances={**self.chances.chances, fault: chance})
 
     def clear(self) -> None:
-        """Let nothing go wrong any more; what has happened stays counted."""
+        """Drop all faults to come; those that happened stay counted."""
         self.script.clear()
         self.chances = evolve(self.chances, chances={})
 
@@ -167,7 +174,7 @@ class FaultPlan:
 
     def _scripted(self, operation: str, client_transaction_id: str | None) -> Fault | None:
         for index, (fault, times) in enumerate(self.script):
-            if fault.befalls(operation, client_transaction_id):
+            if fault.applies_to(operation, client_transaction_id):
                 self.script[index : index + 1] = [(fault, times - 1)] if times > 1 else []
                 return fault
         return None
@@ -177,7 +184,7 @@ class FaultPlan:
         text = json.dumps([self.chances.seed, operation, key, self._seen[operation, key]])
         point = Random(text).random()  # noqa: S311 - no secret
         for fault, chance in self.chances.chances.items():
-            if fault.befalls(operation, client_transaction_id):
+            if fault.applies_to(operation, client_transaction_id):
                 if point < chance:
                     return fault
                 point -= chance

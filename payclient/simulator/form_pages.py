@@ -9,17 +9,16 @@ from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from aiohttp import web
 
-from .addresses import host_of, with_query
-from .books import Books
+from .books import Books, with_query
 from .messages import REASONS, Language, say
 from .routes import Route
 from .transactions import Form, Method
 
-#: The data for which a form asks if it was not given (§2.3), with the attributes of its input.
+#: The inputs for data that the request did not give (§2.3), with their attributes.
 _ASKED: Final = {
     "phoneNumber": 'type="tel" autocomplete="tel" placeholder="+593999999999"',
     "email": 'type="email" autocomplete="email"',
@@ -61,8 +60,8 @@ class FormPages:
         if request.method == "POST":
             response, why = await self._press(form, method, typed), ""
         else:
-            response, why = self._open(form, method, host_of(request.headers.get("Referer", "")))
-        # Without its query: whoever has that has the payment.
+            response, why = self._open(form, method, _host_of(request.headers.get("Referer", "")))
+        # Without the query, which is as good as the payment's link.
         self._books.write("page", f"{request.method} {request.path}{why}", status=response.status)
         return response
 
@@ -148,7 +147,7 @@ def _form_page(form: Form, method: Method, typed: Mapping[str, str] | None = Non
 
 
 def _notice(text: str, form: Form | None = None, status: int = 200) -> web.Response:
-    """Return a page that says one thing, in the form's language."""
+    """Return a page of one sentence, in the form's language."""
     language: Language = "es" if form is None else form.language
     return _page(language, say(text, language), "" if form is None else _money(form), status)
 
@@ -177,3 +176,12 @@ def _redirect(address: str) -> web.Response:
 def _money(form: Form) -> str:
     units, cents = divmod(abs(form.amount), 100)
     return f'<p class="amount">{escape(form.currency)} {"-" * (form.amount < 0)}{units}.{cents:02}</p>'
+
+
+def _host_of(address: str) -> str | None:
+    """Return the host of a web address in small letters; None if it is not one."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return None
+    return parts.hostname if parts.scheme in {"http", "https"} else None

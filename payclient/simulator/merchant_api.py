@@ -1,4 +1,4 @@
-"""The merchant's requests (§4, §5): Sale, Prepare and, where there are any, status queries and changes."""
+"""The merchant's requests (§4, §5): Sale, Prepare, and the status queries and changes that the settings have."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from .transactions import Form, Transaction
 _MINUTE: Final = 60.0
 _TRANSACTION_ID: Final = re.compile(r"[1-9][0-9]{0,18}")
 _REGIONS: Final = [{"name": "Ecuador", "prefixNumber": 593, "iso": "EC"}]
-#: The kind of application that an operation asks for.
+#: The kind of application that an operation requires.
 _APPLICATIONS: Final = {"sale": "API", "prepare": "WEB", "confirm": "WEB"}
 #: Names of the merchant's own id, here and in a Confirm, in small letters.
 _CLIENT_ID: Final = frozenset({"clienttransactionid", "clienttxid"})
@@ -42,7 +42,7 @@ _HTTP_STATUSES: Final[Mapping[int | str, int]] = {"unauthorized": 401, "throttle
 
 
 class MerchantApi:
-    """The routes that take a bearer token: every request is logged, and answered unless a fault befalls it."""
+    """The routes that take a bearer token: every request is logged, and answered unless a fault applies to it."""
 
     def __init__(self, books: Books, faults: FaultPlan, notifications: Notifications) -> None:
         self._books = books
@@ -80,19 +80,19 @@ class MerchantApi:
         if fault is not None and fault.kind == "latency" and fault.when == "before":
             await sleep(self._books.clock, fault.seconds)
         answer, number = None, None
-        if fault is None or fault.when == "after" or fault.kind == "latency":
+        if fault is None or fault.lets_execute:
             answer, number = self._execute(operation, request, raw, match)
-        response = answer if fault is None else await self._befall(fault, request, answer, number)
+        response = answer if fault is None else await self._apply_fault(fault, request, answer, number)
         self._books.write(
             "request",
             kind if answer is not None else f"{kind}, not executed",
             client_id,
             number,
             status=None if response is None else response.status,
-            fault=None if fault is None else fault.kind,
+            fault=fault and fault.kind,
         )
         if response is None:
-            return web.Response(status=500)  # nobody reads it
+            return web.Response(status=500)  # the connection is closed already
         if self._books.settings.cors and not response.prepared:
             response.headers.update(_CORS)
         return response
@@ -187,10 +187,10 @@ class MerchantApi:
         links = {name: self._books.url + self._books.link(form, way) for way, name in names.items()}
         return {"paymentId": form.payment_id, **links}
 
-    async def _befall(
+    async def _apply_fault(
         self, fault: Fault, request: web.BaseRequest, answer: web.Response | None, number: int | None
     ) -> web.StreamResponse | None:
-        """Return the answer that leaves; None if none does."""
+        """Return the answer that is sent after a fault; None: no answer is sent."""
         match fault.kind:
             case "latency":
                 if fault.when == "after":
@@ -246,6 +246,7 @@ def _reset(transport: asyncio.Transport | None) -> None:
 
 
 async def _cut(request: web.BaseRequest, answer: web.Response | None) -> web.StreamResponse:
+    """Send the head of an answer and half of its body, and close the connection."""
     body = answer.body if answer is not None and isinstance(answer.body, bytes) else b"{}"
     response = web.StreamResponse(status=200 if answer is None else answer.status)
     response.content_type = "application/json"

@@ -50,7 +50,7 @@ def preferred_language(accept_language: str) -> Language:
 
 @frozen
 class FieldFault:
-    """One failing field, the message of the table that says what is wrong with it, and that message's values."""
+    """One failing field, the key of the message about it, and the values in that message."""
 
     field: str
     message: str
@@ -66,7 +66,7 @@ class RefusalError(Exception):
     #: Codes of specific errors.
     inner: tuple[int, ...] = ()
     faults: tuple[FieldFault, ...] = ()
-    #: What the message names.
+    #: The values in the message.
     values: tuple[object, ...] = ()
 
     @classmethod
@@ -75,7 +75,7 @@ class RefusalError(Exception):
         return cls(code, code, inner)
 
     def as_json(self, language: Language, *, empty_errors: bool = True) -> dict[str, object]:
-        """Return the answer's body; `empty_errors` says whether an empty `errors` is in it."""
+        """Return the answer's body; with `empty_errors` an empty `errors` is in it."""
         answer: dict[str, object] = {"message": say(self.message, language, *self.values)}
         if self.code is None:
             return answer

@@ -7,8 +7,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from .addresses import with_query
-from .books import Books
+from .books import Books, with_query
 from .faults import FaultPlan
 from .settings import ACCEPTED
 from .status import external_notification
@@ -31,7 +30,7 @@ class _Resolver(aiohttp.ThreadedResolver):
 
 
 class Notifications:
-    """Delivers in the background, while it is open; a failure is written down, never raised."""
+    """The sender of all messages, in the background while it is open; a failure is logged, never raised."""
 
     def __init__(self, books: Books, faults: FaultPlan) -> None:
         self._books = books
@@ -69,7 +68,7 @@ class Notifications:
         return with_query(base.partition("#")[0], dict(zip(names, values, strict=True)))
 
     def send_all(self, transaction: Transaction) -> None:
-        """Send what follows from a customer's answer, but for what the plan has in mind."""
+        """Send the notifications of a customer's answer, as the plan of faults lets them."""
         if isinstance(transaction, Sale) and transaction.response_url is not None:
             self._notify(transaction)
         url = self._books.settings.external_notification_url
@@ -118,7 +117,7 @@ class Notifications:
         url: str,
         body: bytes | None = None,
     ) -> None:
-        """Send one message and write down its result: of the status, or of the class of the error."""
+        """Send one message and log its result: the status, or the class of the error."""
         status, error, answer = None, None, b""
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -142,7 +141,7 @@ class Notifications:
 
 
 def _acknowledgement(answer: bytes) -> str | None:
-    """Return what the merchant's answer says in the service's words; None if it says nothing of the kind."""
+    """Return the word for the merchant's answer to an external notification; None for another answer."""
     try:
         said = orjson.loads(answer)
     except orjson.JSONDecodeError:

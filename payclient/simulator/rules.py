@@ -6,11 +6,10 @@ Only what the document states is checked, and what the settings add. Unknown fie
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from .addresses import is_address
 from .messages import FieldFault, RefusalError, invalid
 from .settings import Settings
 
@@ -201,7 +200,7 @@ def _failing_sum(body: Mapping[str, Any]) -> Iterator[FieldFault]:
     amount = body.get("amount")
     parts = {name: body[name] for name in _COMPONENTS if body.get(name) is not None}
     if type(amount) is not int or not all(type(value) is int for value in parts.values()):
-        return  # already named as failing; a sum with them would say nothing
+        return  # such a field is named already, and has no sum
     if not parts:
         yield FieldFault("Amount", "no component")  # §2.1.2
     elif sum(parts.values()) != amount:
@@ -222,10 +221,20 @@ def _out_of_limits(operation: str, body: Mapping[str, Any], settings: Settings) 
 
 def _failing_form(body: Mapping[str, Any], settings: Settings) -> Iterator[FieldFault]:
     for name in ("responseUrl", "cancellationUrl"):
-        if type(value := body.get(name)) is str and not is_address(value):
+        if type(value := body.get(name)) is str and not _is_address(value):
             yield FieldFault(name, "url")
     if type(phone := body.get("phoneNumber")) is str and not _FULL_PHONE.fullmatch(phone):
         yield FieldFault("phoneNumber", "phone")
     language_field = settings.language_field or ""
     if type(given := body.get(language_field)) is str and given not in {"en", "es"}:
         yield FieldFault(language_field, "language")
+
+
+def _is_address(text: str) -> bool:
+    """Return whether the text is an absolute address, such as one that a browser can be sent to."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises if the port is not a number
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and text.isprintable() and " " not in text

@@ -1,14 +1,15 @@
-"""The `Simulator` that a program opens: the service, its routes and its notifications."""
+"""The `Simulator` that a program opens: the service, its routes and its notifications; and one in a thread."""
 
 import asyncio
-from collections.abc import Mapping
+import copy
+import threading
+from collections.abc import Coroutine, Mapping
 from itertools import islice
 from typing import Any, Final, Self
 
 from aiohttp import web
 from attrs import asdict
 
-from .answers import Answers
 from .books import Books
 from .clock import JumpClock, ServiceClock, sleep
 from .control_api import ControlApi, is_loopback
@@ -18,7 +19,7 @@ from .merchant_api import MerchantApi
 from .messages import REASONS, Reason, say
 from .notifications import Notifications
 from .routes import Route, json_reply
-from .scenarios import SCENARIOS, scenario
+from .scenarios import SCENARIOS, Answers, scenario
 from .settings import Settings
 from .transactions import METHODS, Form, LogEntry, Sale, Transaction
 
@@ -26,6 +27,7 @@ _SHOWN: Final = 12
 _LONGEST: Final = 366 * 86_400  # seconds
 _LONGEST_DOWN: Final = 3_600  # seconds
 _UNTIL_ANSWERED: Final = 0.02  # seconds
+_PATIENCE: Final = 30.0  # seconds until a call to another thread is given up
 
 
 class Simulator(Books):
@@ -62,7 +64,7 @@ class Simulator(Books):
         self.answers = answers
         self.token: str | None = token
         self.accounts: Mapping[str, str] | None = accounts
-        #: The plan of what goes wrong; `done` counts what did.
+        #: The plan of faults; `done` counts those that happened.
         self.faults: FaultPlan = FaultPlan(faults)
         #: Whether `approve`, `reject` and `forge` return once the notification is done, after 5 seconds at most.
         self.waits_for_delivery = True
@@ -78,7 +80,7 @@ class Simulator(Books):
 
     @classmethod
     def scenario(cls, name: str, **options: Any) -> Self:
-        """Return a simulator with the customers and faults of a scenario; ValueError if there is none of that name.
+        """Return a simulator with the customers and faults of a scenario; ValueError for another name.
 
         `options` are the constructor's.
         """
@@ -198,20 +200,20 @@ class Simulator(Books):
     # Faults
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
-        """Let this befall the next exchanges that it is meant for; ValueError if `times` is not 1 or more."""
+        """Let a fault affect the next exchanges that it applies to; ValueError if `times` is not 1 or more."""
         self.faults.add(fault, times)
         self.write("service", f"next {fault.operation}: {fault.kind}")
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
-        """Let this happen by chance too, from now on; ValueError where the chances exceed 1."""
+        """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
         self.faults.add_chance(fault, chance)
 
     def clear_faults(self) -> None:
-        """Let nothing go wrong any more; what has happened stays counted."""
+        """Drop all faults to come; those that happened stay counted."""
         self.faults.clear()
 
     def use_scenario(self, name: str) -> None:
-        """Take customers and faults of this scenario from now on; ValueError if there is none of that name."""
+        """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
         self.answers = chosen.answers
         self.faults.clear()
@@ -242,10 +244,10 @@ class Simulator(Books):
     @property
     def choices(self) -> dict[str, dict[str, str]]:
         """The names of scenarios, of kinds of faults and of reasons of a decline, with what each means."""
-        kinds = {name: kind.says for name, kind in KINDS.items()}
+        kinds = {name: kind.meaning for name, kind in KINDS.items()}
         reasons: dict[str, str] = {one: say(one, "en") for one in REASONS}
         return {
-            "scenarios": {name: one.says for name, one in SCENARIOS.items()},
+            "scenarios": {name: one.meaning for name, one in SCENARIOS.items()},
             "faults": kinds,
             "reasons": reasons,
         }
@@ -267,7 +269,7 @@ class Simulator(Books):
         return found
 
     async def forge(self, sale: int | str, pretended_id: int | None = None) -> None:
-        """Send a notification though nobody answered, by default with the sale's own id."""
+        """Send a notification though the customer has not answered, by default with the sale's own id."""
         found = self.sale(sale)
         self._notifications.send(found, pretended_id)
         await self._delivered(found)
@@ -280,7 +282,7 @@ class Simulator(Books):
         """Wait until the notifications that are on their way are done, 5 seconds at most."""
         await self._notifications.delivered()
 
-    def tell(self, transaction: Transaction) -> None:
+    def notify_merchant(self, transaction: Transaction) -> None:
         self._notifications.send_all(transaction)
 
     async def _answer(self, sale: int | str, how: str, reason: Reason | None = None) -> Sale:
@@ -299,3 +301,71 @@ class Simulator(Books):
     def _live_links(self, form: Form) -> dict[str, str]:
         live = [one for one in METHODS if form.how is None and not self.is_expired(form, one)]
         return {method: self.link(form, method) for method in live}
+
+
+class SimulatorThread:
+    """A `Simulator`, by default `Simulator()`, at `url` while its `with` lasts.
+
+    Every method and attribute of `Simulator` is here too, to be used from any thread and any loop: methods are called
+    without `await`, attributes are copies. No call waits for the merchant: a notification is on its way
+    when `approve` returns.
+    """
+
+    def __init__(self, simulator: Simulator | None = None) -> None:
+        self._simulator = Simulator() if simulator is None else simulator
+        self._simulator.waits_for_delivery = False
+        if not isinstance(self._simulator.clock, JumpClock):
+            raise TypeError("a simulator in a thread needs a JumpClock, which any thread may move")
+        #: To be shared with all that is to have the same time, such as `open_tracker(clock=...)`.
+        self.clock: JumpClock = self._simulator.clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="payclient-simulator", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._run(self._simulator.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._simulator.__aexit__(None, None, None))
+        self._end()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if callable(getattr(Simulator, name, None)):
+            return lambda *args, **options: self._call(name, *args, **options)
+        return self._call(name)
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the simulator in its thread, or copy an attribute, and return the result."""
+
+        async def there() -> Any:
+            result = getattr(self._simulator, name)
+            if callable(result):
+                result = result(*args, **options)
+            return copy.deepcopy(await result if asyncio.iscoroutine(result) else result)
+
+        if threading.current_thread() is self.__dict__.get("_thread"):
+            raise RuntimeError("called from the simulator's own thread, which would wait for itself")
+        return self._run(there())
+
+    def _run(self, there: Coroutine[Any, Any, Any]) -> Any:
+        if self._loop is None:
+            there.close()
+            raise RuntimeError("the SimulatorThread is not open: use `with`")
+        return asyncio.run_coroutine_threadsafe(there, self._loop).result(_PATIENCE)
+
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()

@@ -73,7 +73,7 @@ class Settings:
     #: Whether names are taken in any letter case, numbers as text and text as numbers, bodies as a web form sends them,
     #: and paths and the word Bearer in any letter case.
     tolerant: bool = False
-    #: Not shown (§2.2): the name of the boolean flag that charges `nickName`; None: there is no flag.
+    #: Not shown (§2.2): the name of the boolean flag that charges `nickName`; None: no flag.
     nick_name_flag: str | None = None
     #: Required fields of §2.2 and §2.3 that may be absent all the same: the currency is then USD, and the phone may be
     #: absent only where a nick name is charged.
@@ -103,17 +103,17 @@ class Settings:
     #: forms "wallet" and "card", and "code": a third link to the wallet form, `payWithPaymentCode`, for a Prepare
     #: with `transactionSummaryUrl`.
     paths: Mapping[str, tuple[str, ...]] = field(factory=dict, converter=_all_paths)
-    #: Hours from UTC in which a status tells its date, and in which the day of a reversal is counted.
+    #: Hours from UTC of the dates in a status, and of the day of a reversal.
     utc_offset: float = 0.0
     #: The hour of that zone until which a payment of the same day can be reversed.
     reversal_hour: int = field(default=24, validator=validators.in_(range(25)))
 
-    #: Not shown (§2.3): the name of the parameter for a form's language; None: there is none, and all are in "es".
+    #: Not shown (§2.3): the name of the parameter for a form's language; None: no parameter, and all forms are in "es".
     language_field: str | None = None
     #: Not shown (§2.6): the real name of the wallet link's field, which carries the service's brand.
     wallet_link_field: str = "payWithWallet"
     #: The hosts from which the merchant may redirect to a form (§4), such as "shop.example". None: from any, but the
-    #: redirecting site must tell which it is.
+    #: redirecting site must send its address.
     registered_domains: frozenset[str] | None = None
     #: Not shown (§6): the names of the two ids that a form adds to `responseUrl`.
     redirect_names: tuple[str, str] = ("id", "clientTransactionId")
@@ -128,7 +128,7 @@ class Settings:
     )
     #: The names of its two ids (§6).
     notification_names: tuple[str, str] = ("id", "clientTransactionID")
-    #: Where each approved payment is told of by a POST of JSON; None: nowhere.
+    #: The address to which each approved payment is POSTed as JSON; None: none.
     external_notification_url: str | None = None
     #: Whether scripts of any web page may call the merchant's routes (CORS).
     cors: bool = False
@@ -180,3 +180,55 @@ def _strictly(value: object, kind: type) -> object:
 _CONVERTER = cattrs.Converter(detailed_validation=False)
 for _kind in (bool, str, int):
     _CONVERTER.register_structure_hook(_kind, _strictly)
+
+#: One real service by its public documentation and its clients. V: the vendor's documentation or official code. L: a
+#: third party's record of the live service. C: several clients. Points marked "unpublished" are settings, so that a
+#: test can try another answer.
+PAYPHONE: Final = Settings(
+    # Any case of names and paths, `AmountWithOutTax`, explicit nulls, unknown fields, `ClientTransactionId` as a
+    # number, Reverse `id` as a string, form-urlencoded bodies (V C).
+    tolerant=True,
+    nick_name_flag="chargeByNickName",  # V
+    language_field="lang",  # V: `es` or `en`
+    # V; the currency of a request without one is unpublished.
+    optional_fields=frozenset({"currency", "storeId", "phoneNumber"}),
+    limits={
+        "amount": (1, 99_999_999),  # V
+        **dict.fromkeys(("amountWithoutTax", "amountWithTax", "tax", "service", "tip"), (0, 99_999_999)),  # V
+        "timeZone": (-12, 14),  # V
+        "reference": (0, 100),  # V L
+        "prepare.clientTransactionId": (0, 50),  # V L; of a Sale's unpublished: no limit
+    },
+    phone_pattern="0[0-9]{8,9}",  # L: in other spellings refused, by 120 or 800
+    paths={
+        "confirm": ("/api/button/V2/Confirm",),  # V
+        "cancel": ("/api/Cancel",),  # V
+        "cancel_by_client_id": ("/api/Cancel/Client",),  # V
+        "reverse": ("/api/Reverse", "/api/Reverse/Set"),  # V; an official plugin still calls the second
+        "reverse_by_client_id": ("/api/Reverse/Client",),  # V
+        "regions": ("/api/Regions",),  # V
+        "wallet": ("/PayPhone/Index",),  # C
+        "card": ("/Anonymous/Index",),  # C
+        "code": ("/PaymentCode/Index",),  # unpublished
+    },
+    status_by_transaction_id="/api/Sale/{transaction_id}",  # V C: an object
+    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",  # V C: an array
+    state_field="transactionStatus",  # V
+    state_words={PENDING: "Pending", CANCELLED: "Canceled", ACCEPTED: "Approved"},  # V
+    status_detail="full",  # V
+    writes_absent=False,  # V: absent values may be left out, and may be null; a recorded error of Reverse
+    utc_offset=-5.0,  # V of the reversal's hour; the zone of `date` is unpublished
+    queries_per_minute=30,  # V; what is answered past it, and Retry-After, is unpublished
+    not_found=(404, 20),  # L
+    foreign_is_unauthorized=True,  # L by the service's id; by the merchant's unpublished: not found
+    duplicate_code=23,  # V
+    refuses_second_form=True,  # V L: also of an id whose form is unpaid
+    error_statuses={100: 404, 120: 404},  # L C; of 22 and 25 among others unpublished
+    wallet_link_field="payWithPayPhone",  # V
+    redirect_names=("id", "clientTransactionId"),  # V C
+    returns_without_payment=True,  # V C: `id=0`, `msg=`; unpublished, where there is no `cancellationUrl`
+    confirm_window=300.0,  # V; the states before a confirmation and after a reversal are unpublished
+    reversal_hour=20,  # V: same day until 20:00 UTC-5
+    notification_method="GET",  # C
+    notification_names=("id", "clientTransactionID"),  # V; the case of its last letter is doubtful
+)

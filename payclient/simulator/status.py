@@ -36,7 +36,7 @@ _EXTERNAL: Final = (
 
 
 def status_of(transaction: Transaction, books: Books, language: Language) -> dict[str, object]:
-    """Return the status object of a transaction, short or full as the settings say."""
+    """Return the status object of a transaction, short or full by the settings."""
     settings = books.settings
     awaits = settings.confirm_window is not None and transaction.awaits_confirmation
     state = settings.states["unconfirmed"] if awaits else transaction.state

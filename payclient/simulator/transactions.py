@@ -33,7 +33,7 @@ class Transaction:
     how: str | None = None  # the cause of the decision
     #: Why the bank declined.
     reason: Reason | None = None
-    #: Given back by the merchant's Reverse, or by the service because nobody confirmed it.
+    #: Given back by the merchant's Reverse, or by the service because it was not confirmed.
     reversal: Literal["merchant", "unconfirmed"] | None = None
     #: The result of the notification: "HTTP 200" for any answer with that status, else the error's class name.
     notification: str | None = None
@@ -80,7 +80,7 @@ class Form(Transaction):
     Only a payment that was paid or declined is a transaction, with a transaction id.
     """
 
-    payment_id: str = field(repr=False)  # whoever has it has the links
+    payment_id: str = field(repr=False)  # as good as the links
     response_url: str = field(repr=False)
     cancellation_url: str | None = field(repr=False)
     language: Language

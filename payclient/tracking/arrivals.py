@@ -6,8 +6,9 @@ They are noted before they are acted on, so that a crash in between is recovered
 from __future__ import annotations
 
 import asyncio
-import logging
+from contextlib import suppress
 
+from payclient.clock import within
 from payclient.errors import LedgerError
 from payclient.events import Conflicted, Event, Evidence, Notified, Returned
 from payclient.lifecycle import DROPPED, Record, State
@@ -15,12 +16,11 @@ from payclient.models import Notification
 from payclient.notifications import Receipt, Return
 from payclient.tracking.confirmations import OVER, Confirmation, ReturnedForm
 from payclient.tracking.followup import NEVER, Followed
+from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Arrivals:
@@ -37,7 +37,7 @@ class Arrivals:
     # --- Notifications
 
     async def notify(self, notification: Notification) -> Receipt:
-        """Note a hint, and let one query be made at once; see `Tracker.notify`."""
+        """Write a hint, and query at once; see `Tracker.notify`."""
         receipt = await self._notify(notification)
         if self._confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
@@ -87,7 +87,6 @@ class Arrivals:
             return await self._ledger.apply(record, event)
         newest = await self._ledger.apply(ask.record, event)
         self._poller.asks.learn(ask, newest)
-        self._poller.wake_up()
         return newest
 
     # --- Browsers that come back
@@ -95,9 +94,11 @@ class Arrivals:
     async def returned(self, record: Record, back: Return) -> Outcome:
         """Record what a browser brought back, confirm it once, and say what is known then."""
         if back.unusable:
-            logger.warning(
-                "%s: the form could not be used: is it opened from the registered domain?",
+            log(
+                "warning",
+                "form_unusable",
                 record.client_transaction_id,
+                "the form could not be used: is it opened from the registered domain?",
             )
         if record.state in OVER or (back.transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
@@ -110,7 +111,7 @@ class Arrivals:
         return Outcome.of(form.record, report=form.report)
 
     async def _write(self, form: ReturnedForm, transaction_id: int | None) -> ReturnedForm:
-        """Record a return."""
+        """Write that a browser came back."""
         form.writing.add(transaction_id)
         try:
             event = Returned(at=self._clock.time(), transaction_id=transaction_id)
@@ -125,11 +126,12 @@ class Arrivals:
         return self._confirmer.form(record)
 
     async def _first_answer(self, confirmation: Confirmation) -> None:
-        """Wait until it was confirmed once more; at most the total time-out, however many others stand in line."""
+        """Wait for one try of the confirmation, at most the total time-out."""
         if confirmation.open:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             confirmation.waiters.append(waiter)
-            await self._poller.wait_at_most(waiter, self._poller.policy.total_timeout)
+            with suppress(TimeoutError):
+                await within(self._clock, self._poller.policy.total_timeout, waiter)
 
     def _confirm(self, record: Record, transaction_id: int) -> None:
         """Confirm the transaction of a form that a notification named, without waiting."""

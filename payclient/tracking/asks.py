@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,18 +26,18 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.tracking.followup import Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites, unwritten
+from payclient.tracking.leases import LEASE, NO_MORE, Leases
+from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.sharing import LEASE, NO_MORE, Sharing
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125
 
 #: Due before all that has a time.
 AT_ONCE = 0.0
+
 
 #: Seconds by which clocks may seem to drift apart before asks get an offset of their own.
 SAME_OFFSET = 0.001
@@ -47,8 +46,8 @@ SAME_OFFSET = 0.001
 class DueTimes:
     """A heap of slots of `width` seconds. An item comes out so much late at most, never early; adding one is an append.
 
-    New asks come in droves, and many are decided before anything is due for them. So they wait in one line, and come
-    out together when the first of them may be due: only then it is worked out when each of them is.
+    New asks come in crowds, and many are decided before anything is due for them. They wait in one line until the first
+    may be due. The due time of each is computed only then.
     """
 
     def __init__(self, width: float) -> None:
@@ -58,16 +57,21 @@ class DueTimes:
         self._new: deque[Scheduled] = deque()
         #: When the new ones come out; infinity if there are none.
         self.new_due: float = math.inf
+        #: Called where something is put before `alarm_at`.
+        self.alarm: Callable[[], None] = _nothing
+        self.alarm_at: float = math.inf
 
     def put_new(self, item: Scheduled, soonest: float) -> None:
-        """Add a new one, which is due then or later: `pop_new` returns it in time to `put` it."""
+        """Add a new item, which is not due before `soonest`; `pop_new` returns it by then, to be `put`."""
         item.slot = self._new
         self._new.append(item)
         if soonest < self.new_due:
             self.new_due = soonest
+            if soonest < self.alarm_at:
+                self.alarm()
 
     def pop_new(self, now: float) -> Scheduled | None:
-        """A new one, as long as there are any once one of them may be due; None if none may be."""
+        """Return a new item once one of them may be due; None where none may be."""
         if self.new_due > now:
             return None
         while self._new:
@@ -79,7 +83,7 @@ class DueTimes:
         return None
 
     def put(self, item: Scheduled, when: float) -> None:
-        """Look at it then; what was planned for it before counts no more."""
+        """Make the item due then, and no longer when it was due before."""
         width = self._width
         number = math.ceil(when / width)
         if number * width < when:  # rounded
@@ -90,13 +94,15 @@ class DueTimes:
             heapq.heappush(self._order, number)
         slot.append(item)
         item.slot = slot
+        if when < self.alarm_at:
+            self.alarm()
 
     def first(self) -> float:
-        """When something is due next; infinity if nothing ever is."""
+        """Return when something is due next; infinity where nothing is."""
         return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
 
     def pop(self, now: float) -> Scheduled | None:
-        """An item that is due, in the order of the slots; None if none is."""
+        """Return an item that is due, in the order of the slots; None where none is due."""
         while self._order and self._order[0] * self._width <= now:
             slot = self._slots[self._order[0]]
             while slot:
@@ -118,11 +124,11 @@ class OpenAsks:
         self.due: DueTimes = DueTimes(SLOT * policy.scale)
         self.late: LateWrites = LateWrites(ledger, clock, policy.total_timeout)
         #: None: no other process has this ledger.
-        self.sharing: Sharing | None = None
+        self.leases: Leases | None = None
         self._asks: dict[str, Followed] = {}
+        self._offset = 0.0
         #: What is followed here under this id, or waited for.
         self.find: Callable[[str], Followed | None] = self._asks.get
-        self._offset = 0.0
         self._changed = asyncio.Event()
         #: Whether anybody has the event; making one costs as much as all the rest of a decision.
         self._watched = False
@@ -155,14 +161,14 @@ class OpenAsks:
         ask = self.add(record, self._offset_of(record, now))
         if record.state is not State.PENDING:
             self.policy.findings(ask, now)
-        if self.sharing is not None and self.is_elsewhere(record):
+        if self.is_elsewhere(record):
             self.release(ask)
         else:
             self._plan_first(ask, now)
         return ask
 
     def add(self, record: Record, offset: float = 0.0) -> Followed:
-        """Add an ask in the place of an older attempt: there is a next one, so that one created nothing."""
+        """Add an ask. An older attempt of its id ends: a newer one exists only where the older created nothing."""
         before = self._asks.get(record.client_transaction_id)
         ask = self._asks[record.client_transaction_id] = Followed(record, offset)
         if before is not None:
@@ -177,13 +183,13 @@ class OpenAsks:
         # Never later than a whole life from now, however the wall clock jumped between two runs.
         if offset + expires_at > (latest := now + self.policy.longest_life[record.kind]):
             offset = latest - expires_at
-        # The number that the others have will do, if it is hardly later: there may be 100,000 of it.
+        # Most asks hold one and the same number: there may be 100,000 of them.
         if not 0.0 <= self._offset - offset < SAME_OFFSET:
             self._offset = offset
         return self._offset
 
     def _plan_first(self, ask: Followed, now: float) -> None:
-        """Look at it for the first time: at once if it was notified before our answer came."""
+        """Plan the first look: at once if a notification came before the answer to our POST."""
         record = ask.record
         if record.notified_at is not None and record.state is State.PENDING:
             self.policy.findings(ask, now).notified_queries = 0
@@ -199,32 +205,32 @@ class OpenAsks:
             self.due.put(ask, self.policy.first(ask, now))
 
     def get(self, client_transaction_id: str) -> Record | None:
-        """The record of an open ask that is followed here: of others only the ledger knows the newest."""
+        """Return the record of an open ask that is followed here; of others the ledger has the newest."""
         ask = self._asks.get(client_transaction_id)
         return None if ask is None or ask.elsewhere or ask.record.state.decided else ask.record
 
     def all(self) -> Iterator[Followed]:
-        """Every open ask there is at the call."""
+        """Return every open ask."""
         return (ask for ask in tuple(self._asks.values()) if not ask.record.state.decided)
 
     def holds(self, ask: Followed) -> bool:
-        """Whether this is still the one of its client transaction id."""
+        """Return whether the index has this ask, and not a newer attempt, under its id."""
         return self._asks.get(ask.record.client_transaction_id) is ask
 
     def drop(self, ask: Followed) -> None:
-        """Forget it."""
+        """Remove the ask from the index, unless a newer attempt has taken its place."""
         if self.holds(ask):
             del self._asks[ask.record.client_transaction_id]
 
     def plan_next(self, ask: Followed, now: float) -> None:
-        """Say when it is looked at next, and end the waits that have nothing more to hope for."""
+        """Plan the next look. Where no query is left, end the waits and plan a background query."""
         when = self.policy.after(ask, now)
         if when is None:
             self.wake(ask, exhausted=True)
             when = self.policy.recheck(ask, now)
-            if self.sharing is not None and ask.record.state is State.EXPIRED:
+            if self.leases is not None and ask.record.state is State.EXPIRED:
                 seconds = NO_MORE if when is None else when - now
-                self.sharing.defer(ask.record.client_transaction_id, seconds)
+                self.leases.defer(ask.record.client_transaction_id, seconds)
         if when is not None:
             self.due.put(ask, when)
 
@@ -232,15 +238,15 @@ class OpenAsks:
 
     def is_elsewhere(self, record: Record) -> bool:
         """Return whether another process sends it, or follows it."""
-        return self.sharing is not None and not self.sharing.ours(record.client_transaction_id)
+        return self.leases is not None and not self.leases.ours(record.client_transaction_id)
 
     def release(self, ask: Followed) -> None:
-        """Another process follows it: query it no more."""
+        """Leave the queries of the ask to another process."""
         ask.elsewhere = True
         self.due.put(ask, self.policy.patience(ask, self.clock.monotonic(), LEASE))
 
     def _reconsider(self, ask: Followed) -> None:
-        """Somebody waits for what another process followed: is it ours by now?"""
+        """Follow an ask that another process followed, if the lease is ours by now; else bound its wait."""
         if not self.is_elsewhere(ask.record):
             ask.elsewhere = False
             self._plan_first(ask, self.clock.monotonic())
@@ -248,16 +254,16 @@ class OpenAsks:
             self.release(ask)  # a new wait must end, too
 
     def take_back(self, ask: Followed, now: float) -> None:
-        """Query it here, if somebody waits: its follower should have come to an end by now."""
-        if ask.waiters and self.sharing is not None:
-            self.sharing.follow_beside(ask.record.client_transaction_id)
+        """Query an ask here too, if somebody waits: the process with the lease should have ended its follow-up."""
+        if ask.waiters and self.leases is not None:
+            self.leases.follow_beside(ask.record.client_transaction_id)
             ask.elsewhere = False
             self.plan_next(ask, now)
 
     # --- Changes
 
     async def apply(self, ask: Followed, event: Event) -> None:
-        """Let the ledger take an event, and wake who waits. Where that fails the ask is queried again, later."""
+        """Write an event, and end the waits of a decided ask. After a failure the ask is queried again."""
         try:
             try:
                 self.take(ask, await self.ledger.apply(ask.record, event))
@@ -270,25 +276,23 @@ class OpenAsks:
                     raise
                 self.take(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
-            found = self.policy.findings(ask, self.clock.monotonic())
+            found, record = self.policy.findings(ask, self.clock.monotonic()), ask.record
             found.failures += 1
             if found.failures == 1:
-                logger.error(
-                    "%s: %s does not take %s",
-                    ask.record.client_transaction_id, ask.record.state, type(event).__name__,
-                )  # fmt: skip
+                identifier, what = record.client_transaction_id, type(event).__name__
+                log("error", "event_not_taken", identifier, "%s does not take %s", record.state, what)
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
             self.policy.findings(ask, self.clock.monotonic()).failures += 1
             self.late.failed_write(error)
 
     async def reread(self, ask: Followed) -> bool:
-        """Take what an operator or another process wrote; False if nothing is new."""
+        """Read the ask's record again, and return whether it has changed."""
         newest = await self.ledger.get(ask.record.client_transaction_id)
         return newest is not None and self.learn(ask, newest)
 
     def learn(self, ask: Followed, newest: Record) -> bool:
-        """Take what the ledger has; False if nothing is new."""
+        """Take the ledger's newest record, and return whether it says anything new."""
         if newest.attempt > ask.record.attempt:
             # This one created nothing, somebody else proved, and sent the next: that is the one to follow.
             self.drop(ask)
@@ -301,7 +305,7 @@ class OpenAsks:
         return False
 
     def take(self, ask: Followed, record: Record) -> None:
-        """Hold what the ledger holds."""
+        """Replace the ask's record by a newer one."""
         before, ask.record = ask.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.offset = self._offset_of(record, self.clock.monotonic())
@@ -316,8 +320,8 @@ class OpenAsks:
             self.on_change(before, record)
         if record.state.decided:
             self.policy.decided(before, record)
-            if self.sharing is not None:
-                self.sharing.decided(record.client_transaction_id)
+            if self.leases is not None:
+                self.leases.decided(record.client_transaction_id)
             if record.kind == "form":
                 self.form_decided()
             if ask.waiters:
@@ -325,7 +329,7 @@ class OpenAsks:
             self.drop(ask)
 
     async def write(self, record: Record, event: Event) -> Record:
-        """Record how an attempt ended: later where the ledger fails, and then the record says no more than it."""
+        """Write how an attempt ended; later where the ledger fails, and the record returned says no more than it."""
         try:
             return await self.late.apply(record, event)
         except TransitionError:
@@ -337,22 +341,24 @@ class OpenAsks:
         return unwritten(record, event)
 
     async def write_late(self, client_transaction_id: str) -> bool:
-        """Write what the ledger could not take; whether something is left."""
+        """Write what the ledger could not take, and return whether anything is left."""
         written, left = await self.late.write_now(client_transaction_id)
         for record in written:
             self.took(record)
         return left
 
     def took(self, record: Record) -> None:
-        """Learn what the ledger took from elsewhere: a send, a confirmation, an operator's word."""
+        """Take a record that a send, a confirmation or an operator has changed."""
         if record.state.decided:
             self.touch()
+            if self.leases is not None:
+                self.leases.decided(record.client_transaction_id)
             if record.kind == "form":
                 self.form_decided()
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
-        elif self.sharing is not None and not record.state.decided:
-            self.sharing.defer(record.client_transaction_id, NO_MORE)  # until it is notified
+        elif self.leases is not None and not record.state.decided:
+            self.leases.defer(record.client_transaction_id, NO_MORE)  # until it is notified
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. It decides nothing."""
@@ -367,7 +373,7 @@ class OpenAsks:
         return self._changed
 
     def touch(self) -> None:
-        """Something changed that the feed shows."""
+        """Wake the feeds: the ledger has changes."""
         if self._watched:
             self._changed.set()
             self._changed = asyncio.Event()
@@ -376,13 +382,13 @@ class OpenAsks:
     # --- Waits
 
     async def refresh(self, ask: Followed) -> None:
-        """Reread an ask of which nothing more is learnt here: an operator or another process may have decided it."""
+        """Read the record of an ask again that is not queried here: a person or another process may have decided it."""
         if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
             with suppress(LedgerError):  # what is known is true all the same
                 await self.reread(ask)
 
     async def wait(self, ask: Followed, timeout: float | None) -> Outcome:
-        """Until the ask is decided, or no further query is planned."""
+        """Wait until the ask is decided or no further query is planned for the wait."""
         if ask.record.state.decided or ask.exhausted:
             return Outcome.of(ask.record, report=ask.report)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -407,7 +413,7 @@ class OpenAsks:
         return Outcome.of(ask.record, report=ask.report)
 
     async def settled(self, record: Record) -> Outcome:
-        """What the ledger says of an ask that is not followed."""
+        """Return what the ledger says of an ask that is not followed."""
         if self.closed and not record.state.decided:
             raise _closed(record, "the tracker is closed")
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from functools import partial
 
 import attrs
@@ -23,12 +22,14 @@ from payclient.errors import (
     NotSentError,
     OutcomeUnknownError,
     RefusedError,
+    TrackerClosedError,
 )
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.tracking.links import KeptLinks
+from payclient.tracking.log import log
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.refusals import Refusals
@@ -36,8 +37,6 @@ from payclient.validation import loggable_id
 from payclient.wire import HttpRequest
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 
@@ -55,7 +54,7 @@ class PermitDeniedError(Exception):
 
 
 def lane_text(request: SaleRequest) -> str:
-    """The customer at the store, as a text to be digested: personal data, never to be kept."""
+    """Return the customer at the store, as a text to be digested: personal data, never to be kept."""
     if request.by_nick_name:
         who = f"nick\0{request.nick_name}"
     else:
@@ -90,15 +89,18 @@ class Attempt:
     granted: bool = False
 
     def check_same(self, digest: bytes, purchase: str) -> None:
-        """Raise `DifferentRequestError` where what was sent under its id has other content or another purchase."""
-        if digest == self.digest and self.purchase in (None, purchase):
+        """Raise `DifferentRequestError` unless what was sent under its id is this very sale."""
+        if self.kind == "form":
+            words = "this client transaction id was used already; a form has one of its own"
+        elif digest != self.digest or self.purchase not in (None, purchase):
+            identifier = loggable_id(self.client_transaction_id) or "this client transaction id"
+            other = "a different request" if digest != self.digest else "another purchase"
+            words = (
+                f"{identifier} was already used for {other}; a new purchase needs a new id; nothing was sent"
+            )
+        else:
             return
-        identifier = loggable_id(self.client_transaction_id) or "this client transaction id"
-        other = "a different request" if digest != self.digest else "another purchase"
-        raise DifferentRequestError(
-            f"{identifier} was already used for {other}; a new purchase needs a new id; nothing was sent",
-            client_transaction_id=self.client_transaction_id,
-        )
+        raise DifferentRequestError(words, client_transaction_id=self.client_transaction_id)
 
 
 class Attempts:
@@ -113,6 +115,7 @@ class Attempts:
         self._total = poller.session.timeouts.total
         self._refusals = Refusals(poller)
         self._in_flight: dict[str, tuple[Attempt, asyncio.Future[Record]]] = {}
+        self._closed = False
         #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
         self._answered: dict[int | str, str] = {}
 
@@ -161,58 +164,52 @@ class Attempts:
         return self._keyed(_DIGEST_VERSION + content)
 
     def _keyed(self, content: bytes) -> bytes:
-        """A digest that says nothing outside this ledger."""
+        """Return a digest that says nothing outside this ledger."""
         return hashlib.blake2b(content, digest_size=16, key=self._ledger.digest_key).digest()
 
     # --- Sending
 
-    async def send(self, attempt: Attempt, *, detached: bool = False) -> Record:
-        """Send it unless an attempt exists, and return its record. **Raises only if nothing was created.**
+    async def send(self, attempt: Attempt) -> Record:
+        """Send the attempt unless one exists, and return its record. **Raises only if nothing was created.**
 
-        What may exist is followed from now on. `detached`: in a task of its own, so that a cancelled caller detaches
-        and the send goes on.
+        What may exist is followed from now on. A caller who is cancelled detaches: the send is a task of its own.
         """
         identifier = attempt.client_transaction_id
         if (running := self._in_flight.get(identifier)) is not None:
-            self._check_same(attempt, running[0].digest, running[0].purchase or identifier)
-            return await asyncio.shield(running[1])
+            attempt.check_same(running[0].digest, running[0].purchase or identifier)
+            return await self._outlive(*running)
         known = self._poller.asks.get(identifier)
         # Without its digest, which is forgotten in the long run, the ledger is read.
         if known is not None and known.state is not State.SENDING and known.digest:
             return self._existing(attempt, known)
-        if detached:
-            task = start(self._send(attempt))
-            self._in_flight[identifier] = (attempt, task)
-            task.add_done_callback(lambda task: self._sent(attempt, task))
-            return await asyncio.shield(task)
-        sent: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        sent = start(self._send(attempt))
         self._in_flight[identifier] = (attempt, sent)
+        sent.add_done_callback(lambda sent: self._sent(attempt, sent))
+        return await self._outlive(attempt, sent)
+
+    async def _outlive(self, attempt: Attempt, sent: asyncio.Future[Record]) -> Record:
+        """Wait for a send that goes on where the caller is cancelled, and that a closing tracker may end."""
         try:
-            record = await self._send(attempt)
+            return await asyncio.shield(sent)
         except asyncio.CancelledError:
-            sent.cancel()
-            raise
-        except Exception as error:
-            if not sent.done():
-                sent.set_exception(error)
-            raise
-        else:
-            if not sent.done():  # the tracker was closed, and did not wait any longer
-                sent.set_result(record)
-            return record
-        finally:
-            self._sent(attempt, sent)
+            caller = asyncio.current_task()
+            if not (self._closed and sent.cancelled()) or caller is None or caller.cancelling():
+                raise
+        if attempt.granted and attempt.record is not None:
+            return attempt.record
+        raise TrackerClosedError(
+            "the tracker was closed; nothing was sent", client_transaction_id=attempt.client_transaction_id
+        )
 
     def _sent(self, attempt: Attempt, sent: asyncio.Future[Record]) -> None:
         # Also where the caller has gone: what may exist is followed.
         del self._in_flight[attempt.client_transaction_id]
         self._poller.asks.touch()
-        self._poller.wake_up()
         if not sent.cancelled() and sent.exception() is None:
             self._poller.took(sent.result())
 
     async def _send(self, attempt: Attempt) -> Record:
-        """Send once; code 2061 is also evidence about unknown sales of the same lane."""
+        """Send once. Note code 2061 at the unknown sales of the same lane too."""
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:
@@ -246,12 +243,14 @@ class Attempts:
                 )
             else:
                 attempt.result = await self._session.send_prepare(attempt.http, permit, check=check)
-                now = attempt.prepared_at = self._clock.time()
+                now = self._clock.time()
                 # A link may be loaded as late as it is handed out, and then lives once more.
                 event = Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
+                assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+                # Not when the answer came: a process that stood still would hand out what others take for dead.
+                attempt.prepared_at = attempt.record.created_at
                 # Before it counts as prepared: a process that finds it so finds its links as well.
-                if attempt.record is not None:
-                    await self._links.keep(attempt.record, attempt.result, now)
+                await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
         except PermitDeniedError:
             known = await self._ledger.get(attempt.client_transaction_id)
             if known is None:
@@ -261,11 +260,11 @@ class Attempts:
                 ) from None
             return self._existing(attempt, known)
         except asyncio.CancelledError:
-            # Only a tracker that closes without waiting cancels the send of a sale.
+            # Only a tracker that closes cancels the send of a sale.
             if attempt.record is not None:
                 unsent = NotSent(at=self._clock.time())
                 event = self._lost(attempt.record) if attempt.granted else unsent
-                await asyncio.shield(self._poller.write(attempt.record, event))
+                attempt.record = await asyncio.shield(self._poller.write(attempt.record, event))
             raise
         except Exception as error:
             if attempt.record is None:
@@ -281,7 +280,7 @@ class Attempts:
             raise refusal_of(self._poller, holder)
 
     def _record(self, attempt: Attempt, number: int, purchase: str) -> Record:
-        """The attempt as its permit is asked for."""
+        """Return the attempt as its permit is asked for."""
         wall, policy = self._clock.time(), self._poller.policy
         return Record(
             client_transaction_id=attempt.client_transaction_id,
@@ -310,8 +309,8 @@ class Attempts:
         if not granted:
             attempt.record = None
             raise denied
-        if self._poller.asks.sharing is not None:
-            self._poller.asks.sharing.permitted(attempt.client_transaction_id)
+        if self._poller.asks.leases is not None:
+            self._poller.asks.leases.permitted(attempt.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._total:
@@ -322,14 +321,9 @@ class Attempts:
         attempt.granted = True
 
     def _existing(self, attempt: Attempt, known: Record) -> Record:
-        """The known record, if its content is this one's; else `DifferentRequestError`."""
-        self._check_same(attempt, known.digest, known.purchase)
+        """Return the known record. Raises `DifferentRequestError` where its content is not this attempt's."""
+        attempt.check_same(known.digest, known.purchase)
         return known
-
-    def _check_same(self, attempt: Attempt, digest: bytes, purchase: str) -> None:
-        if attempt.kind == "form":
-            raise _used(attempt)
-        attempt.check_same(digest, purchase)
 
     async def _failed(
         self, attempt: Attempt, record: Record, error: Exception, before: Record | None
@@ -355,7 +349,8 @@ class Attempts:
                 event = self._lost(record, error.candidate_id)
             case _ if attempt.granted:
                 # A fault of ours after the permit proves nothing.
-                logger.error("%s: the send failed: %s", record.client_transaction_id, type(error).__name__)
+                identifier = record.client_transaction_id
+                log("error", "send_failed", identifier, "the send failed: %s", type(error).__name__)
                 event = self._lost(record)
             case _:
                 event = NotSent(at=self._clock.time())  # the ledger failed in the permit: no byte has left
@@ -363,7 +358,8 @@ class Attempts:
         if isinstance(event, Lost) and attempt.kind == "sale":
             record = await self._poller.write(record, event)
             if isinstance(error, ReplayedError):
-                logger.error("%s: %s", record.client_transaction_id, error)
+                identifier = record.client_transaction_id
+                log("error", "answer_conflicted", identifier, "%s", error)
                 record = await self._poller.write(record, Conflicted(at=self._clock.time(), what=str(error)))
             return record
         record = await self._poller.write(record, event)
@@ -395,18 +391,11 @@ class Attempts:
         end = record.created_at + self._total + window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
 
-    async def aclose(self) -> None:
-        """Let the sends in flight end, which they do within the total time-out."""
+    async def aclose(self, drain: float) -> None:
+        """Let the sends in flight end; what has no answer after `drain` seconds is unknown."""
         if sends := [sent for _, sent in self._in_flight.values()]:
-            # The rest is for a slow ledger.
-            _, late = await asyncio.wait(sends, timeout=self._total + 5)
+            _, late = await asyncio.wait(sends, timeout=drain)
+            self._closed = True
             for sent in late:
                 sent.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-
-
-def _used(attempt: Attempt) -> DifferentRequestError:
-    return DifferentRequestError(
-        "this client transaction id was used already; a form has one of its own",
-        client_transaction_id=attempt.client_transaction_id,
-    )

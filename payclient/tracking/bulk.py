@@ -32,23 +32,24 @@ class Bulk:
     @property
     def are_shared(self) -> bool:
         """Whether other processes may have this ledger open."""
-        return self._poller.asks.sharing is not None
+        return self._poller.asks.leases is not None
 
     async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
-        """The sales of those ids that the ledger has."""
+        """Return the sales of those ids that the ledger has."""
         records = await self._poller.asks.ledger.get_many(client_transaction_ids)
         return {identifier: self._poller.handle(record) for identifier, record in records.items()}
 
-    def is_same(self, request: SaleRequest, pending: PendingSale) -> bool:
-        """Return whether a sale was made with this request's content, by the digest that the ledger keeps."""
-        return pending.digest == self._attempts.for_sale(request).digest
+    def is_same(self, request: SaleRequest, purchase: str | None, pending: PendingSale) -> bool:
+        """Return whether a sale was made for this purchase with this content, by the digest that the ledger keeps."""
+        same = pending.digest == self._attempts.for_sale(request).digest
+        return same and purchase in (None, pending.outcome.purchase)
 
-    async def send(self, request: SaleRequest, *, is_new: bool) -> PendingSale:
-        """`Tracker.sale` for a task that is not cancelled meanwhile. `is_new`: the ledger had no such id just now."""
+    async def send(self, request: SaleRequest, purchase: str | None, *, is_new: bool) -> PendingSale:
+        """Do what `Tracker.sale` does. `is_new`: the ledger had no such id just now."""
         self._poller.asks.check_open(request.client_transaction_id)
-        record = await self._attempts.send(self._attempts.for_sale(request, is_new=is_new))
+        record = await self._attempts.send(self._attempts.for_sale(request, purchase, is_new=is_new))
         return self._poller.handle(record)
 
     def lane(self, request: SaleRequest) -> bytes:
-        """The customer at the store, as a keyed digest: one open sale at a time, because of error 2061 (§7.3)."""
+        """Return a keyed digest of the customer at the store, who has one open sale at a time (§7.3, error 2061)."""
         return self._attempts.lane(request)

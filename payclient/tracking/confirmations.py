@@ -33,16 +33,9 @@ OVER = (State.ACCEPTED, State.REFUSED, State.REVERSING, State.REVERSED)
 TURN = 1 / 20
 
 
-@attrs.frozen
-class Confirm:
-    """The next request confirms this transaction. None: it came back cancelled, so query whether it is paid."""
-
-    transaction_id: int | None
-
-
 @attrs.define(eq=False)
 class Confirmation:
-    """One id to confirm, or (None) whether the form was paid at all."""
+    """One id to confirm; None: the browser came back cancelled, and a query tells whether the form was paid."""
 
     transaction_id: int | None
     open: bool = False
@@ -54,7 +47,7 @@ class Confirmation:
     waiters: list[Any] = attrs.field(factory=list)
 
     def begin(self, now: float) -> None:
-        """Ask it from now on."""
+        """Open the confirmation, with all its tries before it."""
         self.open = True
         self.begun = self.due = now
         self.tries = self.refusals = 0
@@ -99,15 +92,11 @@ class ReturnedForm(Scheduled):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to ask, so that the ledger knows all that there is."""
-        return (
-            not self.open()
-            and not self.writing
-            and self.task is None
-            and (self.record.state.decided or not self.found)
-        )
+        busy = self.open() or self.writing or self.task is not None
+        return not busy and (self.record.state.decided or not self.found)
 
     def open(self) -> list[Confirmation]:
-        """What is still to be asked."""
+        """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
 
     def takes(self, transaction_id: int | None) -> bool:
@@ -119,7 +108,7 @@ class ReturnedForm(Scheduled):
         return transaction_id in self.confirmations or transaction_id in self.writing
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
-        """Ask about this id, from now on unless it is asked already."""
+        """Open the confirmation of this id, unless it is open already."""
         found = self.confirmations.get(transaction_id)
         if found is None:
             if len(self.confirmations) >= 2 * MOST_IDS:
@@ -130,33 +119,32 @@ class ReturnedForm(Scheduled):
         return found
 
     def due(self, now: float) -> float | None:
-        """When the next request is made; None: nothing is left to ask."""
+        """Return when the next request is made; None: nothing is left to ask."""
         next_one = self._next(now)
         return None if next_one is None else max(next_one.due, self.tried_at + self._least_gap)
 
     def forced_at(self, due: float) -> float:
-        """When a request that was due then is made though the rate does not allow it."""
+        """Return when a request that was due then is made though the rate does not allow it."""
         return due + self._window * TURN
 
-    def next_request(self, now: float) -> Confirm | None:
-        """Return the request that is made now, and note it."""
+    def next_request(self, now: float) -> Confirmation | None:
+        """Return what is asked now, and note it."""
         self.asked = self._next(now)
-        if self.asked is None:
-            return None
-        self.asked.tries += 1
-        self.tried_at = now
-        return Confirm(self.asked.transaction_id)
+        if self.asked is not None:
+            self.asked.tries += 1
+            self.tried_at = now
+        return self.asked
 
     def _next(self, now: float) -> Confirmation | None:
-        """Of all that is due, the least tried: forged ids do not hold up a fresh one."""
+        """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one."""
         return min(self.open(), key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def wait_for(self, retry_after: float | None) -> float:
-        """Seconds to wait after a 429: never so long that the payment is reversed meanwhile."""
+        """Return the seconds to wait after a 429: never so long that the payment is reversed meanwhile."""
         return min(5.0 if retry_after is None else retry_after, self._window / 10)
 
     def answered(self, now: float, *, settled: bool, wait: float) -> bool:
-        """Take the end of a request; whether its id was given up, its window being over. `wait`: seconds at least."""
+        """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
         asked, self.asked = self.asked, None
         if self.is_over:
             for each in self.open():
@@ -176,15 +164,14 @@ class ReturnedForm(Scheduled):
                 each.wake()
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Close every confirmation."""
         for each in self.confirmations.values():
             each.open = False
             each.wake()
 
     def is_unconfirmed(self, transaction_id: int | None, now: float) -> bool:
-        """Return whether a transaction that a query found accepted may still be reversed by the service.
+        """Return whether a transaction that a query found accepted may still be reversed by the service, even late.
 
-        Not from when a browser named it: anybody can name an id before it is paid. The window, and as much for a
-        service that reverses late.
+        The time counts from that query: anybody can send a browser that names an id before it is paid.
         """
         return now - self.found.setdefault(transaction_id, now) <= 2 * self._window

@@ -5,7 +5,6 @@ From the end of the profile's window on the status query tells.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,13 +23,12 @@ from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.confirmations import MOST_REFUSALS, OVER, Confirmation, ReturnedForm
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
+from payclient.tracking.log import log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Confirmer:
@@ -46,7 +44,7 @@ class Confirmer:
         self._forms: dict[str, ReturnedForm] = {}
 
     def form(self, record: Record) -> ReturnedForm:
-        """What is asked about a form, with its newest record."""
+        """Return what is asked about a form, with its newest record."""
         form = self._forms.get(record.client_transaction_id)
         if form is None:
             form = self._forms[record.client_transaction_id] = ReturnedForm(record, self._window)
@@ -76,12 +74,12 @@ class Confirmer:
         return found
 
     def forget(self, form: ReturnedForm) -> None:
-        """Keep nothing of a form about which nothing is asked: the ledger knows what came of it."""
+        """Drop a form that has nothing left to confirm: the ledger has its outcome."""
         if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
 
     def unless_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
-        """Call no form accepted which may still be reversed: it is pending, and confirmed now."""
+        """Confirm a form that a query found accepted. Report it as pending while the service may reverse it."""
         if report.state != "Aceptado" or not self.confirms or record.state in OVER:
             return report
         if find_mismatch(record, report):
@@ -97,54 +95,52 @@ class Confirmer:
     async def request(self, form: ReturnedForm, now: float) -> None:
         """Make the next request about a form, take the answer, and plan the one after it."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
-        request = form.next_request(now)
-        asked = form.asked
+        asked = form.next_request(now)
         try:
             await self._reread(form)
-            if form.is_over or request is None:
+            if form.is_over or asked is None:
                 settled = True
-            elif request.transaction_id is None:
+            elif asked.transaction_id is None:
                 settled = await self._query(form)
             else:
-                settled = await self._confirm(form, request.transaction_id)
+                settled = await self._confirm(form, asked.transaction_id)
         except RateLimitedError as limited:
             wait = form.wait_for(limited.retry_after)
         except UnauthorizedError:
-            self._poller.queries.say(
-                "confirm 401", "confirmations are refused (401): is the token still good?"
-            )
+            what = "confirmations are refused (401): is the token still good?"
+            self._poller.queries.say("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
-            settled = await self._refused(form, refused)
+            settled = asked is None or await self._refused(form, asked, refused)
         except LedgerError as error:
             self._poller.asks.late.failed(error)
         except PayError as error:
-            name = type(error).__name__
-            self._poller.queries.say(f"confirm {name}", f"a confirmation failed: {name}")
+            what = f"a confirmation failed: {type(error).__name__}"
+            self._poller.queries.say("confirmation_unanswered", identifier, what)
         except Exception as error:  # a fault of ours must not lose the form
-            logger.error("%s: confirming failed: %s", identifier, type(error).__name__)
+            log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
         if form.answered(self._poller.clock.monotonic(), settled=settled, wait=wait):
-            logger.error("%s: not confirmed in time; its status will tell", identifier)
+            log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
         form.wake(asked)
         self._poller.plan_form(form)
         self.forget(form)
 
     async def _reread(self, form: ReturnedForm) -> None:
-        """See what others wrote. A ledger that cannot be read stops no confirmation."""
+        """Read the form's record again. A ledger that cannot be read stops no confirmation."""
         try:
             form.record = await self._poller.asks.ledger.get(form.record.client_transaction_id) or form.record
         except LedgerError as error:
             self._poller.asks.late.failed(error)
 
     async def _confirm(self, form: ReturnedForm, transaction_id: int) -> bool:
-        """Whether the service's answer settles this id."""
+        """Return whether the service's answer settles this id."""
         report = await self._session.confirm(transaction_id, form.record.client_transaction_id, repeat=False)
         at = self._poller.clock.time()
         return await self._take(form, read_confirmation(form.record, transaction_id, report, at))
 
     async def _query(self, form: ReturnedForm) -> bool:
-        """The browser came back cancelled, which proves nothing: query, where that can be done."""
+        """Query a form whose browser came back cancelled, which proves nothing; return whether that settles it."""
         if not self._poller.queries.by_client_id:
             return True
         record = form.record
@@ -152,21 +148,16 @@ class Confirmer:
         unpaid = report is None or report.state == "Cancelado"
         if unpaid and not self._poller.queries.may_deny(record):
             return True
-        if report is not None and self.confirms and report.state == "Aceptado":
-            held = self.unless_confirmed(record, report)
-            if held is not report:
-                return True
+        if report is not None and self.unless_confirmed(record, report) is not report:
+            return True
         return await self._take(form, read_form(record, report, self._poller.clock.time()))
 
-    async def _refused(self, form: ReturnedForm, refused: RefusedError) -> bool:
-        """Whether the id is left alone: the service answered "no such transaction" often enough."""
-        asked = form.asked
-        if asked is None:
-            return True
+    async def _refused(self, form: ReturnedForm, asked: Confirmation, refused: RefusedError) -> bool:
+        """Return whether the id is left alone: the service answered "no such transaction" often enough."""
         asked.refusals += refused.error_code in self._session.profile.not_found_codes
         if asked.refusals < MOST_REFUSALS:
-            code = refused.error_code
-            self._poller.queries.say(f"confirm refused {code}", f"a confirmation was refused: {code}")
+            what = f"a confirmation was refused: {refused.error_code}"
+            self._poller.queries.say("confirmation_refused", form.record.client_transaction_id, what)
             return False
         what = f"confirming transaction {asked.transaction_id}: no such transaction"
         conflicted = Conflicted(at=self._poller.clock.time(), what=what)
@@ -177,21 +168,22 @@ class Confirmer:
             return False
 
     async def _take(self, form: ReturnedForm, reading: Reading) -> bool:
-        """Let the ledger take what an answer means; False: it is no verdict yet."""
+        """Write what an answer means; False: it is not a verdict yet."""
         identifier = form.record.client_transaction_id
         if reading.report is not None:
             form.report = reading.report
         for alarm in reading.alarms:
-            logger.critical("%s: %s", identifier, alarm)
+            log("critical", "outcome_alarm", identifier, "%s", alarm)
         if reading.conflict is not None:
-            logger.error("%s: a confirmation is not ours: %s", identifier, reading.conflict)
+            what = f"a confirmation is not ours: {reading.conflict}"
+            log("error", "confirmation_conflicted", identifier, "%s", what)
         settled = False
         for event in reading.events:
             settled = await self._apply(form, event)
         return settled
 
     async def _apply(self, form: ReturnedForm, event: Event) -> bool:
-        """Whether the ledger took the event; where the state forbids it now, the id is asked about again later."""
+        """Return whether the ledger took the event; where the state forbids it now, the id is confirmed again later."""
         try:
             form.record = await self._poller.asks.ledger.apply(form.record, event)
         except TransitionError:
@@ -202,6 +194,6 @@ class Confirmer:
         return True
 
     def close(self) -> None:
-        """Stop: what is open stands in the ledger, and is asked at the next entry."""
+        """Stop. The ledger has what is open; the next start confirms it."""
         for form in self._forms.values():
             form.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import lru_cache, partial
 from hashlib import blake2b
 
 import attrs
@@ -37,21 +40,10 @@ class Credentials:
     """
 
     def __init__(self, digest_key: bytes) -> None:
-        self._digest_key = digest_key
-        #: The last token's digest and its keyed one.
-        self._last = (b"", b"")
+        #: Returns the keyed digest of a token's plain one; empty for none.
+        self.keyed: Callable[[bytes], bytes] = lru_cache(maxsize=4)(partial(_keyed, digest_key))
         #: Pairs of credentials: what the second has sent was found under the first.
         self._finds: set[tuple[bytes, bytes]] = set()
-
-    def keyed(self, token_digest: bytes) -> bytes:
-        """Return the keyed digest of a token's plain one; empty for none."""
-        if not token_digest:
-            return b""
-        last, keyed = self._last
-        if token_digest != last:
-            keyed = blake2b(b"credentials\0" + token_digest, digest_size=16, key=self._digest_key).digest()
-            self._last = (token_digest, keyed)
-        return keyed
 
     def found(self, record: Record, token_digest: bytes) -> None:
         """Learn that the token in use finds what this attempt's token has sent."""
@@ -69,7 +61,13 @@ class Credentials:
         )
 
 
-#: Said once where "not found" comes under another token.
+def _keyed(digest_key: bytes, token_digest: bytes) -> bytes:
+    if not token_digest:
+        return b""
+    return blake2b(b"credentials\0" + token_digest, digest_size=16, key=digest_key).digest()
+
+
+#: Logged once where "not found" comes under another token.
 UNDER_ANOTHER = (
     'sent under another token than the one in use, whose "not found" proves nothing; '
     "use one ledger for each account"
@@ -78,25 +76,28 @@ UNDER_ANOTHER = (
 
 @attrs.define(eq=False)
 class Reading:
-    """What an answer means."""
+    """What an answer means.
+
+    - `events`: What is written.
+    - `alarms`: What a person must look at now.
+    - `conflict`: What is not ours, unless an earlier answer showed it.
+    - `warning`: What is logged once.
+    - `report`: What is shown of the answer; None where it is not about our sale.
+    - `looks_at_all`: A query by client transaction id comes before this answer decides.
+    """
 
     events: list[Event] = attrs.field(factory=list)
-    #: What somebody must look at now.
     alarms: list[str] = attrs.field(factory=list)
-    #: What is not ours, where it was not said before.
     conflict: str | None = None
-    #: What is logged once, about this ask.
     warning: str | None = None
-    #: What is shown of the answer: nothing where it is about something that is not ours.
     report: StatusReport | None = None
-    #: A query by client transaction id comes before this answer decides.
     looks_at_all: bool = False
 
 
 def find_mismatch(
     record: Record, report: StatusReport, *, by_candidate: bool = False, candidate_id: int | None = None
 ) -> str | None:
-    """Say what in a report is not ours, or None. What is not ours decides nothing.
+    """Return what in a report is not ours, or None. A report that is not ours decides nothing.
 
     Queried by a candidate id, only a report that names our client transaction id is ours.
     """
@@ -142,7 +143,10 @@ def verdict(record: Record, report: StatusReport, transaction_id: int | None, at
         elif state is State.REVERSING and at < (record.expires_at or at):
             pass  # the request to give it back may be on its way
         elif state is not State.ACCEPTED or instead_of is not None:
-            reading.events.append(FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of))
+            receipt = json.dumps(dict(report.receipt)) if report.receipt else None
+            reading.events.append(
+                FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
+            )
     elif state is State.REFUSED:
         if report.state == "Pendiente":
             reading.alarms.append("refused, and yet the customer may approve it")
@@ -151,7 +155,7 @@ def verdict(record: Record, report: StatusReport, transaction_id: int | None, at
         if state is State.ACCEPTED:
             reading.alarms.append("accepted, and given back by somebody else")
         if state is not State.REVERSED:
-            reading.events.append(FoundCancelled(at=at, transaction_id=transaction_id))
+            reading.events.append(FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason))
     elif report.state == "Pendiente" and state is State.UNKNOWN:
         reading.events.append(FoundPending(at=at, transaction_id=transaction_id))
     return reading
@@ -260,7 +264,7 @@ class AnswerReader:
         return reading
 
     def _conflict(self, ask: Followed, mismatch: str, now: float, at: float) -> Reading:
-        """Write and log what is not ours, once and not at every query."""
+        """Return what is not ours, once and not at every query."""
         found = self.policy.findings(ask, now)
         if mismatch == found.conflict:
             return Reading()
@@ -268,7 +272,7 @@ class AnswerReader:
         return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
 
     def not_found(self, ask: Followed, query: TransactionRef, now: float, at: float, token: bytes) -> Reading:
-        """Read "not found": no verdict, until it proves that nothing was created."""
+        """Read "not found", which decides nothing until it proves that nothing was created."""
         record, policy = ask.record, self.policy
         ask.report = None
         if record.kind == "form":
@@ -308,7 +312,7 @@ class AnswerReader:
 
 
 def read_confirmation(record: Record, transaction_id: int, report: StatusReport, at: float) -> Reading:
-    """Read the answer to a confirmation. No events: it is no verdict yet."""
+    """Return what the answer to a confirmation means. Without events it is not a verdict yet."""
     mismatch: str | None
     if report.transaction_id != transaction_id:
         mismatch = f"confirming transaction {transaction_id} answered another"
@@ -322,16 +326,13 @@ def read_confirmation(record: Record, transaction_id: int, report: StatusReport,
 
 
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
-    """Read the service's word on a form. No events: it is no verdict yet."""
+    """Return what a status report means for a form. Without events it is not a verdict yet."""
     if report is None:
         return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):
         return Reading([Conflicted(at=at, what=mismatch)])
-    reading = Reading(report=report)
-    if report.state == "Aceptado":
-        if record.state is State.CANCELLED:
-            reading.alarms.append("cancelled, and yet accepted")
-        reading.events.append(FoundAccepted(at=at, transaction_id=report.transaction_id))
-    elif report.state == "Cancelado":
-        reading.events.append(FoundCancelled(at=at, transaction_id=report.transaction_id))
-    return reading
+    return (
+        Reading(report=report)
+        if report.state == "Pendiente"
+        else verdict(record, report, report.transaction_id, at)
+    )

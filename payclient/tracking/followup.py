@@ -16,7 +16,7 @@ from payclient.events import Evidence
 from payclient.lifecycle import DROPPED, MOST_CANDIDATES, Record, State
 from payclient.models import StatusReport
 from payclient.profile import ServiceProfile
-from payclient.schedule import AFTERTHOUGHTS, LAST_QUERIES, NORMAL_WINDOW, Schedule, first_part, phase
+from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW, RECHECK_AGES, Schedule, first_part, phase
 
 __all__ = ["StatusSource", "TransactionRef"]
 
@@ -36,6 +36,9 @@ FORM_SLOWNESS = 5
 
 #: Seconds after the expiry at which a wait ends though last queries are due, where the service fails.
 MOST_PATIENCE = 500.0
+
+#: Queries of one ask that fail in a row before its wait ends without an answer.
+FAILURES = 3
 
 #: Gaps double with each failure in a row, up to this power of two.
 MOST_DOUBLINGS = 5
@@ -134,6 +137,12 @@ class Findings:
         """Return whether the service named another's client transaction id for this one."""
         return transaction_id in self.candidates and self.candidates[transaction_id].is_another
 
+    def unanswered(self, candidate_id: int | None) -> None:
+        """Note that the last query had no answer: it proves nothing, and is made again."""
+        self.client_queried_at = NEVER
+        if candidate_id is not None:
+            self.about(candidate_id).queried_at = NEVER
+
     def all_missing(self, record: Record) -> bool:
         """Return whether every candidate was "not found" since the first proof of absence."""
         since = float("inf") if self.absent_at is None else self.absent_at
@@ -176,7 +185,7 @@ class Followed(Scheduled):
         self.line: int = 0
         self.task: Awaitable[Any] | None = None
         self.record: Record = record
-        #: From the wall clock's time, which records have, to the monotonic clock's. One number for most.
+        #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
         self.offset: float = offset
         self.findings: Findings | None = None
         self.queried_at: float = NEVER
@@ -201,12 +210,12 @@ class Followed(Scheduled):
         return self.offset + expires_at
 
     def age(self, now: float) -> float:
-        """Seconds since its permit, at least 0."""
+        """Return the seconds since its permit, at least 0."""
         age = now - self.offset - self.record.created_at
         return age if age > 0.0 else 0.0
 
     def slim(self) -> None:
-        """Forget what the ledger has and following a pending sale does not need."""
+        """Drop the fields of the record that following a pending sale does not need."""
         record = self.record
         if record.digest and record.state is PENDING:
             self.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
@@ -284,7 +293,7 @@ class Policy:
     # --- When next
 
     def soonest(self) -> float:
-        """Seconds after which something but an expiry may be due for a new ask: a bound that costs no thought.
+        """Return the seconds before which nothing but an expiry is due for a new ask: a cheap bound.
 
         Notifications only thin the queries, and forms are queried more seldom.
         """
@@ -296,13 +305,13 @@ class Policy:
         return ask.record.expires_at is not None and abs(now - created) < self.least_gap
 
     def first_of_new(self, ask: Followed) -> float:
-        """When a new ask is first queried. The spread depends on its id alone, as it does after a restart."""
+        """Return when a new ask is first queried. The spread depends on its id alone, as it does after a restart."""
         record = ask.record
         gap = self._gap(record.kind, 0.0, first_part(phase(record.client_transaction_id)))
         return min(ask.offset + record.created_at + gap, ask.expires)
 
     def first(self, ask: Followed, now: float) -> float:
-        """When an ask is first looked at here that a process which is gone followed before: at any moment."""
+        """Return when an ask that another process followed before is first looked at here, spread over one gap."""
         spread, expires = phase(ask.record.client_transaction_id), ask.expires
         if now >= expires:
             return now + spread * self.scale
@@ -316,16 +325,16 @@ class Policy:
 
     def is_final(self, ask: Followed, now: float) -> bool:
         """Return whether a query now is one of the last, which settle an expired ask."""
-        return now >= ask.expires + LAST_QUERIES[0] * self.scale
+        return now >= ask.expires + FINAL_QUERY_DELAYS[0] * self.scale
 
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether the last query was made of what expired, which is written down then."""
         if not is_presumed(ask.record) or not self.can_query:
             return is_presumed(ask.record) and ask.exhausted
-        return self.is_final(ask, now) and (ask.exhausted or ask.final_queries >= len(LAST_QUERIES))
+        return self.is_final(ask, now) and (ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS))
 
     def after(self, ask: Followed, now: float) -> float | None:
-        """When it is looked at next, or None: no wait has anything more to hope for."""
+        """Return when the ask is looked at next; None where no query is left for a wait."""
         scale = self.scale
         if not self.can_query:
             if now < ask.expires:
@@ -344,29 +353,29 @@ class Policy:
                 gap *= 2 ** min(found.failures, MOST_DOUBLINGS)
             # Not beyond the expiry: it is noted as it comes.
             return min(now + max(gap, self.least_gap), ask.expires)
-        if ask.final_queries < len(LAST_QUERIES) and not ask.exhausted:
+        if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
             begin = ask.expires if ask.final_queries == 0 else max(ask.queried_at, ask.expires)
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least_gap if found is not None and found.failures else now
-            return max(soonest, begin + LAST_QUERIES[ask.final_queries] * scale)
+            return max(soonest, begin + FINAL_QUERY_DELAYS[ask.final_queries] * scale)
         # A form that nobody has paid yet may well be not found: that proves nothing.
         if ask.record.state is State.UNKNOWN and ask.record.kind == "sale" and found is not None:
             return self._proof(ask, found, now)
         return None
 
     def _proof(self, ask: Followed, found: Findings, now: float) -> float | None:
-        """When to query for a proof that an unknown sale is absent: two queries that are late enough."""
+        """Return when to query for a proof that an unknown sale is absent: two queries that are late enough."""
         due = found.begun + self.absent_after
+        gap: float = self.least_gap * 2 ** min(found.failures, MOST_DOUBLINGS)
         if found.absent_at is not None:
             if found.unqueried(ask.record):
-                return max(now, ask.queried_at + self.least_gap)
+                return max(now, ask.queried_at + gap)
             due = found.absent_at + self.absent_after / 10
         # The queries that go by candidate ids prove nothing, and this one comes behind them.
-        gap = self.least_gap * 2 ** min(found.failures, MOST_DOUBLINGS)
         return max(now, due, ask.queried_at + gap) if found.client_queried_at < due else None
 
     def recheck(self, ask: Followed, now: float) -> float | None:
-        """When it is queried once more in the background, with nobody waiting."""
+        """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
             return (
@@ -374,19 +383,27 @@ class Policy:
                 if ask.record.state is State.PENDING or is_presumed(ask.record)
                 else None
             )
-        later = (ask.expires + age * self.scale for age in AFTERTHOUGHTS)
+        later = (ask.expires + age * self.scale for age in RECHECK_AGES)
         return next((when for when in later if when > now), None)
 
     def look_again(self, ask: Followed, now: float) -> float | None:
-        """When an ask that waits for its query is looked at all the same; None: no wait is kept by it."""
+        """Return when an ask that waits for its query is looked at all the same; None where nobody waits for it."""
         again = now + LOOK_AGAIN * self.scale
         if now < ask.expires:
             # Not all at once at the expiry: most are queried much earlier, and would be kept until then though decided.
             return ask.expires if ask.line else min(again, ask.expires)
         return None if ask.exhausted else max(self.end(ask), again)
 
+    def gives_up(self, ask: Followed, now: float, *, failing: bool) -> bool:
+        """Return whether a wait ends though a query is due; `failing`: the service leaves queries unanswered.
+
+        What fails for this ask alone ends its wait too, however well the queries of others are answered.
+        """
+        found = self.findings(ask, now)
+        return not ask.exhausted and now >= self.end(ask) and (failing or found.failures >= FAILURES)
+
     def end(self, ask: Followed) -> float:
-        """When a failing service has been given time enough for the last queries, and for a proof of absence."""
+        """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""
         found = ask.findings
         assert found is not None  # noqa: S101 - made for every ask that is past its expiry
         if ask.record.state is State.UNKNOWN:
@@ -394,8 +411,8 @@ class Policy:
         return max(ask.expires, found.begun) + MOST_PATIENCE * self.scale
 
     def patience(self, ask: Followed, now: float, lease: float) -> float:
-        """When another process must have come to an end with it, though its follower died and the next began late."""
-        end = ask.expires + 2 * sum(LAST_QUERIES) * self.scale
+        """Return when another process must have ended its follow-up, even one that took the ask over late."""
+        end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:
             end = max(end, now - ask.age(now) + 1.2 * self.absent_after)
         return max(end, now) + lease
@@ -446,10 +463,10 @@ class Policy:
     # --- How surely notifications arrive
 
     def decided(self, before: Record, after: Record) -> None:
-        """Count a decision that a person made: was it notified?"""
+        """Count a decision of the customer's: whether a notification came before it was found."""
         if before.state is PENDING and after.evidence is QUERY and after.kind == "sale":
             self.notified_share += NOTIFIED_WEIGHT * ((after.notified_at is not None) - self.notified_share)
 
     def notified_late(self) -> None:
-        """A notification came after the query that found the answer; the sale was counted as not notified."""
+        """Count a notification that came after its sale was decided, and counted as not notified."""
         self.notified_share = min(self.notified_share + NOTIFIED_WEIGHT, 1.0)

@@ -15,12 +15,14 @@ from payclient.clock import sleep, start
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
+    OutcomeUnknownError,
     PurchaseOpenError,
     RefusedError,
 )
 from payclient.ledger.records import holds
 from payclient.lifecycle import Record, State
 from payclient.models import PrepareRequest, PrepareResult, derive_id
+from payclient.secret import Secret
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.links import read_links
 from payclient.tracking.poller import Poller
@@ -36,23 +38,32 @@ GENERATIONS = 8
 LOOK_AGAIN = 0.05
 
 
+def _hide(url: str | Secret[str]) -> Secret[str]:
+    return Secret.of(url)
+
+
 @attrs.define
 class FormLink:
     """A link to a hosted form. It lives 10 minutes from its own load (§8), which we may not see.
 
     `is_live` means safe to hand out: a link loaded late may still be payable for up to ten minutes after
-    `expires_at`. Times are UTC seconds since the epoch. The address is a secret: show it to its customer only.
+    `expires_at`. Times are UTC seconds since the epoch. The address is a secret: show it to its customer only. A link
+    does not pickle.
 
-    - `url`: The address; a secret.
     - `prepared_at`: When the form was prepared.
     - `lifetime`: Seconds (§8: 600).
     - `loaded_at`: When the customer loaded it; None until `mark_loaded`.
     """
 
-    url: str = attrs.field(repr=False)
+    _url: Secret[str] = attrs.field(converter=_hide, repr=False)
     prepared_at: float
     lifetime: float = 600.0
     loaded_at: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The address; a secret."""
+        return self._url.reveal()
 
     @property
     def expires_at(self) -> float:
@@ -60,11 +71,11 @@ class FormLink:
         return (self.prepared_at if self.loaded_at is None else self.loaded_at) + self.lifetime
 
     def is_live(self, now: float) -> bool:
-        """Whether it is safe to hand out at this time."""
+        """Return whether it is safe to hand out at this time."""
         return now < self.expires_at
 
     def mark_loaded(self, at: float) -> None:
-        """The customer opened it: from now on its life is known."""
+        """Note that the customer opened the link, whose life counts from then."""
         if self.loaded_at is None:
             self.loaded_at = at
 
@@ -83,7 +94,7 @@ class PaymentForm:
     payment_id: str = attrs.field(repr=False)
     prepared_at: float
     result: PrepareResult = attrs.field(repr=False)
-    _links: dict[str, FormLink] = attrs.field(factory=dict, repr=False, init=False)
+    _links: dict[Secret[str], FormLink] = attrs.field(factory=dict, repr=False, init=False)
     _lifetime: float = attrs.field(default=600.0, repr=False, alias="lifetime")
 
     @property
@@ -102,11 +113,11 @@ class PaymentForm:
         return {name: self._link(url) for name, url in self.result.links.items()}
 
     def is_live(self, now: float) -> bool:
-        """Whether every link is safe to hand out at this time."""
+        """Return whether every link is safe to hand out at this time."""
         return all(link.is_live(now) for link in self.links.values())
 
     def _link(self, url: str) -> FormLink:
-        return self._links.setdefault(url, FormLink(url, self.prepared_at, self._lifetime))
+        return self._links.setdefault(Secret(url), FormLink(url, self.prepared_at, self._lifetime))
 
 
 class Forms:
@@ -128,7 +139,13 @@ class Forms:
         attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
         assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
-        return self._form(request.client_transaction_id, attempt.result, attempt.prepared_at)
+        form = self._form(request.client_transaction_id, attempt.result, attempt.prepared_at)
+        if not form.is_live(self._clock.time()):
+            raise OutcomeUnknownError(
+                "the process stood still until the links were no longer safe to hand out; prepare another form",
+                client_transaction_id=request.client_transaction_id,
+            )
+        return form
 
     def _form(self, identifier: str, result: PrepareResult, prepared_at: float) -> PaymentForm:
         # What is dead is dropped, so that this holds the living only.
@@ -222,6 +239,6 @@ class Forms:
                 if identifier in links:
                     field = self._poller.session.profile.wallet_link_field
                     form = self._form(identifier, *read_links(links[identifier], field))
-            if form is not None and form.is_live(now + margin):
+            if form is not None and form.is_live(self._clock.time() + margin):
                 found = form
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 
 import attrs
@@ -14,10 +13,9 @@ from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
 from payclient.tracking.followup import Scheduled
+from payclient.tracking.log import log
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds from one log line about a ledger that fails to the next.
 LINE_EVERY = 60.0
@@ -41,7 +39,7 @@ class LateWrite(Scheduled):
         self.tries: int = 0
 
     def delay(self) -> float:
-        """Count one more try; the seconds until then."""
+        """Count one more try, and return the seconds until it is made."""
         self.tries += 1
         return WRITE_AGAIN[min(self.tries, len(WRITE_AGAIN)) - 1]
 
@@ -69,7 +67,10 @@ class LateWrites:
         now = self._clock.monotonic()
         if now >= self._silent_until:
             self._silent_until = now + LINE_EVERY
-            logger.error(
+            log(
+                "error",
+                "ledger_failed",
+                "",
                 "the ledger failed: %s, %d times since the last line; trying again",
                 type(error).__name__,
                 self._failures,
@@ -92,7 +93,7 @@ class LateWrites:
         return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
-        """Let the ledger take how an attempt ended."""
+        """Write how an attempt ended. Raises `TransitionError` where its state does not take that."""
         if isinstance(event, NotSent):
             # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
             # was granted the same attempt and sends it.
@@ -106,7 +107,8 @@ class LateWrites:
         except TransactionTakenError as taken:
             if not isinstance(event, Created):
                 raise
-            logger.error("%s: %s", record.client_transaction_id, taken)
+            identifier = record.client_transaction_id
+            log("error", "transaction_taken", identifier, "%s", taken)
             # Never early: the request may have arrived as late as the total time-out.
             ends = record.created_at + self._total + (event.expires_at - event.at)
             with suppress(TransitionError):  # unknown already
@@ -114,7 +116,7 @@ class LateWrites:
             return await self._ledger.apply(record, Conflicted(at=event.at, what=str(taken)))
 
     def keep(self, record: Record, event: Event, error: Exception) -> LateWrite | None:
-        """Keep what the ledger could not take, to be written later; None: its id is planned already."""
+        """Keep an event that the ledger could not take. Return what to plan; None where its id is planned already."""
         self.failed_write(error)
         late = self._late.setdefault(record.client_transaction_id, LateWrite(record.client_transaction_id))
         late.events.append((record, event))
@@ -122,7 +124,8 @@ class LateWrites:
 
     async def decided_otherwise(self, record: Record, event: Event) -> Record:
         """Return what an operator or another process wrote meanwhile: the ledger's word stands."""
-        logger.warning("%s: %s came too late", record.client_transaction_id, type(event).__name__)
+        identifier = record.client_transaction_id
+        log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         try:
             return await self._ledger.get(record.client_transaction_id) or record
         except LedgerUnavailableError as error:
@@ -130,7 +133,7 @@ class LateWrites:
             return unwritten(record, event)
 
     async def write_now(self, client_transaction_id: str) -> tuple[list[Record], bool]:
-        """Write what the ledger could not take; the records after it, and whether something is left."""
+        """Write what the ledger could not take; return the records after it, and whether anything is left."""
         written: list[Record] = []
         while (late := self._late.get(client_transaction_id)) and late.events:
             record, event = late.events[0]
@@ -161,7 +164,13 @@ class LateWrites:
                 late.cancel()
             await asyncio.gather(*tries, return_exceptions=True)
             if self._late:
-                logger.error("the ledger could not take the end of %d attempts", len(self._late))
+                log(
+                    "error",
+                    "ends_not_written",
+                    "",
+                    "the ledger could not take the end of %d attempts",
+                    len(self._late),
+                )
 
 
 def unwritten(record: Record, event: Event) -> Record:

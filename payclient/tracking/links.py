@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
+from contextlib import suppress
 
 import orjson
 
-from payclient.clock import Timer, start
+from payclient.clock import start, within
 from payclient.errors import LedgerError
 from payclient.lifecycle import Record
 from payclient.models import FormLinks, PrepareResult
@@ -26,14 +26,15 @@ class KeptLinks:
         self._asks = asks
         self._lifetime = lifetime
         self._keeps = keeps
-        self._timer: Timer | None = None
-        self._timer_at = math.inf
+        #: Set where links may be dead.
+        self._died = asyncio.Event()
+        #: Whether some links are known to die.
+        self._waits = False
         self._dropping: asyncio.Task[None] | None = None
-        self._again = False
         asks.form_decided = self.drop
 
     async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
-        """Keep a form's links while they live. Where the ledger fails it is a form all the same."""
+        """Keep a form's links in the ledger while they live. Without them only this process can hand the form out."""
         if not self._keeps:
             return
         kept = {"payment_id": result.payment_id, "prepared_at": prepared_at, "links": dict(result.links)}
@@ -44,48 +45,33 @@ class KeptLinks:
         except LedgerError as error:
             self._asks.late.failed(error)
         else:
-            self._drop_in(self._lifetime)
+            if not self._waits:
+                self.drop()  # now, and when these die
 
     def drop(self) -> None:
         """Delete what is dead, in a task of its own."""
-        self._again = True
+        self._died.set()
         if self._dropping is None and not self._asks.closed:
             self._dropping = start(self._drop())
 
     async def _drop(self) -> None:
-        try:
-            while self._again:
-                self._again = False
-                until = await self.drop_now()
-                if until is not None:
-                    self._drop_in(until - self._asks.clock.time())
-        except LedgerError as error:
-            self._asks.late.failed(error)
-            self._drop_in(AGAIN)
-        finally:
-            self._dropping = None
-
-    async def drop_now(self) -> float | None:
-        """Delete what is dead; when the next links are, in UTC seconds."""
-        return await self._asks.ledger.drop_links(self._asks.clock.time())
-
-    def _drop_in(self, seconds: float) -> None:
         clock = self._asks.clock
-        when = clock.monotonic() + max(seconds, 0.0)
-        if when < self._timer_at and not self._asks.closed:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = when
-            self._timer = clock.call_at(when, self._ring)
-
-    def _ring(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        self.drop()
+        while True:
+            self._died.clear()
+            try:
+                until = await self._asks.ledger.drop_links(clock.time())
+            except LedgerError as error:
+                self._asks.late.failed(error)
+                until = clock.time() + AGAIN
+            self._waits = until is not None
+            if until is None:
+                await self._died.wait()
+            else:
+                with suppress(TimeoutError):
+                    await within(clock, max(until - clock.time(), 0.0), self._died.wait())
 
     async def aclose(self) -> None:
-        """Delete nothing more: the next process does."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Stop deleting; the next process goes on."""
         if self._dropping is not None:
             self._dropping.cancel()
             await asyncio.gather(self._dropping, return_exceptions=True)

@@ -1,24 +1,35 @@
-"""`Outcome`, what is known of a sale and how; `PendingSale`, the handle of one that may exist."""
+"""`Outcome`, what is known of a sale and how; `PendingSale`, the handle of one that may exist; the feed of outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
 
 import attrs
 import orjson
 
-from payclient.errors import PayError, RefusedError
+from payclient.clock import within
+from payclient.errors import LedgerUnavailableError, PayError, RefusedError, UsageError
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
 from payclient.models import StatusReport
+from payclient.tracking.log import log
 
 if TYPE_CHECKING:
+    from payclient.tracking.asks import OpenAsks
     from payclient.tracking.followup import Followed
     from payclient.tracking.poller import Poller
 
 __all__ = ["Outcome", "PendingSale"]
+
+
+#: Seconds after which outcomes are read again where the ledger could not be.
+AGAIN = 1.0
+
+#: The states that have the receipt of an approval.
+_APPROVED = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 
 @attrs.frozen(kw_only=True)
@@ -33,13 +44,13 @@ class Outcome:
     - `notified_at`: When a notification came (§6). It says that the customer acted, not how.
     - `decided_at`: When it was decided; None until then.
     - `error`: Of a refused attempt.
-    - `report`: The service's last word, where this process heard it; it is not stored.
+    - `report`: The service's last report, where this process received one; it is not stored.
     - `purchase`: What the customer owes once, however many asks: without one of its own, the client transaction id.
     - `amount`: Cents.
     - `currency`: Three capitals (ISO 4217).
     - `kind`: `sale` for a push request, `form` for a payment form.
     - `reason`: Why it was declined, as the service wrote it.
-    - `receipt`: What the profile's `receipt_fields` keep of the report that decided it, by the service's names.
+    - `receipt`: What the profile's `receipt_fields` keep of its approval, by the service's names; also once given back.
     - `also_paid`: Of the feed: other client transaction ids of the same purchase that are paid, too. Give one of them
       back.
     - `cursor`: The place in the ledger's feed, for `tracker.outcomes(since=...)`.
@@ -70,7 +81,7 @@ class Outcome:
 
     @classmethod
     def of(cls, record: Record, *, report: StatusReport | None = None) -> Self:
-        """What a record says."""
+        """Return what a record says."""
         return cls(
             client_transaction_id=record.client_transaction_id,
             state=record.state,
@@ -81,43 +92,35 @@ class Outcome:
             decided_at=record.decided_at,
             error=_refusal(record, record.evidence) if record.state is State.REFUSED else None,
             report=report,
-            **_facts(record),
+            purchase=record.purchase,
+            amount=record.amount,
+            currency=record.currency,
+            kind=record.kind,
             reason=record.reason,
             receipt=_receipt(record),
         )
 
     @classmethod
     def at(cls, change: Change, record: Record) -> Self:
-        """What an attempt's record said after one of its changes; `record` is the same attempt's newest one."""
+        """Return what an attempt's record said after one of its changes; `record` is the same attempt's newest one."""
         notified_at, was_refused = record.notified_at, change.after is State.REFUSED
-        return cls(
-            client_transaction_id=change.client_transaction_id,
+        return attrs.evolve(
+            cls.of(record),
             state=change.after,
             evidence=change.evidence,
             # A correction brings an id that the refusal before it did not have.
             transaction_id=None
             if was_refused and record.state is not State.REFUSED
             else record.transaction_id,
-            created_at=record.created_at,
             notified_at=None if notified_at is None or notified_at > change.at else notified_at,
             decided_at=change.at if change.after.decided else None,
             error=_refusal(record, change.evidence) if was_refused else None,
-            **_facts(record),
             # An earlier decision had others.
             reason=record.reason if change.after is record.state else None,
-            receipt=_receipt(record) if change.after is record.state else {},
+            receipt=_receipt(record) if change.after in _APPROVED else {},
             also_paid=_also_paid(change),
             cursor=change.cursor,
         )
-
-
-def _facts(record: Record) -> dict[str, Any]:
-    return {
-        "purchase": record.purchase,
-        "amount": record.amount,
-        "currency": record.currency,
-        "kind": record.kind,
-    }
 
 
 def _receipt(record: Record) -> dict[str, str | int]:
@@ -173,7 +176,7 @@ class PendingSale:
 
     @property
     def state(self) -> State:
-        """Where it stands, as far as this process has heard."""
+        """Where it stands, as far as this process knows."""
         return self._now().state
 
     @property
@@ -204,7 +207,7 @@ class PendingSale:
         return record.evidence, record.error_type
 
     async def wait(self, timeout: float | None = None) -> Outcome:
-        """Wait for the outcome; whose `paid` is True, False, or None: nobody knows.
+        """Wait for the outcome. Its `paid` is True, False, or None where nobody knows.
 
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
@@ -212,14 +215,46 @@ class PendingSale:
         return await self._poller.wait(self._now(), timeout)
 
     async def check(self) -> Outcome:
-        """Ask the service once, now (at most once a second for a sale), and say what is known."""
+        """Query the service once, now (at most once a second for a sale), and return what is known."""
         return await self._poller.check(self._now())
 
 
 def _refusal(record: Record, evidence: Evidence) -> PayError:
-    """The refusal as far as the ledger keeps it; the error's class is gone after a restart, its code is not."""
+    """Return the refusal as far as the ledger keeps it; the error's class is gone after a restart, its code is not."""
     return RefusedError(
         "; ".join(record.messages) or f"nothing was created ({evidence})",
         error_code=record.error_code,
         client_transaction_id=record.client_transaction_id,
     )
+
+
+async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
+    """Yield what `Tracker.outcomes` does, until the tracker closes.
+
+    A ledger that cannot be read is read again after a while, from the same place.
+    """
+    failing = False
+    while True:
+        changed = asks.changed
+        try:
+            changes = await asks.ledger.changes(since)
+            attempts = await asks.ledger.attempts([change.client_transaction_id for change in changes])
+        except (LedgerUnavailableError, UsageError) as error:
+            if not asks.is_open:
+                return
+            if isinstance(error, UsageError):
+                raise
+            if not failing:
+                log("warning", "feed_unavailable", "", "outcomes cannot be read now: %s", error)
+            failing = True
+            with suppress(TimeoutError):
+                await within(asks.clock, AGAIN, changed.wait())
+            continue
+        failing = False
+        for change in changes:
+            since = change.cursor
+            yield Outcome.at(change, attempts[change.client_transaction_id][change.attempt - 1])
+        if not changes:
+            if not asks.is_open:
+                return
+            await changed.wait()

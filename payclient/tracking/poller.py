@@ -6,14 +6,13 @@ However many asks are due at once, few are looked at in one turn of the event lo
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from payclient.clock import Clock, Timer, start
+from payclient.clock import Clock, Timer, start, within
 from payclient.errors import ConfigurationError, LedgerError
 from payclient.events import Event, Exhausted, Expired
 from payclient.ledger import Ledger, Shared
@@ -33,14 +32,13 @@ from payclient.tracking.followup import (
     is_presumed,
 )
 from payclient.tracking.late_writes import LateWrite
+from payclient.tracking.leases import Leases, SharedRateLimit
+from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
-from payclient.tracking.sharing import SharedRateLimit, Sharing
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Asks looked at, and new ones planned, in one turn of the loop.
 PER_TURN = 250
@@ -80,9 +78,13 @@ class Poller:
             profile, schedule, session.timeouts.total, own_source=status is not None
         )
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
+        self.asks.due.alarm = self._arm
+        self.follow: Callable[[Record], Followed | None] = self.asks.follow
+        self.took: Callable[[Record], None] = self.asks.took
+        self.write: Callable[[Record, Event], Awaitable[Record]] = self.asks.write
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
-            self.asks.sharing = Sharing(self, ledger)
+            self.asks.leases = Leases(self, ledger)
             if profile.queries_per_minute:
                 self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, self.asks.late)
         self.queries: StatusQueries = StatusQueries(session, self.asks, self.rate, status)
@@ -90,7 +92,6 @@ class Poller:
         self._lines = RequestLines(profile.sale_window)
         self._to_expire: deque[Followed] = deque()
         self._timer: Timer | None = None
-        self._timer_at = math.inf
         #: When the timer was last set, or last fired.
         self._looked_at = math.inf
         #: Requests and expiries in flight, and all else.
@@ -104,33 +105,11 @@ class Poller:
 
     # --- What changes when an ask is looked at
 
-    def follow(self, record: Record) -> Followed | None:
-        """Follow an open ask; None if it is decided. The same ask is followed once."""
-        ask = self.asks.follow(record)
-        self.wake_up()
-        return ask
-
-    def took(self, record: Record) -> None:
-        """Learn what the ledger took from elsewhere: a send, a confirmation, an operator's word."""
-        self.asks.took(record)
-        self.wake_up()
-
     @property
     def is_alive(self) -> bool:
         """Whether nothing that is due has waited too long for the timer."""
         due = max(self.asks.due.first(), self._looked_at)
         return not self.asks.closed and self.clock.monotonic() - due < MOST_LATE
-
-    def wake_up(self) -> None:
-        """Look at the due times: something may be due sooner than it was."""
-        if self.asks.due.first() < self._timer_at:
-            self._arm()
-
-    async def write(self, record: Record, event: Event) -> Record:
-        """Record how an attempt ended; see `OpenAsks.write`."""
-        record = await self.asks.write(record, event)
-        self.wake_up()
-        return record
 
     def notified(self, record: Record, *, again: bool = False) -> None:
         """Query an open ask that was notified, ahead of the routine; where nothing can be queried, end the waits.
@@ -138,8 +117,8 @@ class Poller:
         `again`: the same was notified before, and earns no more than one query, a second after the last one.
         """
         if self.asks.find(record.client_transaction_id) is None and self.asks.is_elsewhere(record):
-            if self.asks.sharing is not None:
-                self.asks.sharing.claim_soon()  # the process that follows it learns of it too, if there is one
+            if self.asks.leases is not None:
+                self.asks.leases.claim_soon()  # the process that follows it learns of it too, if there is one
             return
         ask = self.follow(record)
         if ask is None or ask.record.state.decided:
@@ -147,7 +126,7 @@ class Poller:
         if not self.policy.can_query:
             self.asks.wake(ask, exhausted=True)
             if ask.slot is None:
-                self._plan(ask, ask.expires)
+                self.asks.due.put(ask, ask.expires)
         if ask.elsewhere or not self.policy.can_query:
             return
         found = self.policy.findings(ask, self.clock.monotonic())
@@ -174,16 +153,16 @@ class Poller:
         if after:
             found.recheck_at = now + after
             if ask.slot is None and ask.task is None:
-                self._plan(ask, found.recheck_at)
+                self.asks.due.put(ask, found.recheck_at)
         elif not ask.line:
             found.notified_again = True
             self._look_soon(ask)
 
     def _look_soon(self, ask: Followed) -> None:
-        """Look at it now, or a second after its last query."""
+        """Look at the ask now, or a second after its last query."""
         now, when = self.clock.monotonic(), ask.queried_at + self.policy.least_gap
         if now < when or ask.task is not None:
-            self._plan(ask, max(when, now))
+            self.asks.due.put(ask, max(when, now))
         else:
             self._look_at(ask, now)
             self._start_ready()
@@ -198,47 +177,47 @@ class Poller:
             self._look(form, now)
             self._start_ready()
         elif due is not None:
-            self._plan(form, due)
-
-    def _plan(self, item: Scheduled, when: float) -> None:
-        self.asks.due.put(item, when)
-        if when < self._timer_at:
-            self._arm()
+            self.asks.due.put(form, due)
 
     # --- The loop
 
     def _arm(self) -> None:
         """Set the timer for what is due next."""
-        when = self.asks.due.first()
+        due = self.asks.due
+        when = due.first()
         waits = self._turns or (self._lines and len(self._requests) < REQUESTS_AT_ONCE)
         if waits:
             when = min(when, self.rate.ready_at())
-        if self.asks.sharing is not None and not self.asks.closed:
+        if self.asks.leases is not None and not self.asks.closed:
             work = self.rate.ledger_work(self.clock.monotonic(), wanted=bool(waits))
             if work is not None:
                 self._start(work, self._works)
-        if when < self._timer_at and not self.asks.closed:
+        if self._timer is None:
+            due.alarm_at = math.inf
+        if when < due.alarm_at and not self.asks.closed:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer_at, self._looked_at = when, self.clock.monotonic()
+            due.alarm_at, self._looked_at = when, self.clock.monotonic()
             self._timer = self.clock.call_at(max(when, self._looked_at), self._turn)
 
     def _turn(self) -> None:
         """Look at what is due: bounded, so that no crowd stalls the loop."""
-        self._timer, self._timer_at = None, math.inf
         now, due = self.clock.monotonic(), self.asks.due
         self._looked_at = now
-        for _ in range(PER_TURN):
-            # One of each, so that no stream of new ones keeps waiting what is due.
-            new = due.pop_new(now)
-            if isinstance(new, Followed) and self.asks.holds(new):
-                due.put(new, self.policy.first_of_new(new))
-            item = due.pop(now)
-            if item is not None:
-                self._look(item, now)
-            elif new is None:
-                break
-        self._start_ready()
+        self._timer, due.alarm_at = None, -math.inf  # the end of the turn sets the timer
+        try:
+            for _ in range(PER_TURN):
+                # One of each, so that no stream of new ones keeps waiting what is due.
+                new = due.pop_new(now)
+                if isinstance(new, Followed) and self.asks.holds(new):
+                    due.put(new, self.policy.first_of_new(new))
+                item = due.pop(now)
+                if item is not None:
+                    self._look(item, now)
+                elif new is None:
+                    break
+        finally:
+            self._start_ready()
 
     def _look(self, item: Scheduled, now: float) -> None:
         if item.task is not None:
@@ -256,7 +235,7 @@ class Poller:
             self._run(item, self._write_again(item), self._works)
 
     def _look_at(self, ask: Followed, now: float) -> None:
-        """One ask is due: it expires, or waits for its query, or its waiters have waited enough."""
+        """Let an ask that is due expire, wait for its query, or end its waits."""
         policy, found = self.policy, ask.findings
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
@@ -271,7 +250,7 @@ class Poller:
         else:
             if now >= ask.expires:
                 found = policy.findings(ask, now)
-                if not ask.exhausted and now >= policy.end(ask) and self.queries.is_failing:
+                if policy.gives_up(ask, now, failing=self.queries.is_failing):
                     self.asks.wake(ask, exhausted=True)
             again = policy.look_again(ask, now)
             if again is not None:
@@ -288,7 +267,7 @@ class Poller:
                 found.recheck_at = math.inf
             self._lines.put(ask, LATE)
         elif found.recheck_at < math.inf:
-            self._plan(ask, found.recheck_at)
+            self.asks.due.put(ask, found.recheck_at)
         else:
             self.asks.drop(ask)
 
@@ -333,7 +312,7 @@ class Poller:
         item.task = self._start(work, tasks)
 
     def _start(self, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
-        """Start what others may follow when it ends."""
+        """Start a task. When it ends, the next requests are started."""
         task = start(work)
         tasks.add(task)
 
@@ -354,10 +333,10 @@ class Poller:
         finally:
             late.task = None
             if left and not self.asks.closed:
-                self._plan(late, self.clock.monotonic() + late.delay())
+                self.asks.due.put(late, self.clock.monotonic() + late.delay())
 
     async def _expire(self, ask: Followed) -> None:
-        """Note that the window passed unheard, by our clock; or that nothing more can be heard of it."""
+        """Write that the window has passed by our clock, or that the last query has been made."""
         at = self.clock.time()
         try:
             await self.asks.apply(ask, Exhausted(at=at) if is_presumed(ask.record) else Expired(at=at))
@@ -367,7 +346,7 @@ class Poller:
             self._ended(ask)
 
     async def _query(self, ask: Followed) -> StatusReport | None:
-        """Expire it by the clock if it is time, query once, take the answer, and plan the next look."""
+        """Query once: expire the ask first if it is time, write the answer, and plan the next look."""
         report = None
         try:
             now = self.clock.monotonic()
@@ -393,9 +372,9 @@ class Poller:
         return report
 
     async def _query_once(self, ask: Followed, now: float) -> StatusReport | None:
-        """Query once and let the ledger take the answer; the report, if one came that is ours."""
+        """Query once, write the answer, and return the report if it is ours."""
         query = self.policy.next_query(ask, now)
-        report, answered = await self.queries.ask(ask, query)
+        answered, report = await self.queries.ask(ask, query)
         if not answered:
             return None
         if report is not None and ask.record.kind == "form":
@@ -417,7 +396,7 @@ class Poller:
             return
         now = self.clock.monotonic()
         if ask.record.state.decided:
-            self._plan(ask, max(ask.queried_at + self.policy.least_gap, now))
+            self.asks.due.put(ask, max(ask.queried_at + self.policy.least_gap, now))
         elif ask.elsewhere:
             self.asks.release(ask)
         else:
@@ -432,16 +411,15 @@ class Poller:
         return PendingSale(self, record, None if sending else self.follow(record))
 
     async def wait(self, record: Record, timeout: float | None) -> Outcome:
-        """Until the ask is decided, or no further query is planned; see `PendingSale.wait`."""
+        """Wait until the ask is decided or no further query is planned; see `PendingSale.wait`."""
         ask = self.follow(record)
         if ask is None:
             return await self.asks.settled(record)
         await self.asks.refresh(ask)
-        self.wake_up()
         return await self.asks.wait(ask, timeout)
 
     async def check(self, record: Record) -> Outcome:
-        """Query once now, shared with whoever checks too, at most once a second; then what is known."""
+        """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         ask = self.follow(record)
         if ask is None and record.state is State.ACCEPTED and not self.asks.closed:
             ask = self.asks.add(record)  # somebody may have given it back
@@ -451,7 +429,7 @@ class Poller:
         return Outcome.of(ask.record, report=report or ask.report)
 
     async def _query_soon(self, ask: Followed) -> StatusReport | None:
-        """Query as soon as it is its turn; not where the service wants a pause or the turn is long in coming."""
+        """Query as soon as the rate allows it within the total time-out; not while the service wants a pause."""
         now = self.clock.monotonic()
         if not self.policy.can_query or self.rate.is_paused(now):
             return None
@@ -462,11 +440,12 @@ class Poller:
             self._starting.setdefault(ask, []).append(started)
             self._lines.put(ask, FINAL)
             self._start_ready()
-            await self.wait_at_most(started, self.policy.total_timeout)
+            with suppress(TimeoutError):
+                await within(self.clock, self.policy.total_timeout, started)
         return None if ask.task is None else await asyncio.shield(ask.task)
 
     async def wait_for_turn(self, patience: float) -> bool:
-        """Wait until another request may be made by the rate, at most so many seconds; whether it may, and counts."""
+        """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""
         now = self.clock.monotonic()
         if not self._turns and self.rate.ready_at() <= now:
             self.rate.spend(now)
@@ -474,23 +453,11 @@ class Poller:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
         self._arm()
-        return await self.wait_at_most(turn, patience)
-
-    async def wait_at_most(self, ended: asyncio.Future[None], seconds: float) -> bool:
-        """Wait; whether it ended by itself within so many seconds."""
-        late = asyncio.get_running_loop().create_future()
-
-        def give_up() -> None:
-            if not ended.done():
-                late.set_result(None)
-                ended.set_result(None)
-
-        timer = self.clock.call_at(self.clock.monotonic() + seconds, give_up)
         try:
-            await ended
-        finally:
-            timer.cancel()
-        return not late.done()
+            await within(self.clock, patience, turn)
+        except TimeoutError:
+            return False
+        return True
 
     async def aclose(self) -> None:
         """Stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
@@ -498,8 +465,8 @@ class Poller:
         self.asks.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        if self.asks.sharing is not None:
-            await self.asks.sharing.aclose()
+        if self.asks.leases is not None:
+            await self.asks.leases.aclose()
         tasks = (*self._requests, *self._expiries, *self._works)
         for task in tasks:
             task.cancel()
@@ -522,7 +489,7 @@ class _UsersSchedule:
         try:
             return float(self._schedule.gap(age, part=part, heard=heard))
         except Exception as error:  # whatever it raises
-            logger.error("the schedule failed: %s", type(error).__name__)
+            log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
             return self._default
 
 
@@ -532,4 +499,5 @@ def _end(waiting: asyncio.Future[None]) -> None:
 
 
 def _failed(record: Record, error: Exception) -> None:
-    logger.error("%s: following failed: %s", record.client_transaction_id, type(error).__name__)
+    identifier = record.client_transaction_id
+    log("error", "following_failed", identifier, "following failed: %s", type(error).__name__)

@@ -26,10 +26,14 @@ class Purchase:
 
     - `key`: The name that the merchant gave it.
     - `asks`: One outcome for each client transaction id that was asked with, the oldest first.
+    - `held_until`: Until when, about, an open ask keeps another one from being sent, in UTC seconds since the epoch: a
+      push request, or a form whose links may still be paid, also where its customer closed it. None: another ask may be
+      sent now, or the purchase is paid.
     """
 
     key: str
     asks: tuple[Outcome, ...] = ()
+    held_until: float | None = None
 
     @property
     def paid(self) -> bool | None:
@@ -49,18 +53,21 @@ class Purchase:
         return sum([ask.amount for ask in self.asks if ask.paid][1:])
 
     @classmethod
-    def of(cls, key: str, records: Iterable[Record]) -> Self:
-        """What records say, in the order of their permits. Of one client transaction id the newest counts."""
+    def of(cls, key: str, records: Iterable[Record], *, held_until: float | None = None) -> Self:
+        """Return what records say, in the order of their permits. Of one client transaction id the newest counts."""
         newest: dict[str, Record] = {}
         for record in records:
             newest[record.client_transaction_id] = record
-        return cls(key=key, asks=tuple(Outcome.of(record) for record in newest.values()))
+        asks = tuple(Outcome.of(record) for record in newest.values())
+        return cls(key=key, asks=asks, held_until=held_until)
 
 
 def check_purchase(key: str) -> None:
     """Raise `InvalidRequestError` for what could be taken for another purchase's key."""
     fault = "must be a text" if type(key) is not str else text_fault(key) or id_fault(key)
-    if fault is None and not key.strip():
+    if fault is None and key.strip() != key:
+        fault = "must not begin or end with a blank"
+    if fault is None and not key:
         fault = "must not be empty"
     if fault is not None:
         raise InvalidRequestError(errors=[ErrorDetail("purchase", 0, (fault,))])
@@ -75,14 +82,24 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
     holder = purchase_holder(records, new)
     if holder is not None or new.beside_open_form:
         return holder
-    return next((each for each in records if each.kind == "form" and _is_unheard(poller, each)), None)
+    return next((each for each in records if each.kind == "form" and _is_queried(poller, each)), None)
 
 
-def _is_unheard(poller: Poller, record: Record) -> bool:
+def _is_queried(poller: Poller, record: Record) -> bool:
     """Return whether queries of a form go on, so that it may yet turn out to be paid."""
     if not poller.policy.follows(record):
         return False
     return record.state is State.PENDING or is_presumed(record)
+
+
+def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:
+    """Return until when another ask of the purchase is refused because one is open."""
+    new = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
+    holder = find_holder(poller, records, new)
+    if holder is None or holder.state in (State.ACCEPTED, State.REVERSING):
+        return None
+    known = holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
+    return holder.created_at + poller.policy.longest_life[holder.kind] if known is None else known
 
 
 def refusal_of(poller: Poller, holder: Record) -> PayError:

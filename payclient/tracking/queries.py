@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import attrs
@@ -15,13 +14,13 @@ from payclient.models import StatusReport
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.evidence import UNDER_ANOTHER, AnswerReader, Credentials, Reading
-from payclient.tracking.followup import NEVER, Followed, StatusSource, TransactionRef
+from payclient.tracking.followup import Followed, StatusSource, TransactionRef
+from payclient.tracking.log import log
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import is_noted
+from payclient.validation import is_personal
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0
@@ -59,27 +58,22 @@ class StatusQueries:
         """Whether the service leaves queries unanswered."""
         return self._failed > FAILING
 
-    async def ask(self, ask: Followed, query: TransactionRef) -> tuple[StatusReport | None, bool]:
-        """Query once; the report, and whether an answer came."""
-        answered, report = await self._fetch(ask, query)
-        if not answered and ask.findings is not None:
-            ask.findings.client_queried_at = NEVER  # without an answer it proves nothing: it is made again
-        return report, answered
-
     def read(self, ask: Followed, query: TransactionRef, report: StatusReport | None) -> Reading:
         """Read an answer that came just now."""
-        now, at, token = self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
         if report is None:
-            return self._reader.not_found(ask, query, now, at, token)
-        return self._reader.report(ask, query, report, now, at, token)
+            return self._reader.not_found(ask, query, *self._moment())
+        return self._reader.report(ask, query, report, *self._moment())
+
+    def _moment(self) -> tuple[float, float, bytes]:
+        """Return monotonic and UTC time, and the digest of the token that the last request was signed with."""
+        return self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
 
     async def read_all(self, ask: Followed, query: TransactionRef) -> Reading | None:
-        """Query all transactions of this client transaction id, before one of them decides; None: no answer."""
-        answered, report = await self._fetch(ask, attrs.evolve(query, transaction_id=None, candidate_id=None))
+        """Query all transactions of this client transaction id before one of them decides; None without an answer."""
+        answered, report = await self.ask(ask, attrs.evolve(query, transaction_id=None, candidate_id=None))
         if not answered:
             return None
-        now, at, token = self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
-        return self._reader.all_transactions(ask, query, report, now, at, token)
+        return self._reader.all_transactions(ask, query, report, *self._moment())
 
     async def write(self, ask: Followed, reading: Reading) -> None:
         """Log and write what an answer means."""
@@ -87,15 +81,22 @@ class StatusQueries:
         # What is known of a decided ask is made anew for each query: its history tells what was said before.
         if not decided or not await is_noted(self._asks.ledger, ask.record, reading.events):
             for alarm in reading.alarms:
-                logger.critical("%s: %s", identifier, alarm)
+                log("critical", "outcome_alarm", identifier, "%s", alarm)
             for event in reading.events:
                 await self._asks.apply(ask, event)
             if reading.conflict is not None:
-                logger.error("%s: a status report is not ours: %s", identifier, reading.conflict)
+                log(
+                    "error",
+                    "status_conflicted",
+                    identifier,
+                    "a status report is not ours: %s",
+                    reading.conflict,
+                )
         if reading.warning is not None:
-            self.say(reading.warning, f"{identifier}: {reading.warning}")
+            self.say("status_strange", identifier, reading.warning)
 
-    async def _fetch(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
+    async def ask(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
+        """Query once, and return whether an answer came, and the report."""
         made_at = self._clock.monotonic()
         try:
             report = await self.status(query)
@@ -107,13 +108,15 @@ class StatusQueries:
             # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
             if made_at > self._refused_at:
                 self._rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
-                self.say("401", "status queries are refused (401): is the token still good?")
+                self.say(
+                    "queries_unauthorized", "", "status queries are refused (401): is the token still good?"
+                )
             elif self._refused_at == math.inf:
                 self._refused_at = self._clock.monotonic()
         except Exception as error:  # of a user's own source anything
             self._policy.findings(ask, self._clock.monotonic()).failures += 1
             name = type(error).__name__
-            self.say(f"error {name}", f"a status query failed: {name}")
+            self.say("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
             self._rate.answered(made_at)
@@ -122,12 +125,15 @@ class StatusQueries:
                 ask.findings.failures = 0
             return True, report
         self._failed += WEIGHT * (1.0 - self._failed)
+        if ask.findings is not None:
+            ask.findings.unanswered(query.candidate_id)
         return False, None
 
     async def status(self, query: TransactionRef) -> StatusReport | None:
         """Query by the id that says most. Raises what `PaySession.status` raises, or what a user's own source does."""
         if self.source is not None:
-            return await within(self._clock, self._policy.total_timeout, self.source(query))
+            report = await within(self._clock, self._policy.total_timeout, self.source(query))
+            return None if report is None else _storable(report)
         transaction_id = query.transaction_id or query.candidate_id
         if self.by_client_id and (transaction_id is None or not self.by_id):
             return await self._session.status(client_transaction_id=query.client_transaction_id, repeat=False)
@@ -137,11 +143,23 @@ class StatusQueries:
         """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
         if self.credentials.may_deny(record, SIGNED_WITH.get()):
             return True
-        self.say(UNDER_ANOTHER, f"{record.client_transaction_id}: {UNDER_ANOTHER}")
+        identifier = record.client_transaction_id
+        self.say("credentials_changed", identifier, UNDER_ANOTHER)
         return False
 
-    def say(self, key: str, message: str) -> None:
-        """Log a warning once."""
-        if key not in self._said:
-            self._said.add(key)
-            logger.warning("%s", message)
+    def say(self, event: str, client_transaction_id: str, message: str) -> None:
+        """Log a warning once, whichever charge meets it first."""
+        if message not in self._said:
+            self._said.add(message)
+            log("warning", event, client_transaction_id, "%s", message)
+
+
+def _storable(report: StatusReport) -> StatusReport:
+    """Return a report of a user's own source without what is never kept."""
+    receipt = {
+        name: value
+        for name, value in report.receipt.items()
+        if type(name) is str and type(value) in (str, int) and not is_personal(name)
+    }
+    reason = report.reason if type(report.reason) is str else None
+    return attrs.evolve(report, receipt=receipt, reason=reason)

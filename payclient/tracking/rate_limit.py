@@ -63,11 +63,11 @@ class RateLimit:
         return self._gap > 0.0 or self._slowdown > 0.0
 
     def ready_at(self) -> float:
-        """When the next request may be made."""
+        """Return when the next request may be made."""
         return max(self._next, self._paused_until)
 
     def is_paused(self, now: float) -> bool:
-        """Whether the service asked for a pause that lasts still."""
+        """Return whether the service asked for a pause that is not over."""
         return now < self._paused_until
 
     def spend(self, now: float) -> None:
@@ -102,7 +102,7 @@ class RateLimit:
             self.pause(now, pause)
 
     def answered(self, made_at: float) -> None:
-        """Forget the service's 429 after some successes of requests that were made since."""
+        """Undo a slowdown by successes of requests that were made since the 429."""
         if made_at > self._slowed_at and self._slowdown:
             self._slowdown *= self._manners.relief
             if self._slowdown < max(self._gap, FIRST_SLOWDOWN / 10):
@@ -151,7 +151,7 @@ class RequestLines:
         return self._waiting > 0
 
     def put(self, item: Scheduled, line: int) -> None:
-        """Let it wait; in the better line where it waits already."""
+        """Let the item wait in a line; of two lines in the better one."""
         if not item.line or line < item.line:
             self.drop(item)
             item.line = line
@@ -159,7 +159,7 @@ class RequestLines:
             self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
-        """Let it wait no more."""
+        """Take the item out of its line."""
         if item.line:
             item.line = 0
             self._waiting -= 1
@@ -187,14 +187,14 @@ class RequestLines:
         return first
 
     def lag(self, item: Scheduled, now: float) -> float:
-        """Seconds for which an answer has been there unseen, on average, since the last query."""
+        """Return the mean seconds for which an answer has been there unseen since the last query."""
         if not isinstance(item, Followed):
             return 0.0
         age = item.age(now)
         return expected_lag(max(age - (now - item.queried_at), 0.0), age, self._window)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Empty the lines."""
         for line in self._lines.values():
             line.clear()
         self._waiting = 0

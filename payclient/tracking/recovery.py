@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,27 +12,31 @@ from payclient.events import Abandoned, Conflicted, Event, Notified, Recovered, 
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.tracking.confirmations import MOST_IDS
+from payclient.tracking.log import log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
 
-logger: logging.Logger = logging.getLogger("payclient.tracker")
-
 _NAMED = (Returned.__name__, Notified.__name__)
+
+#: Seconds for which a process that begins looks back for forms that were paid after they had been given up.
+LOOK_BACK = 86_400.0
 
 
 async def take_over(poller: Poller, records: Sequence[Record]) -> None:
-    """Follow what is open; the senders of these are gone, so that what is SENDING is unknown from now on."""
+    """Follow open asks of processes that are gone: one that is SENDING is UNKNOWN from now on."""
     stale = [record for record in records if record.state is State.SENDING]
     recovered = await asyncio.gather(*(_recover(poller, record) for record in stale))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
             poller.follow(record)
     await _confirm_returned(poller, [record for record in records if record.kind == "form"])
+    # Who gave a form up may still load and pay it until its links are dead.
+    await confirm_abandoned(poller, poller.policy.links_life)
     if records:
-        logger.info("recovered %d open sales, %d of them unknown", len(records), len(stale))
+        log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
 
 async def _recover(poller: Poller, record: Record) -> Record:
@@ -47,16 +50,24 @@ async def _recover(poller: Poller, record: Record) -> Record:
 
 
 async def _confirm_returned(poller: Poller, records: Sequence[Record]) -> None:
-    """Go on with every form that came back and is not decided, or was paid after its customer gave it up."""
-    confirmer, confirm = poller.confirmer, poller.session.profile.confirm
-    if confirm is None:
+    """Go on with every form of these that came back."""
+    confirmer = poller.confirmer
+    if not confirmer.confirms:
         return
-    # Who gave a form up may still load and pay it until its links are dead.
-    since = poller.clock.time() - 2 * poller.policy.form_window - confirm.window
-    for record in [*records, *await abandoned_forms(poller.asks.ledger, since)]:
-        if record.kind == "form" and record.notified_at is not None:
+    for record in records:
+        if record.notified_at is not None:
             for transaction_id in (await unconfirmed_ids(poller.asks.ledger, record))[:MOST_IDS]:
                 confirmer.confirm(confirmer.form(record), transaction_id)
+
+
+async def confirm_abandoned(poller: Poller, seconds: float) -> None:
+    """Go on with every form that was paid after its customer had given it up, so many seconds ago at most.
+
+    Its confirmation may have been carried out by a process that died before the answer came.
+    """
+    if poller.confirmer.confirms:
+        since = poller.clock.time() - seconds
+        await _confirm_returned(poller, await abandoned_forms(poller.asks.ledger, since))
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
@@ -84,7 +95,7 @@ async def abandoned_forms(ledger: Ledger, since: float) -> list[Record]:
             if change.event == Abandoned.__name__ and change.at >= since
         }
     records = await ledger.get_many(list(found))
-    return [record for record in records.values() if record.state is State.CANCELLED]
+    return [each for each in records.values() if each.state is State.CANCELLED and each.kind == "form"]
 
 
 async def is_noted(ledger: Ledger, record: Record, events: Sequence[Event]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import attrs
 
@@ -13,12 +12,11 @@ from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.evidence import find_mismatch, verdict
 from payclient.tracking.followup import TransactionRef
+from payclient.tracking.log import log
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import is_noted
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 
 class Refusals:
@@ -42,7 +40,7 @@ class Refusals:
             raise NotSentError("a query could not be made in time by the rate")
 
     async def find_refused(self, before: Record) -> Record | None:
-        """Look again for a refused attempt that may exist, before another one is sent; None: nothing is there.
+        """Query a refused attempt that may exist, before another one is sent; None where nothing exists.
 
         The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
         Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
@@ -132,8 +130,12 @@ class Refusals:
             await asyncio.shield(self._poller.write(record, lost))
             raise
         except Exception as failed:  # whatever it is, it tells nothing
-            logger.warning(
-                "%s: refused as existing, and the query failed: %s", identifier, type(failed).__name__
+            log(
+                "warning",
+                "existing_not_found",
+                identifier,
+                "refused as existing, and the query failed: %s",
+                type(failed).__name__,
             )
             return await self._poller.write(record, lost)
         if not self._poller.queries.may_deny(record):
@@ -142,7 +144,7 @@ class Refusals:
             # An earlier attempt that was thought absent may be there after all.
             doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
             return await self._poller.write(record, lost) if duplicate and doubted else None
-        logger.warning("%s: refused as existing, and found: %s", identifier, report.state)
+        log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
         record = await self._poller.write(record, lost)
         if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
             record = await self._write_found(record, report)
@@ -153,8 +155,9 @@ class Refusals:
         reading = verdict(record, report, report.transaction_id, self._poller.clock.time())
         if await is_noted(self._poller.asks.ledger, record, reading.events):
             return record
+        identifier = record.client_transaction_id
         for alarm in reading.alarms:
-            logger.critical("%s: %s", record.client_transaction_id, alarm)
+            log("critical", "outcome_alarm", identifier, "%s", alarm)
         for event in reading.events:
             record = await self._poller.write(record, event)
         return record

@@ -1,32 +1,94 @@
-"""Gives payments back: a permit of its own, one request, and what is known then. Never sent twice by itself."""
+"""Takes back: withdraws a push request that nobody answered, and gives a payment back, by a permit of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from payclient.clock import start
+from payclient.clock import sleep, start
 from payclient.errors import (
-    LedgerUnavailableError,
+    NotCancellableError,
     NotSentError,
     OutcomeUnknownError,
+    PayError,
     RefusedError,
     TransitionError,
     UsageError,
 )
-from payclient.events import Event, ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed
+from payclient.events import Event, ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
 from payclient.lifecycle import Record, State
+from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.wire import undo_request
 
 __all__: list[str] = []
 
-logger: logging.Logger = logging.getLogger("payclient.tracker")
+#: Seconds between the queries after a cancel that came too late, or whose answer was lost.
+CHECKS = (1.0, 2.0)
+
+
+async def withdraw(poller: Poller, record: Record) -> Outcome:
+    """Withdraw a push request. Where that came too late or its answer is lost, query what became of it."""
+    if record.kind == "form":
+        raise UsageError(
+            "a form is not withdrawn: hand out its links no more",
+            client_transaction_id=record.client_transaction_id,
+        )
+    if record.state.decided or record.state in (State.SENDING, State.REVERSING):
+        return Outcome.of(record)
+    cancel = poller.session.profile.cancel
+    try:
+        if record.transaction_id is not None and cancel is not None and cancel.by_transaction_id:
+            await poller.session.cancel(transaction_id=record.transaction_id)
+        else:
+            await poller.session.cancel(client_transaction_id=record.client_transaction_id)
+    except (NotCancellableError, OutcomeUnknownError):
+        return await _check(poller, record)
+    if await _has_another(poller, record):
+        return await _check(poller, record)
+    return await _write(poller, record, Withdrawn(at=poller.clock.time()))
+
+
+async def _has_another(poller: Poller, record: Record) -> bool:
+    """Return whether another transaction of this sale may be open or paid: what stands in front may repeat a POST."""
+    if not poller.queries.by_client_id:
+        return False
+    if not await poller.wait_for_turn(poller.policy.total_timeout):
+        return True
+    try:
+        report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
+    except PayError:
+        return True  # nobody knows: its own queries decide
+    if report is None or report.state == "Cancelado":
+        return False
+    return report.state == "Aceptado" or not {report.transaction_id, *report.others} <= {
+        None,
+        record.transaction_id,
+    }
+
+
+async def _check(poller: Poller, record: Record) -> Outcome:
+    if not poller.policy.can_query:
+        return Outcome.of(record)
+    outcome = await poller.check(record)
+    for seconds in CHECKS:
+        if outcome.state.decided:
+            break
+        # A query a second for a sale at most: one may have been made just before.
+        await sleep(poller.clock, seconds * poller.policy.scale)
+        outcome = await poller.check(record)
+    return outcome
+
+
+async def _write(poller: Poller, record: Record, event: Event) -> Outcome:
+    """Write how it ended; later where the ledger fails."""
+    record = await poller.write(record, event)
+    poller.took(record)
+    return Outcome.of(record)
 
 
 class Reversals:
-    """Reverses through one ledger."""
+    """Reverses through one ledger. A request is never sent twice by itself."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -35,82 +97,70 @@ class Reversals:
         self._tasks: set[asyncio.Task[Outcome]] = set()
 
     async def reverse(self, record: Record) -> Outcome:
-        """Give it back; see `Tracker.reverse`. A caller who is cancelled detaches, and the request goes on."""
+        """Give a payment back; see `Tracker.reverse`. A caller who is cancelled detaches, and the request goes on."""
         if record.state in (State.REVERSING, State.REVERSED):
             return Outcome.of(record)
+        identifier = record.client_transaction_id
         if record.state is not State.ACCEPTED:
             raise UsageError(
                 f"only what is paid is given back; this is {record.state}, and nothing was sent",
-                client_transaction_id=record.client_transaction_id,
+                client_transaction_id=identifier,
             )
-        profile, ids = self._poller.session.profile, self._ids(record)
+        profile = self._poller.session.profile
+        by_id = profile.reverse is not None and profile.reverse.by_transaction_id is not None
+        transaction_id = record.transaction_id if by_id else None
+        ids = (transaction_id, identifier if transaction_id is None else None)
         undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
         task = start(self._reverse(record, *ids))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    def _ids(self, record: Record) -> tuple[int | None, str | None]:
-        """Return the id by which it is reversed, and None."""
-        undo = self._poller.session.profile.reverse
-        if record.transaction_id is not None and undo is not None and undo.by_transaction_id is not None:
-            return record.transaction_id, None
-        return None, record.client_transaction_id
-
     async def _reverse(
         self, record: Record, transaction_id: int | None, client_transaction_id: str | None
     ) -> Outcome:
-        asks, wall, steady = self._poller.asks, self._clock.time(), self._clock.monotonic()
+        poller, identifier = self._poller, record.client_transaction_id
+        asks, wall, steady = poller.asks, self._clock.time(), self._clock.monotonic()
         # Counted twice: a request that is late on its way is executed by then.
         permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * self._total)
         try:
             record = await asks.ledger.apply(record, permitted)
         except TransitionError:  # another call, or another process, reverses it
-            return Outcome.of(await asks.ledger.get(record.client_transaction_id) or record)
-        if asks.sharing is not None:
-            asks.sharing.permitted(record.client_transaction_id)
+            return Outcome.of(await asks.ledger.get(identifier) or record)
+        if asks.leases is not None:
+            asks.leases.permitted(identifier)
         asks.touch()
         try:
             if max(self._clock.time() - wall, self._clock.monotonic() - steady) > self._total:
                 raise NotSentError("stopped between the permit and the send")
-            await self._poller.session.reverse(
+            await poller.session.reverse(
                 transaction_id=transaction_id, client_transaction_id=client_transaction_id
             )
         except NotSentError:
-            await self._write(record, ReversalNotSent(at=self._clock.time()))
+            await _write(poller, record, ReversalNotSent(at=self._clock.time()))
             raise
         except RefusedError as refused:
             refusal = ReversalRefused(at=self._clock.time(), error_code=refused.error_code)
-            record = await self._write(record, refusal)
+            record = await poller.write(record, refusal)
+            poller.took(record)
             # What stands between may repeat the request: the first gave it back, the second was refused.
-            outcome = await self._poller.check(record)
+            outcome = await poller.check(record)
             if outcome.state is not State.REVERSED:
                 raise
             return outcome
-        except OutcomeUnknownError:
-            self._poller.follow(record)  # a query tells
-            return Outcome.of(record)
         except BaseException as error:
-            logger.error("%s: the reversal failed: %s", record.client_transaction_id, type(error).__name__)
-            self._poller.follow(record)
+            poller.follow(record)  # a query tells
+            # Only a tracker that closes cancels it.
+            if isinstance(error, OutcomeUnknownError | asyncio.CancelledError):
+                return Outcome.of(record)
+            log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
             raise
-        return Outcome.of(await self._write(record, Reversed(at=self._clock.time())))
+        return await _write(poller, record, Reversed(at=self._clock.time()))
 
-    async def _write(self, record: Record, event: Event) -> Record:
-        """Write how it ended. What the ledger does not take stays REVERSING, until a query tells."""
-        try:
-            record = await self._poller.asks.ledger.apply(record, event)
-        except TransitionError:  # a query was quicker
-            record = await self._poller.asks.ledger.get(record.client_transaction_id) or record
-        except LedgerUnavailableError as error:
-            self._poller.asks.late.failed(error)
-        self._poller.took(record)
-        sharing = self._poller.asks.sharing
-        if sharing is not None and record.state.decided:
-            sharing.decided(record.client_transaction_id)
-        return record
-
-    async def aclose(self) -> None:
-        """Let what is on its way end, which it does within the total time-out."""
+    async def aclose(self, drain: float) -> None:
+        """Let what is on its way end; what has no answer after `drain` seconds stays REVERSING until a query tells."""
         if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=self._total + 5)
+            _, late = await asyncio.wait(tuple(self._tasks), timeout=drain)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)

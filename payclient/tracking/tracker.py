@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, Self, TypedDict, Unpack
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
 from payclient.clock import Clock, LoopClock
-from payclient.errors import (
-    ConfigurationError,
-    InvalidNotificationError,
-    TransitionError,
-    UsageError,
-)
+from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
 from payclient.ledger import Change, Ledger, open_ledger
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
@@ -31,24 +25,21 @@ from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk
 from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
-from payclient.tracking.feed import feed
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
 from payclient.tracking.health import Health, look
 from payclient.tracking.links import KeptLinks
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.log import log
+from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
-from payclient.tracking.purchases import Purchase
-from payclient.tracking.recovery import take_over
-from payclient.tracking.reversals import Reversals
-from payclient.tracking.withdrawal import withdraw
+from payclient.tracking.purchases import Purchase, held_until
+from payclient.tracking.recovery import LOOK_BACK, confirm_abandoned, take_over
+from payclient.tracking.reversals import Reversals, withdraw
 from payclient.transport import Connector
 from payclient.validation import check_type, is_loopback
 from payclient.wire import Transport
 
 __all__ = ["Tracker", "as_decided", "open_tracker", "open_tracker_from_env"]
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 _P = ParamSpec("_P")
 
@@ -59,6 +50,9 @@ class Tracker:
     `status` is another way to ask for a status; the default is the session's, if its profile names one. Without
     any, `paid` can never become True. `keep_links` False keeps no form's links in the ledger, not even while they live:
     another process than the one that prepared it raises `PurchaseOpenError` then.
+
+    `drain` is how many seconds closing lets requests in flight end, 0 or more; None: 5 more than the total time-out. A
+    charge that has no answer by then is UNKNOWN, and followed by the next process that opens the ledger.
     """
 
     def __init__(
@@ -70,7 +64,13 @@ class Tracker:
         schedule: Schedule | None = None,
         clock: Clock | None = None,
         keep_links: bool = True,
+        drain: float | None = None,
     ) -> None:
+        if drain is None:
+            drain = session.timeouts.total + 5.0  # the rest is for a slow ledger
+        if not 0.0 <= drain < math.inf:
+            raise ConfigurationError("drain must be a finite number of seconds, 0 or more")
+        self._drain = drain
         self._session = session
         self._ledger = ledger
         self._clock = clock if clock is not None else LoopClock()
@@ -84,7 +84,7 @@ class Tracker:
 
     @property
     def clock(self) -> Clock:
-        """Where this tracker's time comes from."""
+        """The clock that this tracker was given, or the event loop's."""
         return self._clock
 
     @property
@@ -101,29 +101,29 @@ class Tracker:
         if isinstance(self._clock, LoopClock):
             self._clock.settle()
         if not self._poller.policy.can_query:
-            logger.warning(
-                "no status source: the profile names no status query, so that `paid` can never become True"
+            words = (
+                "no status source: the profile names no status query, so that `paid` can never become True, and a wait "
+                'lasts until a notification or the expiry; give profile="payphone", or a profile of your own'
             )
+            log("warning", "status_query_missing", "", words)
         await self._check_environment()
         self._poller.asks.is_open = True
         self._links.drop()
         # What a crash left is followed on; where other processes live, what none of them follows, now and later.
-        if self._poller.asks.sharing is not None:
-            await self._poller.asks.sharing.begin()
+        if self._poller.asks.leases is not None:
+            await self._poller.asks.leases.begin()
         else:
             await take_over(self._poller, [record async for record in self._ledger.unfinished()])
+        await confirm_abandoned(self._poller, LOOK_BACK)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let the sends in flight end (within the total time-out) and stop following. The ledger stays open."""
+        """Let the requests in flight end (within `drain` seconds) and stop following. The ledger stays open."""
         self._poller.asks.is_open = False
-        await self._attempts.aclose()
-        await self._reversals.aclose()
+        await asyncio.gather(self._attempts.aclose(self._drain), self._reversals.aclose(self._drain))
         await self._poller.aclose()
         await self._links.aclose()
 
@@ -146,7 +146,7 @@ class Tracker:
         check_type("request", request, SaleRequest)
         self._poller.asks.check_open(request.client_transaction_id)
         attempt = self._attempts.for_sale(request, purchase, beside_open_form=beside_open_form)
-        record = await self._attempts.send(attempt, detached=True)
+        record = await self._attempts.send(attempt)
         return self._poller.handle(record)
 
     async def notify(self, notification: Notification) -> Receipt:
@@ -189,9 +189,7 @@ class Tracker:
         """
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        if record is None:
-            return pending.outcome
-        return await withdraw(self._poller, record)
+        return pending.outcome if record is None else await withdraw(self._poller, record)
 
     async def reverse(self, pending: PendingSale) -> Outcome:
         """Give a payment back, whole, and say what is known then: `paid` is False once it was given back.
@@ -221,11 +219,11 @@ class Tracker:
     async def live_form(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float = 60.0
     ) -> PaymentForm:
-        """The form of a purchase that lives at least `margin` seconds more, prepared anew only where none is open.
+        """Return the form of a purchase that lives at least `margin` seconds more; prepare one where none is open.
 
         However many ask at once, in whatever process and after a restart, one is prepared and all get it. One that the
-        service calls cancelled is not handed out. `make_request(client_transaction_id)` builds the request of each
-        form, with the id that it is given.
+        service calls cancelled is not handed out. `make_request(client_transaction_id)` builds a form's request with
+        the id that it is given.
 
         Raises `AlreadyPaidError` where the purchase is paid. Raises `PurchaseOpenError`, with the ask and until when,
         where a push request is open, a form came back and is not decided, or its links may still be paid and are too
@@ -235,20 +233,19 @@ class Tracker:
         return await self._forms.live(key, make_request, margin)
 
     async def purchase(self, key: str) -> Purchase:
-        """What is known of a purchase: whether it is paid, how much was collected, and all of its asks."""
+        """Return what is known of a purchase: whether it is paid, how much was collected, and all of its asks."""
         self._poller.asks.check_open()
-        return Purchase.of(key, await self._ledger.asks(key))
+        records = await self._ledger.asks(key)
+        return Purchase.of(key, records, held_until=held_until(self._poller, key, records))
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
-        """The sale of a client transaction id, open or decided; None if the ledger has none."""
+        """Return the sale of a client transaction id, open or decided; None where the ledger has no such id."""
         check_type("client_transaction_id", client_transaction_id, str)
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
-        if record is None:
-            return None
-        return self._poller.handle(record)
+        return None if record is None else self._poller.handle(record)
 
     def open_sales(self) -> list[PendingSale]:
-        """Every sale that is not decided."""
+        """Return every sale that is not decided and that this process knows."""
         return [self._poller.handle(ask.record) for ask in self._poller.asks.all()]
 
     async def unresolved(self) -> list[Outcome]:
@@ -302,19 +299,16 @@ class Tracker:
         """Return how this process's tracker fares: one probe of the ledger, and counts. Raises nothing."""
         return await look(self._poller)
 
-    async def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
-        """The durable feed: decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.
+    def outcomes(self, since: int = 0) -> AsyncIterator[Outcome]:
+        """Yield decisions, presumptions (EXPIRED) and corrections after a cursor, until the tracker closes.
 
         Each outcome has its `cursor`; keep it with what you did about it, and go on from there. At least once. A ledger
         that cannot be read for a while delays the feed.
         """
-        told = feed(self._poller.asks, since)
-        async with aclosing(told):
-            async for outcome in told:
-                yield outcome
+        return feed(self._poller.asks, since)
 
     async def _check_environment(self) -> None:
-        """Another service knows nothing of what is in the ledger: its "not found" would prove what is not so."""
+        """Raise where the ledger was used with another service, whose "not found" would prove what is not so."""
         mine = service_fingerprint(self._session.base_url, self._ledger.digest_key)
         if await self._ledger.environment(mine) != mine:
             raise ConfigurationError(
@@ -325,7 +319,7 @@ class Tracker:
 
 
 async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
-    """The outcomes of several sales, in the order in which they are decided."""
+    """Yield the outcomes of several sales, in the order in which they are decided."""
     waits = [asyncio.create_task(pending.wait()) for pending in pendings]
     try:
         for wait in asyncio.as_completed(waits):
@@ -345,10 +339,8 @@ class TrackerContext(AbstractAsyncContextManager[Tracker]):
     async def __aenter__(self) -> Tracker:
         return await self._opening.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._opening.__aexit__(kind, error, trace)
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await self._opening.__aexit__(*raised)
 
     if not TYPE_CHECKING:  # a type checker finds the mistake by itself
 
@@ -358,9 +350,7 @@ class TrackerContext(AbstractAsyncContextManager[Tracker]):
             )
 
 
-def _entered_by_async_with(
-    function: Callable[_P, AsyncIterator[Tracker]],
-) -> Callable[_P, TrackerContext]:
+def _entered_by_async_with(function: Callable[_P, AsyncIterator[Tracker]]) -> Callable[_P, TrackerContext]:
     opening = asynccontextmanager(function)
 
     @functools.wraps(function)
@@ -387,6 +377,7 @@ async def open_tracker(
     transport: Transport | None = None,
     on_exchange: Callable[[Exchange], object] | None = None,
     keep_links: bool = True,
+    drain: float | None = None,
 ) -> AsyncIterator[Tracker]:
     """Open a session, a ledger and a tracker over them, and close all three.
 
@@ -408,15 +399,24 @@ async def open_tracker(
         on_exchange=on_exchange,
     )
     if ledger.reveal() == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
-        logger.warning(
+        log(
+            "warning",
+            "ledger_in_memory",
+            "",
             "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
-            'is charged again; use ledger="sqlite:PATH"'
+            'is charged again; use ledger="sqlite:PATH"',
         )
     async with session:
         book = await open_ledger(ledger, create=create)
         try:
             async with Tracker(
-                session, book, status=status, schedule=schedule, clock=clock, keep_links=keep_links
+                session,
+                book,
+                status=status,
+                schedule=schedule,
+                clock=clock,
+                keep_links=keep_links,
+                drain=drain,
             ) as tracker:
                 yield tracker
         finally:
@@ -436,6 +436,7 @@ class TrackerOptions(TypedDict, total=False):
     transport: Transport | None
     on_exchange: Callable[[Exchange], object] | None
     keep_links: bool
+    drain: float | None
 
 
 def open_tracker_from_env(

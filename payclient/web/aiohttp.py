@@ -32,7 +32,7 @@ _TRACKER = web.AppKey("payclient.tracker", Tracker)
 def tracker_context(
     opening: Callable[[], AbstractAsyncContextManager[Tracker]],
 ) -> Callable[[web.Application], AsyncIterator[None]]:
-    """For `app.cleanup_ctx`: the tracker that `opening()` opens in each process, from its start to its end."""
+    """Return a context for `app.cleanup_ctx`: `opening()` opens each process's tracker, from its start to its end."""
 
     async def context(app: web.Application) -> AsyncIterator[None]:
         async with opening() as app[_TRACKER]:
@@ -42,7 +42,7 @@ def tracker_context(
 
 
 def tracker_of(request: web.Request) -> Tracker:
-    """The app's tracker, in a sub-app too. Raises `UsageError` where there is none."""
+    """Return the app's tracker, in a sub-app too. Raises `UsageError` where there is none."""
     if _TRACKER not in request.config_dict:
         raise UsageError("no tracker: add tracker_context(...) to the app's cleanup_ctx")
     return request.config_dict[_TRACKER]
@@ -51,7 +51,7 @@ def tracker_of(request: web.Request) -> Tracker:
 def notification_route(
     path: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
 ) -> web.RouteDef:
-    """The receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
+    """Make the receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
 
     With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
     """
@@ -77,7 +77,7 @@ def notification_route(
 
 
 def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[web.RouteDef]:
-    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+    """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
 
     `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
     `may_see`, anybody who knows an id sees its state.
@@ -99,7 +99,7 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
 
 
 def health_route(path: str = "/health") -> web.RouteDef:
-    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+    """Make the route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
 
     The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
     """
@@ -112,7 +112,7 @@ def health_route(path: str = "/health") -> web.RouteDef:
 
 
 def page_response(page: Page) -> web.Response:
-    """A page as this framework's response."""
+    """Return a page as this framework's response."""
     return web.Response(status=page.status, headers=page.headers, body=page.body)
 
 

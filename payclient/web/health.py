@@ -1,4 +1,4 @@
-"""What `health_route` answers in each framework."""
+"""The answer of `health_route` in each framework."""
 
 from __future__ import annotations
 

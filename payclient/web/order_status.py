@@ -1,4 +1,4 @@
-"""What `order_routes` answers in each framework: the state of a sale as JSON, and the pages' style and scripts."""
+"""The answers of `order_routes` in each framework: the state of a sale as JSON, and the pages' style and scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASSETS = {
 async def order_status(
     tracker: Tracker, request: object, client_transaction_id: str, may_see: MaySee | None
 ) -> tuple[int, bytes]:
-    """The HTTP status and the JSON body: 404 for an unknown sale, and for one that this request may not see."""
+    """Return the HTTP status and the JSON body: 404 for an unknown sale, and for one that this request may not see."""
     if may_see is not None:
         allowed = may_see(request, client_transaction_id)
         if not (await allowed if inspect.isawaitable(allowed) else allowed):

@@ -1,4 +1,4 @@
-"""What our pages have in common: a shell for a phone's screen, under a Content-Security-Policy of hashes.
+"""The frame of each page: a shell for a phone's screen, under a Content-Security-Policy of hashes.
 
 Nothing is loaded from elsewhere, and nothing inline is allowed but the style below and each page's own script. A site
 whose own policy forbids those too (`default-src 'self'`) serves both as files: `assets`.
@@ -20,7 +20,7 @@ from payclient.errors import ConfigurationError
 
 __all__ = ["Language", "Page"]
 
-#: Of our pages, as of the service's forms (§2.3).
+#: The languages of the pages, and of the service's forms (§2.3).
 Language = Literal["es", "en"]
 
 STYLE = """
@@ -39,6 +39,7 @@ p{margin:0 0 1rem;text-wrap:balance}
 .soft{color:var(--soft);font-size:.9375rem}
 .amount{font-size:1.75rem;font-weight:650;line-height:1.2}
 .left{margin:1.5rem 0;padding:.75rem 1rem;border:1px solid var(--line);border-radius:.75rem}
+#offline{padding:.5rem;border:1px solid var(--line);border-radius:.75rem;font-weight:600}
 .left b{display:block;font-size:1.75rem;line-height:1.25;font-variant-numeric:tabular-nums}
 a.go{display:block;margin:1.5rem 0 1rem;padding:.875rem 1rem;border-radius:.75rem;background:var(--main);\
 color:#fff;font-weight:600;text-decoration:none}
@@ -128,7 +129,7 @@ def check_language(language: str) -> None:
 
 
 def check_address(address: str, name: str) -> str:
-    """An address of the shop's own for a page: http, https or a path; else `ConfigurationError`."""
+    """Return an address of the shop's own. Raises `ConfigurationError` unless it is http, https or a path."""
     try:
         parts = urlsplit(address)
         safe = address.isprintable() and not {" ", "\\"} & set(address) and not address.startswith("//")
@@ -140,5 +141,5 @@ def check_address(address: str, name: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """A style or a script, as a Content-Security-Policy names it."""
+    """Return the hash of a style or a script, as a Content-Security-Policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,4 +1,4 @@
-"""What every receiver of notifications (§6) does, whatever its framework: read a little, tell the tracker, answer 200.
+"""The receiver of notifications (§6) of every framework: read a little, call the tracker, answer 200.
 
 The answer is the same whatever came, so that nothing can be probed, and it says nothing about a payment.
 """
@@ -12,6 +12,7 @@ import traceback
 from collections.abc import AsyncIterable, Callable
 
 from payclient.errors import InvalidNotificationError
+from payclient.logs import details
 from payclient.models import Notification
 from payclient.notifications import (
     MAX_SIZE,
@@ -48,21 +49,31 @@ class Receiver:
         self, tracker: Tracker, *, key: str, query: str, content_type: str, body: AsyncIterable[bytes]
     ) -> None:
         """Take what came as a hint, or ignore it, within `TIMEOUT`. Raises nothing but what cancels it."""
-        notification = None
+        identifier, receipt = "", None
         try:
             async with asyncio.timeout(TIMEOUT):
                 notification = _parse(query, await _read(body), content_type)
                 if notification is None or not self._is_ours(key, notification):
                     return
+                identifier = notification.client_transaction_id
                 receipt = await tracker.notify(notification)
                 if self._on_receipt is not None:
                     await self._call(self._on_receipt, notification, receipt)
         except Exception as error:  # the sale is queried all the same: a notification is a hint
-            logger.warning(
-                "a notification was not taken: %s, client transaction id %s",
-                type(error).__name__,
-                "unknown" if notification is None else notification.client_transaction_id,
-            )
+            if receipt is None:
+                logger.warning(
+                    "a notification was not taken: %s, client transaction id %s",
+                    type(error).__name__,
+                    identifier or "unknown",
+                    extra=details("notification_not_taken", identifier),
+                )
+            else:
+                logger.error(
+                    "on_receipt took longer than %g s, client transaction id %s",
+                    TIMEOUT,
+                    identifier,
+                    extra=details("on_receipt_timed_out", identifier),
+                )
 
     async def _call(self, on_receipt: OnReceipt, notification: Notification, receipt: Receipt) -> None:
         """Call the app's function; its failure is logged by its place, since its text may hold anything."""
@@ -72,12 +83,14 @@ class Receiver:
                 await result
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
+            identifier = notification.client_transaction_id
             logger.error(
                 "on_receipt raised %s at %s:%s, client transaction id %s",
                 type(error).__name__,
                 last.filename,
                 last.lineno,
-                notification.client_transaction_id,
+                identifier,
+                extra=details("on_receipt_failed", identifier),
             )
 
     def _is_ours(self, key: str, notification: Notification) -> bool:
@@ -87,12 +100,12 @@ class Receiver:
 
 
 def route_of(path: str, secret: str | bytes | None, key: str) -> str:
-    """The path of a receiver: with a secret, one more segment, which `key` stands for in the framework's way."""
+    """Return the path of a receiver: with a secret, one more segment, which `key` is in the framework's spelling."""
     return path if secret is None else f"{path.rstrip('/')}/{key}"
 
 
 def _parse(query: str, body: bytes | None, content_type: str) -> Notification | None:
-    """The notification, or None for anything else."""
+    """Return the notification, or None for anything else."""
     if body is None:
         return None
     try:
@@ -102,7 +115,7 @@ def _parse(query: str, body: bytes | None, content_type: str) -> Notification | 
 
 
 async def _read(body: AsyncIterable[bytes]) -> bytes | None:
-    """The body, or None if it is longer than a notification; no more than that is ever held."""
+    """Return the body, or None if it is longer than a notification; no more than that is ever held."""
     read = b""
     async for block in body:
         read += block

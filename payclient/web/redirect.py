@@ -42,7 +42,7 @@ _TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="20" wi
 _CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
 <path d="M24 14v10l7 5"/></svg>"""
 
-#: It holds no address, so that its hash is one for all; `replace` leaves no page behind that would move on again.
+#: Without an address, so that one hash fits all; `replace` leaves no page behind that would move on again.
 SCRIPT = 'location.replace(document.getElementById("go").href);'
 
 

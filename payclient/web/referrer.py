@@ -33,12 +33,12 @@ _OLD_WORDS = {
     "origin-when-crossorigin": "origin-when-cross-origin",
 }
 
-#: What browsers do where nothing is said.
+#: The policy of browsers where a page names none.
 BROWSER_DEFAULT = "strict-origin-when-cross-origin"
 
 _DENIED = "no referrer is sent, and a form opened from it answers 'access denied'."
 
-#: Who is known to set a policy that hides the site, where one looks it up.
+#: Programs that set a policy which hides the site, and where to look it up.
 _CULPRITS = (
     "Django sets same-origin by itself (SECURE_REFERRER_POLICY, from 3.1); Helmet sets no-referrer; "
     "a reverse proxy or a content network may add a header of its own"
@@ -54,22 +54,22 @@ class Finding:
 
 
 def effective_policy(values: Iterable[str]) -> str:
-    """The policy that browsers take from the Referrer-Policy headers: the last word they know, else their default."""
+    """Return the policy of Referrer-Policy headers: the last word that browsers know, else their default."""
     return (_known(values) or [BROWSER_DEFAULT])[-1]
 
 
 def sends_origin(policy: str) -> bool:
-    """Whether another site is told where the customer comes from."""
+    """Return whether a policy sends another site the origin."""
     return _POLICIES.get(policy, True)
 
 
 def advice(what: str) -> str:
-    """What to change, in words."""
+    """Return what to change, in words."""
     return f"Set {what} to 'origin' or 'origin-when-cross-origin' (§4)."
 
 
 def check_page(url: str, headers: Iterable[tuple[str, str]], html: str) -> list[Finding]:
-    """What of a page at `url` lets its referrer pass, and what does not: header, `<meta>`, `rel`, `referrerpolicy`.
+    """Find what of a page at `url` lets its referrer pass, and what not: header, `<meta>`, `rel`, `referrerpolicy`.
 
     A link, a form or a script of the page takes the page's policy, unless it has one of its own.
     """
@@ -109,7 +109,7 @@ def _plain_http(url: str) -> Finding:
 
 
 class _Seen(HTMLParser):
-    """What of a page's HTML says something about referrers."""
+    """The parts of a page's HTML that concern referrers."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The page on which a customer waits while the request is on the phone (§8: 5 minutes): no HTTP request waits with it.
 
-The page queries the app's own JSON route every 2 seconds. It reloads itself when the waiting is over or the time is up.
+The page queries the app's own JSON route every 2 seconds, and reloads itself when the waiting or the time is over.
 Without JavaScript it reloads every 4 seconds, and in any case every 30.
 """
 
@@ -88,7 +88,7 @@ SCRIPT = """
 
 
 def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
-    """Whether its customer can still act: not decided, and the time not over (§8).
+    """Return whether the customer can still act: the sale is not decided, and its time not over (§8).
 
     Afterwards `outcome.paid` is what to tell them; None is "we do not know yet", never "not paid".
     """
@@ -98,7 +98,7 @@ def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
 
 
 def sale_status(sale: PendingSale | sync.PendingSale) -> dict[str, object]:
-    """What the app's JSON route answers to the page: `waiting`, `paid`, `state` and `remaining` seconds."""
+    """Return what the app's JSON route answers to the page: `waiting`, `paid`, `state` and `remaining` seconds."""
     return {
         "waiting": is_waiting(sale),
         "paid": sale.outcome.paid,

@@ -34,7 +34,7 @@ __all__ = [
 def tracker_lifespan(
     opening: Callable[[], AbstractAsyncContextManager[Tracker]],
 ) -> Callable[[Starlette], AbstractAsyncContextManager[dict[str, Tracker]]]:
-    """For `lifespan=`: the tracker that `opening()` opens in each worker. Your own lifespan yields the same mapping."""
+    """Return a `lifespan=`: `opening()` opens each worker's tracker. Your own lifespan yields the same mapping."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[dict[str, Tracker]]:
@@ -45,7 +45,7 @@ def tracker_lifespan(
 
 
 def tracker_of(connection: HTTPConnection) -> Tracker:
-    """The worker's tracker, `request.state.tracker`. Raises `UsageError` where there is none."""
+    """Return the worker's tracker, `request.state.tracker`. Raises `UsageError` where there is none."""
     tracker = getattr(connection.state, "tracker", None)
     if not isinstance(tracker, Tracker):
         raise UsageError(
@@ -75,7 +75,7 @@ class _Endpoint:
 def notification_route(
     path: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
 ) -> Route:
-    """The receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
+    """Make the receiver of notifications (§6) to mount at `responseUrl`: any method, always the same 200.
 
     With a `secret`, `path` is that of `notification_url(base, client_transaction_id, secret)`'s base.
     """
@@ -83,7 +83,7 @@ def notification_route(
 
 
 def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> list[Route]:
-    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+    """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
 
     `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
     `may_see`, anybody who knows an id sees its state.
@@ -105,7 +105,7 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
 
 
 def health_route(path: str = "/health") -> Route:
-    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+    """Make the route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
 
     The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
     """
@@ -118,7 +118,7 @@ def health_route(path: str = "/health") -> Route:
 
 
 def page_response(page: Page) -> Response:
-    """A page as this framework's response."""
+    """Return a page as this framework's response."""
     return Response(page.body, page.status, headers=page.headers)
 
 

@@ -29,7 +29,7 @@ from payclient import cli, session
 from payclient.ledger import postgres
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
-from payclient.tracking import sharing
+from payclient.tracking import leases
 from payclient.web.aiohttp import notification_route, tracker_context
 
 from .service import TOTAL
@@ -177,7 +177,7 @@ async def hasty(port: int | None, *args: Any, **options: Any) -> AsyncIterator[p
 
 def hurry(port: int | None) -> None:
     """Shorten what a command has no option for."""
-    sharing.LEASE, sharing.RENEW, sharing.SENDING_GRACE = LEASE, 0.3, 0.5
+    leases.LEASE, leases.RENEW, leases.SENDING_GRACE = LEASE, 0.3, 0.5
     postgres.PostgresLedger.open.__func__.__kwdefaults__["poll"] = 1.0  # type: ignore[attr-defined]  # bound when it was defined
     for module in pkgutil.iter_modules(cli.__path__, "payclient.cli."):
         found = importlib.import_module(module.name)

@@ -125,6 +125,8 @@ class Batch:
     hosts: int = 1
     single: bool = False
     notified: bool = False
+    #: Half of the rows are several for one purchase, by which one of them is collected at the most.
+    purchases: bool = False
     #: What each host suffers, one hit a run.
     hits: list[list[Hit]] = attrs.field(factory=list)
     _port: int | None = None
@@ -172,9 +174,16 @@ class Batch:
                     "phone_number": f"0988{prefix:02}{(number if self.single else number // 2):04}",
                     "amount_without_tax": 1000 + number, "store_id": self.name,
                 }  # fmt: skip
+                if purchase := self._purchase_of(number):
+                    row["purchase"] = purchase
                 if self._port is not None:
                     row["response_url"] = f"http://127.0.0.1:{self._port}/notified"
                 file.write(json.dumps(row) + "\n")
+
+    def _purchase_of(self, number: int) -> str:
+        """What a row is for: three rows of two customers share a purchase; empty of the others."""
+        shared = self.purchases and number // 3 % 2 == 0
+        return f"{self.name}-cart-{number // 3}" if shared else ""
 
     @property
     def _file(self) -> Path:
@@ -249,13 +258,9 @@ class Batch:
         # A random moment may come before the file is locked, or after it is let go.
         if hit.point not in ("random", "closing") and self.ledger.startswith("sqlite:"):
             second = subprocess.run(
-                self._command(99, None),
-                cwd=ROOT,
-                env=ENVIRONMENT,
-                capture_output=True,
-                timeout=LONGEST_RUN,
-                check=False,
-            )
+                self._command(99, None), cwd=ROOT, env=ENVIRONMENT, capture_output=True,
+                timeout=LONGEST_RUN, check=False,
+            )  # fmt: skip
             if second.returncode != 2:
                 self.report.violate(
                     f"{self.name}: a second run beside a stopped one ended with {second.returncode}"
@@ -276,17 +281,26 @@ class Batch:
                 if identifier in truth:
                     self.report.violate(f"{identifier}: charged twice")
                 truth[identifier] = (number, how)
+        paid = Counter(
+            self._purchase_of(int(identifier.rpartition("-")[2]))
+            for identifier, (_, how) in truth.items()
+            if how == "approved"
+        )
+        for purchase, times in paid.items():
+            if purchase and times > 1:
+                self.report.violate(f"{purchase}: collected {times} times")
         for host in range(self.hosts):
             lines = {line["client_transaction_id"]: line for line in self._lines(host)}
             for identifier, line in lines.items():
-                if fault := _fault(line, truth.get(identifier), final=final):
+                purchase = self._purchase_of(int(identifier.rpartition("-")[2]))
+                if fault := _fault(line, truth.get(identifier), bool(paid[purchase]), final=final):
                     faults.append(f"{identifier}: host {host}: {fault}: {line}, {truth.get(identifier)}")
             if final and len(lines) != self.rows:
                 faults.append(
                     f"{self.name}: {len(lines)} of {self.rows} rows are in the report of host {host}"
                 )
             if final and host == 0:
-                self.report.counts.update(line["state"] for line in lines.values())
+                self.report.counts.update(line["state"] or line["evidence"] for line in lines.values())
         return faults
 
     def _lines(self, host: int) -> Iterable[dict[str, Any]]:
@@ -299,9 +313,15 @@ class Batch:
         )
 
 
-def _fault(line: dict[str, Any], sale: tuple[int, str] | None, *, final: bool) -> str | None:
+def _fault(
+    line: dict[str, Any], sale: tuple[int, str] | None, purchase_is_paid: bool, *, final: bool
+) -> str | None:
     """What is false in a line of a report."""
     state, (number, how) = line["state"], sale or (None, None)
+    if not state and line.get("evidence") == "already paid":
+        if line["paid"] is not False or not purchase_is_paid:
+            return "its purchase is said to be paid, and is not"
+        return "said to be unsent, and was created" if final and how == "approved" else None
     if line["paid"] is not PAID.get(state):
         return "paid does not follow from the state"
     if state == "accepted" and how != "approved":

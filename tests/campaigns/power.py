@@ -188,13 +188,9 @@ def child(path: str, synchronous: str) -> None:
 def record_of(number: int) -> Record:
     """A charge of the child's."""
     return Record(
-        client_transaction_id=f"order-{number}",
-        digest=b"d" * 16,
-        lane=b"l" * 16,
-        amount=number,
-        currency="USD",
-        created_at=1.0,
-    )
+        client_transaction_id=f"order-{number}", digest=b"d" * 16, lane=b"l" * 16, amount=number,
+        currency="USD", created_at=1.0,
+    )  # fmt: skip
 
 
 # --- The notes, and the images that come of them

@@ -88,14 +88,9 @@ def batch(*, rows: int, kills: int, faults: float = 0.05, seed: int = 0, say: Sa
     with tempfile.TemporaryDirectory() as folder, running_service(seed, faults) as service:
         hits = [Hit(signal.SIGKILL, after=chance.uniform(0.8, longest)) for _ in range(kills)]
         Batch(
-            service=service,
-            report=report,
-            folder=Path(folder),
-            name="b",
-            rows=rows,
-            notified=True,
+            service=service, report=report, folder=Path(folder), name="b", rows=rows, notified=True,
             hits=[hits],
-        ).carry_out()
+        ).carry_out()  # fmt: skip
         report.counts.update(service.told()["faults"])
     say(_sum(report))
     return report
@@ -121,7 +116,8 @@ def hosts(
             with _cutting(server, database, report, chance):
                 Batch(
                     service=service, report=report, folder=Path(folder), name=f"h{number}", rows=rows,
-                    ledger=server.url(database), hosts=hosts, hits=[hits[each::hosts] for each in range(hosts)],
+                    ledger=server.url(database), hosts=hosts, purchases=True,
+                    hits=[hits[each::hosts] for each in range(hosts)],
                 ).carry_out()  # fmt: skip
             say(_sum(report))
         report.counts.update(service.told()["faults"])

@@ -63,18 +63,11 @@ def main() -> int:
 
     atheris.Setup(
         [
-            sys.argv[0],
-            f"-runs={options.runs}",
-            f"-seed={options.seed}",
-            "-max_len=4096",
-            "-timeout=10",
-            f"-dict={folder / 'words'}",
-            f"-artifact_prefix={folder}/",
-            "-print_final_stats=1",
-            str(corpus),
+            sys.argv[0], f"-runs={options.runs}", f"-seed={options.seed}", "-max_len=4096", "-timeout=10",
+            f"-dict={folder / 'words'}", f"-artifact_prefix={folder}/", "-print_final_stats=1", str(corpus),
         ],
         one,
-    )
+    )  # fmt: skip
     print(f"what it finds is kept in {folder}", file=sys.stderr, flush=True)
     atheris.Fuzz()
     return 0

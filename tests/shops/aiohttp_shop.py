@@ -25,7 +25,7 @@ async def home(request: web.Request) -> web.Response:
 
 
 async def ways(request: web.Request) -> web.Response:
-    return page_response(shop.ways(request.match_info["order"]))
+    return page_response(shop.ways(request.match_info["order"], withdraws=True))
 
 
 async def pay(request: web.Request) -> web.Response:

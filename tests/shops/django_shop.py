@@ -42,7 +42,7 @@ async def home(request: HttpRequest) -> HttpResponse:
 def pay(request: HttpRequest, order: str) -> HttpResponse:
     """A sync view, as many are: the tracker's calls run on the server's own loop all the same."""
     if request.method != "POST":
-        return page_response(shop.ways(order))
+        return page_response(shop.ways(order, withdraws=True))
     return page_response(async_to_sync(shop.pay)(tracker_of(request), order, request.body))
 
 

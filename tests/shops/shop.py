@@ -34,6 +34,7 @@ def opening() -> AbstractAsyncContextManager[payclient.Tracker]:
         os.environ["PAYCLIENT_TOKEN"],
         ledger=os.environ.get("PAYCLIENT_LEDGER", "sqlite:charges.db"),
         profile=os.environ.get("PAYCLIENT_PROFILE", "payphone"),
+        drain=float(os.environ.get("SHOP_DRAIN", "10")),
     )
 
 
@@ -54,14 +55,9 @@ def sale_request(identifier: str, phone: str) -> payclient.SaleRequest:
 def prepare_request(identifier: str) -> payclient.PrepareRequest:
     """A form of USD 11.50; the address back holds our own id, since what the service adds is not shown (§6)."""
     return payclient.PrepareRequest(
-        amount_with_tax=1000,
-        tax=150,
-        currency="USD",
-        store_id="S1",
-        client_transaction_id=identifier,
-        response_url=f"{URL}/back/{identifier}",
-        cancellation_url=f"{URL}/back/{identifier}",
-    )
+        amount_with_tax=1000, tax=150, currency="USD", store_id="S1", client_transaction_id=identifier,
+        response_url=f"{URL}/back/{identifier}", cancellation_url=f"{URL}/back/{identifier}",
+    )  # fmt: skip
 
 
 def heard(notification: payclient.Notification, receipt: payclient.Receipt) -> None:
@@ -91,26 +87,39 @@ def to_order(order: str) -> Page:
     return page("See the order", status=303, Location=f"/orders/{path_of(order)}")
 
 
-def ways(order: str, title: str = "How do you want to pay?") -> Page:
-    """Two buttons."""
+def clock_time(at: float | None) -> str:
+    return "it is answered" if at is None else time.strftime("%H:%M", time.localtime(at))
+
+
+def by_card(order: str) -> str:
+    return f'<form action="/card/{path_of(order)}"><button id="card">Pay by card</button></form>'
+
+
+def ways(order: str, title: str = "How do you want to pay?", *, withdraws: bool = False) -> Page:
+    """Two buttons; with `withdraws` also the one for a wrong number."""
     path = path_of(order)
     return page(
         title,
         f"""<form method="post" action="/pay/{path}"><label>Phone <input name="phone" type="tel" required></label>
-<button id="push">Pay by push</button></form>
-<form action="/card/{path}"><button id="card">Pay by card</button></form>""",
+<button id="push">Pay by push</button></form>{by_card(order)}{withdrawing(order) if withdraws else ""}""",
     )
+
+
+def withdrawing(order: str) -> str:
+    """The button for a wrong number."""
+    return f"""<form method="post" action="/pay/{path_of(order)}"><input type="hidden" name="withdraw" value="yes">
+<button id="withdraw">Wrong number: withdraw the request</button></form>"""
 
 
 def open_page(order: str, error: payclient.PurchaseOpenError) -> Page:
     """The order has an open ask of the other way."""
-    until = "it is answered" if error.until is None else time.strftime("%H:%M", time.localtime(error.until))
-    path = path_of(order)
+    until, path, more = clock_time(error.until), path_of(order), ""
     if error.pending.kind == "sale":
         title, link = f"There is an open request on your phone until {until}", f"/orders/{path}"
+        more = withdrawing(order)
     else:
         title, link = f"A card form of this order is open until {until}", f"/card/{path}"
-    return page(title, f'<p><a id="open" href="{link}">Go on with it</a></p>', 409)
+    return page(title, f'<p><a id="open" href="{link}">Go on with it</a></p>{more}', 409)
 
 
 # --- Actions
@@ -134,11 +143,18 @@ async def answered(order: str, kind: str, doing: Awaitable[Page]) -> Page:
 
 
 async def pay(tracker: payclient.Tracker, order: str, body: bytes) -> Page:
-    """A push to the phone that the customer typed."""
-    phone = parse_qs(body.decode(errors="replace")).get("phone", [""])[0]
+    """A push to the phone that the customer typed; or the withdrawal of the one that is open."""
+    typed = parse_qs(body.decode(errors="replace"))
+    phone = typed.get("phone", [""])[0]
 
     async def send() -> Page:
         asks = (await tracker.purchase(order)).asks
+        if "withdraw" in typed:
+            for ask in asks:
+                sale = await tracker.find(ask.client_transaction_id)
+                if sale is not None and sale.kind == "sale" and ask.paid is None:
+                    await tracker.cancel(sale)  # the customer may have been quicker: the order's page says it
+            return to_order(order)
         request = sale_request(f"{order}-{len(asks) + 1}", phone)
         await tracker.sale(request, purchase=order)
         return to_order(order)
@@ -167,6 +183,11 @@ async def show(tracker: payclient.Tracker, order: str) -> Page:
         if purchase.paid:
             return page(WORDS[True])
         undecided = [ask.client_transaction_id for ask in purchase.asks if ask.paid is None]
+        if not undecided and purchase.held_until is not None:
+            # Its customer closed a form, which can still be paid: beside it nothing else may be.
+            until = clock_time(purchase.held_until)
+            words = f"<p>The card form that you left can still be paid. Another way is open from {until}.</p>"
+            return page("Not paid.", words + by_card(order))
         if not undecided:
             return ways(order, WORDS[False]) if purchase.asks else ways(order)
         sale = await tracker.find(undecided[-1])

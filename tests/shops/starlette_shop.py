@@ -25,7 +25,7 @@ async def home(request: Request) -> Response:
 
 
 async def ways(request: Request) -> Response:
-    return page_response(shop.ways(request.path_params["order"]))
+    return page_response(shop.ways(request.path_params["order"], withdraws=True))
 
 
 async def pay(request: Request) -> Response:

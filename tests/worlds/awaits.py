@@ -24,12 +24,8 @@ def stopped_everywhere(seed: int, crash: float, *, every: int = 1) -> list[Resul
     results = []
     for step in range(1, 10_000, every):
         changes: dict[str, Any] = {
-            "workers": 1,
-            "incidents": 1,
-            "crash": crash,
-            "first_incident": step,
-            "orders": 2,
-        }
+            "workers": 1, "incidents": 1, "crash": crash, "first_incident": step, "orders": 2,
+        }  # fmt: skip
         result = run(seed, {"lag"}, **(_QUIET | changes))  # of no kind that the seed would draw
         calm = next(number for number, line in enumerate(result.story) if line.endswith(" calm"))
         if not any("crashes at" in line or "goes on" in line for line in result.story[: calm + 3]):

@@ -42,12 +42,15 @@ class Post:
     #: Copies of it that may still be executed.
     under_way: int = 0
     transactions: list[Transaction] = attrs.field(factory=list)
+    is_form: bool = False
     #: Decided once: copies of what the service refused are refused too.
     refused: bool = False
 
     @property
     def nothing(self) -> bool:
-        """Nothing was created by it, nor will be."""
+        """Nothing was created by it, nor will be. A form whose links nobody has charges nobody."""
+        if self.is_form:
+            return not self.transactions
         return self.refused or (not self.under_way and not self.transactions)
 
 
@@ -67,6 +70,10 @@ class Transaction:
     state: str = "Pendiente"
     #: No Sale of ours made it: another account has it from elsewhere.
     namesake: bool = False
+    is_form: bool = False
+    #: A form's payment stands only once it is confirmed.
+    confirmed: bool = True
+    was_accepted: bool = False
 
 
 class Oracle:
@@ -146,6 +153,7 @@ class Oracle:
         """A row is on disk: what it says must be true, now and for ever."""
         name = f"{record.client_transaction_id}/{record.attempt}"
         posts = self.posts_of(record.client_transaction_id, record.attempt)
+        self._world.till.committed(record)
         if record.state is State.REFUSED:
             if not all(post.nothing for post in posts):
                 self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")
@@ -154,18 +162,26 @@ class Oracle:
             for post in posts:
                 if post.named is not None and post.heard:
                     self._world.service.name(post.named)
-        elif record.state in (State.ACCEPTED, State.CANCELLED):
+        elif record.kind == "form" and record.state is State.CANCELLED and record.evidence is Evidence.UNPAID:
+            pass  # the browser came back, and nobody has paid yet
+        elif record.state in (State.ACCEPTED, State.CANCELLED, State.REVERSED):
             word = "Aceptado" if record.state is State.ACCEPTED else "Cancelado"
             if not self._holds(record.client_transaction_id, record.transaction_id, word):
                 self.violated(f"{name}: recorded as {record.state}, which the service does not hold")
-            elif word == "Cancelado" and record.evidence is Evidence.QUERY and name not in self._cancelled:
+            elif (
+                record.state is State.CANCELLED
+                and record.kind == "sale"
+                and record.evidence is Evidence.QUERY
+                and name not in self._cancelled
+            ):
                 self._cancelled.add(name)
                 self._one_of_several(record)
 
     def _holds(self, client_id: str, number: int | None, word: str) -> bool:
-        any_of_them = number is None or self._twins(client_id)
+        any_of_them = number is None or self.twins(client_id)
+        # What was given back since may not have been heard of yet; the end tells.
         return any(
-            each.state == word
+            each.state == word or (word == "Aceptado" and each.was_accepted)
             for each in self.transactions_of(client_id)
             if any_of_them or each.number == number
         )
@@ -180,9 +196,9 @@ class Oracle:
                 f"{client_id}: recorded as cancelled by one of {len(seen)}, the others not looked at"
             )
 
-    def _twins(self, client_id: str) -> bool:
+    def twins(self, client_id: str) -> bool:
         """A copy of the network's was charged too, by a service that does not look: no word is all the truth."""
-        return any(len(post.transactions) > 1 for post in self.posts_of(client_id))
+        return any(len(post.transactions) > 1 and not post.is_form for post in self.posts_of(client_id))
 
     # --- Each query
 
@@ -215,6 +231,12 @@ class Oracle:
                 for attempt in range(1, max(attempts) + 1)
             ):
                 self.violated(f"{client_id}: said to be refused, and it may exist")
+        elif (
+            outcome.kind == "form"
+            and outcome.state is State.CANCELLED
+            and outcome.evidence is Evidence.UNPAID
+        ):
+            pass
         elif outcome.paid is False and not self._holds(client_id, outcome.transaction_id, "Cancelado"):
             self.violated(f"{client_id}: said to be unpaid ({outcome.state}), and it is not cancelled")
 
@@ -233,6 +255,8 @@ class Oracle:
         for post in self.posts:
             if post.transactions and self._world.store.attempt(post.client_id, post.attempt) is None:
                 self.violated(f"{post.client_id}: created at the service, and lost")
+        if self._world.settings.purchases:
+            self._world.till.at_the_end()
         for record in self._world.store.all():
             name = f"{record.client_transaction_id}/{record.attempt}"
             self.committed(record)
@@ -245,9 +269,9 @@ class Oracle:
         """Whether the service, asked now, would say how it ended."""
         world, settings = self._world, self._world.settings
         posts = self.posts_of(record.client_transaction_id, record.attempt)
-        if settings.endless:
-            return False
-        if self._twins(record.client_transaction_id):
+        if settings.endless or record.kind == "form":
+            return False  # what is collected of a form the till knows
+        if self.twins(record.client_transaction_id):
             held = self.transactions_of(record.client_transaction_id)
             best = "Aceptado" if any(each.state == "Aceptado" for each in held) else "Cancelado"
             ours = [each.state for each in held if record.transaction_id in (None, each.number)]

@@ -14,6 +14,7 @@ from payclient.events import Decision
 from payclient.lifecycle import Record
 from payclient.schedule import Fixed
 from virtual_loop import VirtualLoop
+from worlds.purchases import look_again
 from worlds.service import Line
 from worlds.store import WorldLedger
 
@@ -70,12 +71,9 @@ class Process:
             transport=Line(world, self),
         )
         self.tracker = payclient.Tracker(
-            self._session,
-            self.ledger,
-            status=self._status if settings.source else None,
-            schedule=Fixed(settings.gap),
-            clock=self,
-        )
+            self._session, self.ledger, status=self._status if settings.source else None,
+            schedule=Fixed(settings.gap), clock=self,
+        )  # fmt: skip
         self.loop.run(self._start())
 
     # --- Clocks
@@ -227,7 +225,7 @@ class Process:
     async def close(self) -> None:
         """End in good order: every wait ends by an error of its own."""
         self.open = False
-        await self._ending("closing", self.tracker.aclose())
+        await self.ending("closing", self.tracker.aclose())
         for _ in range(5):
             await asyncio.sleep(0)
         if self.waiting:
@@ -239,7 +237,7 @@ class Process:
         world = self.world
         since = len(world.oracle.posts)
         try:
-            pending = await self._ending(
+            pending = await self.ending(
                 f"sale {client_id}", self.tracker.sale(sale(client_id, phone, tax=tax))
             )
         except payclient.TrackerClosedError:
@@ -257,11 +255,11 @@ class Process:
         try:
             if world.random.random() < 0.3:
                 try:
-                    await self._ending(f"short wait {name}", pending.wait(world.random.uniform(0.0, 60.0)))
+                    await self.ending(f"short wait {name}", pending.wait(world.random.uniform(0.0, 60.0)))
                 except payclient.StillPendingError:
                     world.oracle.said(pending.outcome)
-                await self._ending(f"check {name}", pending.check())
-            outcome = await self._ending(f"wait {name}", pending.wait())
+                await self.ending(f"check {name}", pending.check())
+            outcome = await self.ending(f"wait {name}", pending.wait())
         except (payclient.TrackerClosedError, asyncio.CancelledError):
             return
         world.note(f"{self.name} heard of {name}: {outcome.state} {outcome.paid}")
@@ -270,19 +268,20 @@ class Process:
     async def look(self, client_id: str) -> None:
         """Find a sale by its id, and wait for it."""
         try:
-            pending = await self._ending(f"find {client_id}", self.tracker.find(client_id))
+            pending = await self.ending(f"find {client_id}", self.tracker.find(client_id))
         except payclient.LedgerError:
             return
         if pending is not None:
             world = self.world
             world.oracle.said(pending.outcome)
             await self.wait(pending)
+            await look_again(self, pending)
 
     async def hear(self, transaction_id: int, client_id: str) -> None:
         """A notification came in."""
         notification = payclient.Notification(transaction_id=transaction_id, client_transaction_id=client_id)
         try:
-            receipt = await self._ending(f"notify {client_id}", self.tracker.notify(notification))
+            receipt = await self.ending(f"notify {client_id}", self.tracker.notify(notification))
         except payclient.PayError as error:
             self.world.note(f"{self.name} notify {client_id} raised {type(error).__name__}")
             return
@@ -301,8 +300,8 @@ class Process:
         except payclient.PayError as error:
             self.world.note(f"{self.name} operator: {type(error).__name__}")
 
-    async def _ending(self, what: str, call: Awaitable[Any]) -> Any:
-        """What must end."""
+    async def ending(self, what: str, call: Awaitable[Any]) -> Any:
+        """Await what must end."""
         number, began = self.loop.next_number(), self.awake()
         self.waiting[number] = what
         try:

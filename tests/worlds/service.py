@@ -13,6 +13,7 @@ import attrs
 import payclient
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from worlds.oracle import Post, Transaction, account_of
+from worlds.purchases import Desk, answer_of
 
 if TYPE_CHECKING:
     from worlds.process import Process
@@ -35,24 +36,13 @@ _HTML = b"<html>proxy</html>"
 
 #: Answers that prove nothing, whatever was executed before them.
 _USELESS = (
-    _answer(500, _HTML),
-    _answer(502, _HTML),
-    _answer(503, b""),
-    _answer(504, _HTML),
-    _answer(500, {"message": "oops", "errorCode": 1}),
-    _answer(307, b"", Location="/api/Sale"),
-    _answer(308, b"", Location="/api/Sale"),
-    _answer(302, b"", Location="/login"),
-    _answer(408, b""),
-    _answer(409, {"message": "conflict"}),
-    _answer(429, b"slow down"),
-    _answer(200, b""),
-    _answer(200, b"{}"),
-    _answer(200, _HTML),
-    _answer(200, b'{"transactionId": '),
-    _answer(200, {"transactionId": "12"}),
-    _answer(200, {"transactionId": 12, "errorCode": 22}),
-)
+    _answer(500, _HTML), _answer(502, _HTML), _answer(503, b""), _answer(504, _HTML),
+    _answer(500, {"message": "oops", "errorCode": 1}), _answer(307, b"", Location="/api/Sale"),
+    _answer(308, b"", Location="/api/Sale"), _answer(302, b"", Location="/login"), _answer(408, b""),
+    _answer(409, {"message": "conflict"}), _answer(429, b"slow down"), _answer(200, b""),
+    _answer(200, b"{}"), _answer(200, _HTML), _answer(200, b'{"transactionId": '),
+    _answer(200, {"transactionId": "12"}), _answer(200, {"transactionId": 12, "errorCode": 22}),
+)  # fmt: skip
 
 #: Answers that name what was created, and yet are not a success.
 _NAMING: tuple[Callable[[int], HttpResponse], ...] = (
@@ -68,14 +58,9 @@ _NAMING: tuple[Callable[[int], HttpResponse], ...] = (
 
 #: Answers that refuse: whoever gives one creates nothing.
 _REFUSALS = (
-    _refusal(22),
-    _refusal(800),
-    _refusal(99),
-    _refusal(22, 2061),
-    _refusal(22, status=500),
-    _refusal(5, status=429),
-    _answer(401, {"message": "no"}),
-)
+    _refusal(22), _refusal(800), _refusal(99), _refusal(22, 2061), _refusal(22, status=500),
+    _refusal(5, status=429), _answer(401, {"message": "no"}),
+)  # fmt: skip
 
 
 class Service:
@@ -84,6 +69,7 @@ class Service:
     def __init__(self, world: World) -> None:
         self._world = world
         self.transactions: dict[int, Transaction] = {}
+        self.desk = Desk(world)
         #: Client transaction ids of which a query by them has said that every transaction is cancelled.
         self.all_cancelled: set[str] = set()
 
@@ -97,6 +83,8 @@ class Service:
     def execute(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         """Carry out a Sale, and give its true answer. Something in front of the service may repeat it."""
         world, settings = self._world, self._world.settings
+        if post.is_form:
+            return self._prepare(post, data)
         answer = self._execute(post, data)
         # Without a query by our own id a repeat that says 2061 cannot be told from a refusal.
         told = settings.by_client or settings.checks_duplicates or not settings.checks_busy
@@ -106,6 +94,12 @@ class Service:
             answer = self._execute(post, data)
             post.transactions[-1].listed_at = post.transactions[-1].visible_at = world.now
         return answer
+
+    def _prepare(self, post: Post, data: dict[str, Any]) -> HttpResponse:
+        if self._world.happens(self._world.settings.refuse):
+            return self._world.random.choice(_REFUSALS)
+        answer = self.desk.prepare(post, data)
+        return _refusal(answer) if isinstance(answer, int) else _answer(200, answer)
 
     def _execute(self, post: Post, data: dict[str, Any]) -> HttpResponse:
         world, settings = self._world, self._world.settings
@@ -166,6 +160,10 @@ class Service:
         world, settings = self._world, self._world.settings
         transaction.state = state
         world.note(f"service decided {transaction.number}: {state}")
+        if state == "Aceptado":
+            transaction.was_accepted = True
+            world.till.collected(transaction)
+            world.customers.accepted(transaction)
         if world.random.random() < settings.notify:
             self._notify(transaction)
             if world.happens(settings.notify_twice):
@@ -191,7 +189,7 @@ class Service:
         """What an account sees now under one of the ids."""
         now = self._world.now
         found = [
-            self._report(each)
+            self.report(each)
             for each in self.transactions.values()
             if each.account == account
             and not (each.namesake and self._sent(each))
@@ -216,7 +214,8 @@ class Service:
             world.note(f"{transaction.number} is named, and its index lags for ever")
             transaction.listed_at = math.inf
 
-    def _report(self, transaction: Transaction) -> dict[str, Any]:
+    def report(self, transaction: Transaction) -> dict[str, Any]:
+        """The status object of a transaction."""
         world, settings = self._world, self._world.settings
         report: dict[str, object] = {"transactionId": transaction.number, "state": transaction.state}
         if world.happens(settings.odd_word):
@@ -255,7 +254,10 @@ class Line:
         else:
             if world.happens(settings.dead_connection):
                 raise payclient.NotSentError("the connection was dead")
-            self._send_sale(request, answer)
+            if request.path.endswith(("/Confirm", "/Reverse")):
+                self._send_word(request, answer)
+            else:
+                self._send_sale(request, answer)
         return await answer
 
     def _send_query(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
@@ -276,11 +278,32 @@ class Line:
             account = account_of(token)
             world.after(0.02, lambda: self._reply(answer, world.service.query(request.path, account), 0.02))
 
+    def _send_word(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
+        """A confirmation or a reversal: lost on its way, or its answer lost."""
+        world, settings, random = self._world, self._world.settings, self._world.random
+        if request.path.endswith("/Reverse"):
+            world.till.reversing(json.loads(request.body)["id"])
+        useless = random.choice((None, ConnectionResetError(), *_USELESS[:4]))
+        if world.happens(settings.drop_request):
+            if useless is not None:
+                self._reply(answer, useless, 1.0)
+            return
+
+        def arrive() -> None:
+            said = answer_of(world, request.path, request.body)
+            good = _refusal(said, status=404) if type(said) is int else _answer(200, said)
+            if not world.happens(settings.drop_answer):
+                self._reply(answer, good, 0.02)
+            elif useless is not None:
+                self._reply(answer, useless, 0.02)
+
+        world.after(random.choice((0.02, 0.2, 3.0)), arrive)
+
     def _send_sale(self, request: HttpRequest, answer: asyncio.Future[HttpResponse]) -> None:
         world, settings, random = self._world, self._world.settings, self._world.random
         data, token = json.loads(request.body), _token(request)
         post = world.oracle.bytes_leave(self._process.name, data["clientTransactionId"], account_of(token))
-        post.token = token
+        post.token, post.is_form = token, request.path.endswith("/Prepare")
         world.note(f"{self._process.name} POST {post.client_id}/{post.attempt}")
         if not world.service.knows(token):
             post.refused = True
@@ -312,12 +335,12 @@ class Line:
         response: HttpResponse | Exception = world.service.execute(post, data)
         if answer is None or world.happens(settings.drop_answer):
             return
-        if post.transactions and world.happens(settings.named):
+        if post.transactions and not post.is_form and world.happens(settings.named):
             transaction = post.transactions[-1]
             post.named = transaction
             self._reply(answer, world.random.choice(_NAMING)(transaction.number), 0.02, post)
             return
-        if post.transactions and world.happens(settings.copies):
+        if post.transactions and not post.is_form and world.happens(settings.copies):
             response = self._copy(post) or response
         elif world.happens(settings.mangle_answer):
             response = world.random.choice((ConnectionResetError(), *_USELESS))

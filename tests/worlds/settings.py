@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 import payclient
-from payclient.profile import StatusProfile
+from payclient.profile import ConfirmProfile, ReturnProfile, StatusProfile, UndoProfile
 
 __all__ = ["KINDS", "Settings"]
 
@@ -93,6 +93,11 @@ class Settings:
     namesakes: float = 0.0
     #: Tasks begin at once (CPython 3.12).
     eager: bool = False
+    #: Purchases that are asked for several times, by push and by form; whether pushes may stand beside an open form;
+    #: and payments that are given back in the service's own portal.
+    purchases: int = 0
+    beside: bool = False
+    portal: float = 0.0
 
     @classmethod
     def of(cls, seed: int, kinds: Collection[str] = ()) -> Settings:
@@ -118,44 +123,19 @@ class Settings:
         jump = rate(1.0, 0.5)
         orders = r.randint(1, 4)
         return cls(
-            seed=seed,
-            workers=workers,
-            orders=orders,
-            customers=r.randint(1, orders),
-            chaos=r.choice((300.0, 900.0, 1500.0)) * window / 300.0,
-            by_transaction=asks < 0.75,
-            by_client=asks < 0.6 or 0.75 <= asks < 0.9,
-            window=window,
-            total=30.0 if window > 100 else 10.0,
-            gap=r.choice((5.0, 20.0, 60.0)),
-            checks_duplicates=r.random() < 0.5,
-            checks_busy=r.random() < 0.5,
-            reports_client_id=r.random() < 0.7,
-            reports_amount=r.random() < 0.7,
-            answers_array=r.random() < 0.5,
-            no_connection=rate(0.4),
-            dead_connection=rate(0.3),
-            slow=rate(0.4),
-            drop_request=rate(0.4),
-            duplicate_request=rate(0.3),
-            late=rate(0.5),
-            drop_answer=rate(0.5),
-            mangle_answer=rate(0.5),
-            refuse=rate(0.4),
-            query_fault=rate(0.4),
-            odd_word=rate(0.3),
-            notify=rate(1.0, 0.2),
-            notify_early=rate(0.6),
-            notify_twice=rate(0.5),
-            forge=rate(1.0),
-            incidents=r.choice((0, 1, 2, 4, 8)),
-            crash=r.random(),
-            suspend=jump == 0.0,
-            hot=rate(0.5),
-            jump=jump,
-            disk_fault=rate(0.15, 0.6),
+            seed=seed, workers=workers, orders=orders, customers=r.randint(1, orders),
+            chaos=r.choice((300.0, 900.0, 1500.0)) * window / 300.0, by_transaction=asks < 0.75,
+            by_client=asks < 0.6 or 0.75 <= asks < 0.9, window=window, total=30.0 if window > 100 else 10.0,
+            gap=r.choice((5.0, 20.0, 60.0)), checks_duplicates=r.random() < 0.5,
+            checks_busy=r.random() < 0.5, reports_client_id=r.random() < 0.7,
+            reports_amount=r.random() < 0.7, answers_array=r.random() < 0.5, no_connection=rate(0.4),
+            dead_connection=rate(0.3), slow=rate(0.4), drop_request=rate(0.4), duplicate_request=rate(0.3),
+            late=rate(0.5), drop_answer=rate(0.5), mangle_answer=rate(0.5), refuse=rate(0.4),
+            query_fault=rate(0.4), odd_word=rate(0.3), notify=rate(1.0, 0.2), notify_early=rate(0.6),
+            notify_twice=rate(0.5), forge=rate(1.0), incidents=r.choice((0, 1, 2, 4, 8)), crash=r.random(),
+            suspend=jump == 0.0, hot=rate(0.5), jump=jump, disk_fault=rate(0.15, 0.6),
             operator=rate(1.0, 0.5),
-        )
+        )  # fmt: skip
 
     @property
     def profile(self) -> payclient.ServiceProfile:
@@ -175,8 +155,9 @@ class Settings:
             not_found_codes=frozenset({20}),
             queries_per_minute=self.queries_per_minute,
             sale_window=self.window,
-            form_window=self.window / 2,  # no forms here, and a wait may last as long as the longest life
+            form_window=self.window / 2,  # a wait may last as long as the longest life
             status=status,
+            **(_forms(self.window / 2) if self.purchases else {}),
         )
 
     @property
@@ -191,34 +172,39 @@ class Settings:
         The window of an unknown sale begins after the total time-out, and a wall clock that jumps begins it anew.
         """
         life = (self.window + self.total) * (2 if self.jump else 1)
-        # Processes that share a rate may each make the last queries of an ask that one of them waits for.
-        queries = self.orders * 8 * self.workers
-        queued = queries * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
+        queued = self.orders * 8 * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
         return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault else 0.0)
+
+
+def _forms(window: float) -> dict[str, Any]:
+    """What the profile has of forms and reversals; seconds within which a form is confirmed."""
+    return {
+        "confirm": ConfirmProfile(
+            path="/api/button/V2/Confirm",
+            transaction_id_field="id",
+            client_transaction_id_field="clientTxId",
+            window=window,
+        ),
+        "reverse": UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id"),
+        "returned": ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
+    }
 
 
 def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
     many = r.randint(8, 24)
     return {
-        "orders": many,
-        "customers": many,
-        "queries_per_minute": r.choice((20.0, 30.0, 60.0)),
-        "notify": r.choice((0.1, 1.0)),
-        "storms": r.randint(1, 3),
-        "flood": r.choice((0, 10, 60)),
+        "orders": many, "customers": many, "queries_per_minute": r.choice((20.0, 30.0, 60.0)),
+        "notify": r.choice((0.1, 1.0)), "storms": r.randint(1, 3), "flood": r.choice((0, 10, 60)),
         "query_fault": settings.query_fault if r.random() < 0.3 else 0.0,
         "incidents": settings.incidents if r.random() < 0.3 else 0,
-    }
+    }  # fmt: skip
 
 
 #: Name -> what a world of this kind has beside what its seed says.
 KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "repeats": lambda r, s: {"repeat": r.uniform(0.1, 0.7)},
     "twins": lambda r, s: {
-        "repeat": r.uniform(0.1, 0.7),
-        "checks_duplicates": False,
-        "checks_busy": False,
-        "by_client": True,
+        "repeat": r.uniform(0.1, 0.7), "checks_duplicates": False, "checks_busy": False, "by_client": True,
     },
     "names": lambda r, s: {
         "named": r.uniform(0.0, 0.7),
@@ -248,4 +234,11 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
     "copies": lambda r, s: {"copies": r.uniform(0.1, 0.7), "orders": r.randint(3, 6), "customers": 6},
-}
+    # Last: what its oracle cannot tell apart is switched off.
+    "purchases": lambda r, s: {
+        "purchases": r.randint(1, 3), "orders": r.randint(1, 2), "beside": r.random() < 0.3,
+        "portal": r.choice((0.0, 0.2, 0.5)), "by_transaction": True, "by_client": True,
+        "reports_client_id": True, "reports_amount": True, "source": False, "accounts": "one",
+        "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None, "jump": 0.0,
+    },
+}  # fmt: skip

@@ -13,10 +13,11 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from payclient.ledger.batch import Apply, Batch, Operation, Permit, Write, resolve
 from payclient.ledger.records import record_of
 from payclient.ledger.sqlite import SqliteLedger, SqliteWriter
 from payclient.ledger.sqlite_files import STATEMENTS, VERSION
-from payclient.ledger.writer import Apply, Batch, Operation, Permit, Write, Writer, resolve
+from payclient.ledger.writer import Writer
 from payclient.lifecycle import Record, State
 
 if TYPE_CHECKING:

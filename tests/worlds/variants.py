@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import attrs
 
 import payclient
-from payclient import State, lifecycle, wire
+from payclient import State, answers, lifecycle, wire
 from payclient.errors import OutcomeUnknownError
 from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracking import asks, poller, queries, tracker
+from payclient.tracking import asks, attempts, forms, poller, purchases, queries, tracker
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
 from payclient.tracking.evidence import AnswerReader, Credentials, Reading
 from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
+from payclient.tracking.forms import Forms
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.tracking.rate_limit import RateLimit
@@ -88,17 +90,17 @@ def _follow_redirects() -> list[Patch]:
     return [(PaySession, "_send_once", send)]
 
 
-def _permitted(attempt: Attempt, number: int, at: float) -> Record:
+def _permitted(attempt: Attempt, number: int, purchase: str, at: float) -> Record:
     attempt.record = Record(
         client_transaction_id=attempt.client_transaction_id, attempt=number, kind=attempt.kind, digest=attempt.digest,
-        lane=attempt.lane, amount=attempt.amount, currency=attempt.currency, created_at=at,
+        lane=attempt.lane, amount=attempt.amount, currency=attempt.currency, created_at=at, purchase=purchase,
     )  # fmt: skip
     attempt.granted = True
     return attempt.record
 
 
-async def _no_insert(self: Attempts, attempt: Attempt, number: int) -> None:
-    _permitted(attempt, number, self._clock.time())
+async def _no_insert(self: Attempts, attempt: Attempt, number: int, purchase: str) -> None:
+    _permitted(attempt, number, purchase, self._clock.time())
 
 
 def _no_permit() -> list[Patch]:
@@ -120,8 +122,8 @@ def _record_after_send() -> list[Patch]:
 def _no_clock_check() -> list[Patch]:
     """A permit is good for ever."""
 
-    async def permit(self: Attempts, attempt: Attempt, number: int) -> None:
-        if not await self._ledger.permit(_permitted(attempt, number, self._clock.time())):
+    async def permit(self: Attempts, attempt: Attempt, number: int, purchase: str) -> None:
+        if not await self._ledger.permit(_permitted(attempt, number, purchase, self._clock.time())):
             attempt.record, attempt.granted = None, False
             raise PermitDeniedError
 
@@ -237,7 +239,7 @@ def _refusals_are_proof() -> list[Patch]:
 
 def _look_alikes_refuse() -> list[Patch]:
     """An error object refuses, whatever transaction id stands beside or within it."""
-    return [(wire.Answer, "may_name_a_transaction", False)]
+    return [(answers.Answer, "may_name_a_transaction", False)]
 
 
 def _one_of_several_decides() -> list[Patch]:
@@ -305,6 +307,54 @@ def _tasks_begin_at_once() -> list[Patch]:
     return [(poller, "start", lambda work: asyncio.get_running_loop().create_task(work))]
 
 
+def _unguarded(change: Callable[[str], str]) -> Patch:
+    """The shipped schema with another guard of permits."""
+    whole = STATEMENTS["schema"]
+    begin = whole.index("WHERE purchase = new.purchase")
+    end = whole.index("\n)\nBEGIN SELECT RAISE(ABORT, 'not a permit')", begin)
+    with patch.dict(STATEMENTS, schema=f"{whole[:begin]}{change(whole[begin:end])}{whole[end:]}"):
+        image = store._empty.__wrapped__()
+    return (store, "_empty", lambda: image)
+
+
+def _guard_outside() -> list[Patch]:
+    """Whether a purchase is free is read before the permit, and not in its transaction."""
+    return [_unguarded(lambda rule: f"{rule} AND false")]
+
+
+def _forms_forgotten() -> list[Patch]:
+    """A form that another process or an earlier life of this one prepared is not known."""
+    mine: WeakKeyDictionary[Poller, set[str]] = WeakKeyDictionary()
+    prepare, find, living = Forms.prepare, purchases.find_holder, Forms._living
+
+    def known(poller: Poller, records: Iterable[Record]) -> list[Record]:
+        return [
+            each
+            for each in records
+            if each.kind != "form" or each.client_transaction_id in mine.get(poller, ())
+        ]
+
+    async def prepare_and_remember(
+        self: Forms, request: payclient.PrepareRequest, purchase: str | None = None
+    ) -> Any:
+        mine.setdefault(self._poller, set()).add(request.client_transaction_id)
+        return await prepare(self, request, purchase)
+
+    def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
+        return find(poller, known(poller, records), new)
+
+    async def find_living(self: Forms, key: str, asks: list[Record], margin: float) -> Any:
+        return await living(self, key, known(self._poller, asks), margin)
+
+    return [
+        _unguarded(lambda rule: f"{rule} AND kind <> 'form'"),
+        (Forms, "prepare", prepare_and_remember),
+        (Forms, "_living", find_living),
+        (forms, "find_holder", find_holder),
+        (attempts, "find_holder", find_holder),
+    ]
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
@@ -330,6 +380,8 @@ VARIANTS = {
     "slower without end": Variant(_slower_without_end, frozenset({"sheds"})),
     "late news at once": Variant(_late_news_at_once, frozenset({"storms"})),
     "endless source": Variant(_endless_source, frozenset({"hangs"})),
+    "guard outside the permit": Variant(_guard_outside, frozenset({"purchases"})),
+    "forms are forgotten": Variant(_forms_forgotten, frozenset({"purchases"})),
     "memory says more": Variant(_memory_says_more, frozenset({"outages"})),
 }
 if sys.version_info >= (3, 12):

@@ -16,6 +16,7 @@ from payclient import State
 from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
 from worlds.oracle import Oracle
 from worlds.process import Machine, Process
+from worlds.purchases import Customers, Till
 from worlds.service import Service
 from worlds.settings import Settings
 from worlds.store import Store
@@ -50,6 +51,8 @@ class World:
         self._number = 0
         self._lives: list[Process] = []
         self.oracle = Oracle(self)
+        self.till = Till(self)
+        self.customers = Customers(self)
         self.store = Store(self)
         self.service = Service(self)
         self.machines = [Machine(number) for number in range(settings.workers)]
@@ -133,13 +136,14 @@ class World:
             self._lives.append(process)
             self.processes[machine.number] = process
 
-    def _somebody(self) -> Process | None:
+    def somebody(self) -> Process | None:
+        """A worker that is there, if any is."""
         there = [each for each in self.processes.values() if each.open and not each.dead]
         return self.random.choice(there) if there else None
 
     def bring(self, client_id: str, phone: str, tax: int) -> None:
         """A customer's request comes in, to any worker."""
-        process = self._somebody()
+        process = self.somebody()
         if process is None:
             self.after(10.0, self.bring, client_id, phone, tax)
             return
@@ -149,7 +153,7 @@ class World:
 
     def notify(self, transaction_id: int, client_id: str) -> None:
         """A notification comes in, to any worker; lost if there is none."""
-        if (process := self._somebody()) is not None:
+        if (process := self.somebody()) is not None:
             process.do(process.hear(transaction_id, client_id))
 
     def _forge(self, client_ids: list[str]) -> None:
@@ -169,10 +173,10 @@ class World:
 
     def _operate(self) -> None:
         """An operator looks at what is unresolved, and decides it truthfully."""
-        process = self._somebody()
+        process = self.somebody()
         for record in self.store.all():
             client_id = record.client_transaction_id
-            if process is None or record.state not in (State.UNKNOWN, State.EXPIRED):
+            if process is None or record.kind == "form" or record.state not in (State.UNKNOWN, State.EXPIRED):
                 continue
             if not self.oracle.settled(client_id):
                 continue
@@ -207,6 +211,8 @@ class World:
             for when in times:
                 tax = 151 if r.random() < 0.1 else 150
                 self.at(when, self.bring, client_id, phone, tax)
+        if settings.purchases:
+            self.customers.plan()
         if settings.jump:
             for _ in range(r.randint(1, 3)):
                 self.at(r.uniform(0.0, settings.chaos), self._jump)
@@ -261,7 +267,9 @@ class World:
             self.start(machine)
         self.run(self.now + 1.0)
         for process in self.processes.values():
-            for client_id in client_ids:
+            for client_id in dict.fromkeys(
+                (*client_ids, *(each.client_transaction_id for each in self.store.all()))
+            ):
                 process.do(process.look(client_id))
         slow = self.settings.endless or self.settings.queries_per_minute is not None
         longest = self.settings.longest_wait if slow else 0.0

@@ -78,7 +78,7 @@ class TrackerApplication:
 
 
 def tracker_of(request: HttpRequest) -> Tracker:
-    """The worker's tracker. Raises `UsageError` where there is none, under WSGI for example."""
+    """Return the worker's tracker. Raises `UsageError` where there is none, under WSGI for example."""
     tracker = getattr(request, "scope", {}).get(_KEY)
     if not isinstance(tracker, Tracker):
         raise UsageError(
@@ -91,7 +91,7 @@ def tracker_of(request: HttpRequest) -> Tracker:
 def notification_route(
     route: str, *, secret: str | bytes | None = None, on_receipt: OnReceipt | None = None
 ) -> URLPattern:
-    """The receiver of notifications (§6) for `urlpatterns`: any method, always the same 200, no CSRF token.
+    """Make the receiver of notifications (§6) for `urlpatterns`: any method, always the same 200, no CSRF token.
 
     With a `secret`, `route` is the path of `notification_url(base, client_transaction_id, secret)`'s base. (Django
     itself has read the whole body by then, into a file if it is large.)
@@ -118,7 +118,7 @@ async def _blocks(request: HttpRequest) -> AsyncIterator[bytes]:
 
 
 def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> list[URLPattern]:
-    """Routes: `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
+    """Make the routes `{prefix}/{id}/status`, which `waiting_page` queries, and style and scripts at `{prefix}/assets`.
 
     `may_see(request, client_transaction_id)` returns whether this customer may see the sale, and may be async. Without
     `may_see`, anybody who knows an id sees its state.
@@ -141,7 +141,7 @@ def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> li
 
 
 def health_route(route: str = "health") -> URLPattern:
-    """The route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
+    """Make the route of `tracker.health()` for a load balancer: JSON, with status 200, or 503 and its `problems`.
 
     The body holds counts and times, no id and no amount. Anybody who reaches the route sees them.
     """
@@ -154,7 +154,7 @@ def health_route(route: str = "health") -> URLPattern:
 
 
 def page_response(page: Page) -> HttpResponse:
-    """A page as this framework's response."""
+    """Return a page as this framework's response."""
     return HttpResponse(page.body, status=page.status, headers=dict(page.headers))
 
 
@@ -177,7 +177,7 @@ def redirect_response(
 
 @checks.register(checks.Tags.security)  # type: ignore[untyped-decorator]  # Django has no types
 def _check_referrer_policy(**_: object) -> list[checks.CheckMessage]:
-    """Whether the site's own pages would send the referrer that the forms ask for (§4)."""
+    """Warn where the site's own pages would not send the referrer that the forms ask for (§4)."""
     value = settings.SECURE_REFERRER_POLICY
     if "django.middleware.security.SecurityMiddleware" not in settings.MIDDLEWARE or value is None:
         return []

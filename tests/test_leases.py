@@ -12,7 +12,9 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, refuses, sale
+from cutting_proxy import cutting_proxy
+from fake_ledgers import SharedLedger
+from fake_service import PROFILE, FakeService, Held, hint, refuses, sale, tracking
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -21,12 +23,11 @@ from payclient.ledger import Change
 from payclient.ledger.postgres import PostgresLedger
 from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
-from payclient.models import Notification
 from payclient.notifications import Receipt
 from payclient.session import PaySession
-from payclient.tracking import sharing
+from payclient.tracking import leases
 from payclient.tracking.late_writes import LateWrites
-from payclient.tracking.sharing import SharedRateLimit
+from payclient.tracking.leases import SharedRateLimit
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from postgres_server import PostgresServer
@@ -53,7 +54,7 @@ class Worker:
 
     async def die(self) -> None:
         """As by SIGKILL, its lease over: nothing is said to anybody."""
-        await self.tracker._poller.aclose()  # which renews the lease no more
+        await self.tracker.aclose()  # which renews the lease no more
         await self.ledger.defer(dict.fromkeys(await self.ledger.held(), 0.0))
 
 
@@ -93,7 +94,7 @@ def url(postgres: PostgresServer, database: str) -> str:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are looked after often."""
-    monkeypatch.setattr(sharing, "RENEW", 0.05)
+    monkeypatch.setattr(leases, "RENEW", 0.05)
 
 
 async def settled(limit: SharedRateLimit, now: float, *, wanted: bool = False) -> None:
@@ -120,9 +121,21 @@ async def begun(worker: Worker) -> None:
         await worker.ledger.get("order-17")  # one after the other, in the order in which they were asked for
 
 
-def record_of(worker: Worker, identifier: str = "order-17") -> Record | None:
-    """What a tracker follows by itself."""
-    return worker.tracker._poller.asks.get(identifier)
+async def followed_by(worker: Worker, identifier: str = "order-17") -> None:
+    """Until a process follows it."""
+    async with asyncio.timeout(20):
+        while identifier not in await worker.ledger.held():  # noqa: ASYNC110 - no event of ours tells
+            await asyncio.sleep(0.01)
+
+
+async def passing(service: FakeService, waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
+    """Let time pass, no faster than PostgreSQL, until a wait ends."""
+    for _ in range(1000):
+        if waiting.done():
+            break
+        await service.clock.advance(2.0)
+        await asyncio.sleep(0.001)
+    return await soon(waiting)
 
 
 async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: FakeService, url: str) -> None:
@@ -135,8 +148,7 @@ async def test_a_notification_to_one_worker_wakes_a_waiter_in_another(service: F
         await first.tracker.sale(sale())
         waiting = asyncio.ensure_future((await second.find()).wait())
         service.decide("Aceptado")
-        note = Notification(transaction_id=1000, client_transaction_id="order-17")
-        assert await third.tracker.notify(note) is Receipt.MATCHED
+        assert await third.tracker.notify(hint()) is Receipt.MATCHED
         outcome = await soon(waiting)
         assert (outcome.paid, outcome.notified_at) == (True, service.clock.time())
         assert (second.queries, third.queries) == (0, 0)
@@ -154,7 +166,7 @@ async def test_without_anybody_to_ask_a_notification_ends_the_wait_everywhere(
         await first.tracker.sale(sale())
         waiting = asyncio.ensure_future((await second.find()).wait())
         await begun(second)
-        await first.tracker.notify(Notification(transaction_id=1000, client_transaction_id="order-17"))
+        await first.tracker.notify(hint())
         assert (await soon(waiting)).paid is None
 
 
@@ -169,11 +181,16 @@ async def test_the_feed_of_every_process_goes_on(service: FakeService, url: str)
         assert (await soon(coming)).state is State.CANCELLED
 
 
-async def test_a_deaf_listener_loses_nobody(service: FakeService, url: str, postgres: PostgresServer) -> None:
+async def test_a_deaf_listener_loses_nobody(
+    service: FakeService, url: str, postgres: PostgresServer, database: str
+) -> None:
     """Where nothing is heard, whoever waits looks again, at the poll."""
-    async with working(service, url) as first, working(service, url, poll=0.05) as second:
-        assert second.ledger._listener is not None
-        second.ledger._listener._tasks[1].cancel()
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        working(service, url) as first,
+        working(service, postgres.url(database, port=proxy.port), poll=0.05) as second,
+    ):
+        proxy.deaf = True
         pending = await first.tracker.sale(sale())
         waiting = asyncio.ensure_future((await second.find()).wait())
         service.decide("Aceptado")
@@ -182,14 +199,17 @@ async def test_a_deaf_listener_loses_nobody(service: FakeService, url: str, post
 
 
 async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
-    service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, url: str, postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own answer was written, then it stood still; another process decided the sale before it could wait for it."""
-    async with working(service, url) as first, working(service, url, poll=3600.0) as second:
+    async with (
+        cutting_proxy(postgres.port) as proxy,
+        working(service, url) as first,
+        working(service, postgres.url(database, port=proxy.port), poll=3600.0) as second,
+    ):
         written, goes_on = asyncio.Event(), asyncio.Event()
         apply = second.ledger.apply
-        assert second.ledger._listener is not None
-        second.ledger._listener._tasks[1].cancel()
+        proxy.deaf = True
 
         async def apply_slowly(record: Record, event: Event) -> Record:
             if isinstance(event, Created):
@@ -212,20 +232,13 @@ async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
         found = await first.find()
         service.decide("Cancelado")
         assert (await found.check()).state is State.CANCELLED
-        notification = payclient.Notification(transaction_id=1000, client_transaction_id="order-17")
-        assert await second.tracker.notify(notification) is payclient.Receipt.LATE
+        assert await second.tracker.notify(hint()) is payclient.Receipt.LATE
         assert (await soon(waiting)).state is State.CANCELLED
 
 
 async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url: str) -> None:
     """Who enters meanwhile calls it neither unknown nor its own; whoever waits for it there hears its end."""
-    answering = asyncio.Event()
-
-    async def held(_: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        response = await service.take(request, before_send)
-        await answering.wait()
-        return response
-
+    held = Held()
     service.scripts.append(held)
     async with working(service, url) as first:
         sending = asyncio.ensure_future(first.tracker.sale(sale()))
@@ -234,7 +247,7 @@ async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url
             found = await second.find()
             assert found.state is State.SENDING
             waiting = asyncio.ensure_future(found.wait())
-            answering.set()
+            held.go.set()
             pending = await sending
             service.decide("Aceptado")
             await pending.check()
@@ -262,45 +275,64 @@ async def test_another_takes_over_what_died(service: FakeService, url: str, quic
         await first.tracker.sale(sale())
         found = await second.find()
         waiting = asyncio.ensure_future(found.wait())
-        assert record_of(second) is None
+        assert await second.ledger.held() == set()
         await first.die()
-        await until(lambda: record_of(second))
+        await followed_by(second)
         service.decide("Aceptado")
-        await service.clock.advance(30)
-        assert (await soon(waiting)).paid is True
+        assert (await passing(service, waiting)).paid is True
         assert second.queries >= 1
+
+
+class FailingOnce(SharedLedger):
+    """The first renewal of its leases fails."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.renewals = 0
+
+    async def renew(self, seconds: float) -> int:
+        self.renewals += 1
+        if self.renewals == 1:
+            raise self.error
+        return await super().renew(seconds)
+
+
+@pytest.mark.parametrize(
+    "error", [LedgerUnavailableError("gone"), RuntimeError("ours")], ids=["ledger", "ours"]
+)
+async def test_a_failure_does_not_end_the_sharing(
+    service: FakeService, quick: None, error: Exception
+) -> None:
+    """Leases are renewed, and what nobody holds is claimed, after it as before."""
+    ledger = FailingOnce(error)
+    async with tracking(service, ledger):
+        await until(lambda: ledger.renewals > 1)
 
 
 async def test_an_expired_sale_that_nobody_holds(
     service: FakeService, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is due for it until its next look, in whichever process; a late notification is followed up at once."""
-    monkeypatch.setattr(sharing, "RENEW", 0.05)
+    monkeypatch.setattr(leases, "RENEW", 0.05)
     async with working(service, url) as first:
         waiting = asyncio.ensure_future((await first.tracker.sale(sale())).wait())
-        for _ in range(1000):
-            if waiting.done():
-                break
-            await service.clock.advance(2.0)
-            await asyncio.sleep(0.001)
-        assert (await soon(waiting)).state is State.EXPIRED
+        assert (await passing(service, waiting)).state is State.EXPIRED
         due = "SELECT due > clock_timestamp() + interval '5 minutes' FROM payclient.open_attempts"
         connection = await asyncpg.connect(url)
         async with asyncio.timeout(20):
             while not await connection.fetchval(due):  # noqa: ASYNC110 - no event of ours tells
                 await asyncio.sleep(0.01)
-    monkeypatch.setattr(sharing, "RENEW", 1000.0)
+    monkeypatch.setattr(leases, "RENEW", 1000.0)
     async with working(service, url) as second:
         await service.clock.advance(5.0)
         assert second.queries == 0
         assert await connection.fetchval(due)
         service.decide("Aceptado")
-        note = Notification(transaction_id=1000, client_transaction_id="order-17")
-        assert await second.tracker.notify(note) is Receipt.MATCHED
+        assert await second.tracker.notify(hint()) is Receipt.MATCHED
         waiting = asyncio.ensure_future((await second.find()).wait())
-        await until(lambda: record_of(second))
-        await service.clock.advance(2.0)
-        assert (await soon(waiting)).paid is True
+        await followed_by(second)
+        assert (await passing(service, waiting)).paid is True
     await connection.close()
 
 
@@ -308,7 +340,7 @@ async def test_sending_that_died_is_unknown_once_it_is_old(
     service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older than anybody can be sending: whoever claims it calls it unknown, and finds out."""
-    monkeypatch.setattr(sharing, "SENDING_GRACE", -30.0)
+    monkeypatch.setattr(leases, "SENDING_GRACE", -30.0)
     async with working(service, url) as first:
         await first.ledger.permit(
             Record(
@@ -325,7 +357,7 @@ async def test_a_claimed_sending_is_never_sent_again(
     service: FakeService, url: str, quick: None, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     """Its sender's lease ran out: unknown everywhere, the same request is the same sale, and a late answer counts."""
-    monkeypatch.setattr(sharing, "SENDING_GRACE", -30.0)
+    monkeypatch.setattr(leases, "SENDING_GRACE", -30.0)
     answering = asyncio.Event()
 
     async def held(_: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
@@ -340,7 +372,7 @@ async def test_a_claimed_sending_is_never_sent_again(
         sending = asyncio.ensure_future(first.tracker.sale(sale()))
         await until(lambda: service.posted)
         async with working(service, url) as second:
-            while (known := record_of(second)) is None or known.state is State.SENDING:
+            while (await second.find()).state is State.SENDING:
                 await first.ledger.defer({"order-17": 0.0})
                 await asyncio.sleep(0.01)
             again = await second.tracker.sale(sale())
@@ -350,12 +382,7 @@ async def test_a_claimed_sending_is_never_sent_again(
             assert (await first.tracker.sale(sale())).attempt == 1
             service.decide("Aceptado")
             waiting = asyncio.ensure_future(again.wait())
-            for _ in range(100):
-                if waiting.done():
-                    break
-                await service.clock.advance(2.0)
-                await asyncio.sleep(0.01)
-            assert (await soon(waiting)).paid is True
+            assert (await passing(service, waiting)).paid is True
     history = await_events(await history_of(url))
     assert history[:2] == ["Permitted", "Recovered"]
     assert history.count("Permitted") == 1
@@ -367,10 +394,12 @@ async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: 
     async with working(service, url) as first:
         pending = await first.tracker.sale(sale())
         async with working(service, url) as second:
-            while record_of(second) is None:
+            while "order-17" not in await second.ledger.held():
                 await first.ledger.defer({"order-17": 0.0})
                 await asyncio.sleep(0.01)
-            await until(lambda: record_of(first) is None)
+            async with asyncio.timeout(20):
+                while (await first.tracker.health()).open:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
             assert pending.state is State.PENDING
             service.decide("Aceptado")
             waiting = asyncio.ensure_future(pending.wait())
@@ -385,14 +414,9 @@ async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: st
     """A follower that lives and finds nothing, as by a fault of its own, makes nobody hang."""
     async with working(service, url) as first, working(service, url) as second:
         await first.tracker.sale(sale())
-        await first.tracker._poller.aclose()  # its ledger lives on, and with it its lease
+        await first.tracker.aclose()  # its ledger lives on, and with it its lease
         waiting = asyncio.ensure_future((await second.find()).wait())
-        for _ in range(1000):
-            if waiting.done():
-                break
-            await service.clock.advance(2.0)
-            await asyncio.sleep(0.001)
-        outcome = await soon(waiting)
+        outcome = await passing(service, waiting)
         assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
         assert second.queries >= 7
 

@@ -8,7 +8,6 @@ efficiency only. Two that follow one ask query twice, and write nothing wrong.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
 from payclient.tracking.late_writes import LateWrites
+from payclient.tracking.log import log
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import take_over
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
-
-logger: logging.Logger = logging.getLogger("payclient.tracker")
 
 #: Seconds for which this process holds what it follows, and seconds after which it renews that.
 LEASE = 30.0
@@ -113,7 +111,7 @@ class SharedRateLimit(RateLimit):
         self._slot = self._clock.monotonic() + seconds
 
 
-class Sharing:
+class Leases:
     """One tracker's part of the following over one shared ledger."""
 
     def __init__(self, poller: Poller, ledger: Shared) -> None:
@@ -135,25 +133,25 @@ class Sharing:
         self._closed = False
 
     def ours(self, client_transaction_id: str) -> bool:
-        """Whether this process asks for it."""
+        """Return whether this process follows the ask."""
         return client_transaction_id in self._ours or client_transaction_id in self._beside
 
     def permitted(self, client_transaction_id: str) -> None:
-        """What this process was permitted it follows itself."""
+        """Hold the lease of an ask that this process was permitted."""
         self._ours.add(client_transaction_id)
         self._since.add(client_transaction_id)
 
     def follow_beside(self, client_transaction_id: str) -> None:
-        """Query it too: the process that follows it should have come to an end by now."""
+        """Follow an ask beside the process that has its lease, which should have ended its follow-up by now."""
         self._beside.add(client_transaction_id)
 
     def decided(self, client_transaction_id: str) -> None:
-        """There is nothing more to follow."""
+        """Drop the lease of a decided ask."""
         self._ours.discard(client_transaction_id)
         self._beside.discard(client_transaction_id)
 
     def defer(self, client_transaction_id: str, seconds: float) -> None:
-        """Hold it without renewal: nothing is due for it for so long, unless it is notified."""
+        """Hold the lease without renewal for so many seconds, in which nothing is due without a notification."""
         if seconds > LEASE:
             self._deferred[client_transaction_id] = seconds + LEASE
 
@@ -186,28 +184,26 @@ class Sharing:
                 if await self._ledger.renew(LEASE) != len(self._ours) or rounds % ROUNDS == 0:
                     await self._compare()
                 await self._claim()
-                self._poller.wake_up()
             except LedgerError as error:
                 self._poller.asks.late.failed(error)
             except Exception as error:  # a fault of ours must not end it
-                logger.error("sharing failed: %s", type(error).__name__)
+                log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
     def claim_soon(self) -> None:
-        """Follow what is due now: somebody was notified of an ask that nobody may hold."""
+        """Claim what is due, in a task: a notification came for an ask that perhaps no process holds."""
         if self._claiming is None and not self._closed:
             self._claiming = self._start(self._claim_now())
 
     async def _claim_now(self) -> None:
         try:
             await self._claim()
-            self._poller.wake_up()
         except LedgerError as error:
             self._poller.asks.late.failed(error)
         finally:
             self._claiming = None
 
     async def _claim(self) -> None:
-        """Follow what is due: what died with other processes."""
+        """Claim the asks whose lease has ended, with their processes, and follow them."""
         while True:
             records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:
@@ -218,7 +214,7 @@ class Sharing:
                 return
 
     async def _compare(self) -> None:
-        """Let go of what others took over meanwhile, and follow what is ours and was lost from sight."""
+        """Release the asks that others took over meanwhile, and follow the held ones that are not followed."""
         self._since = set()
         held = await self._ledger.held()
         self._ours = held | self._since
@@ -258,7 +254,6 @@ class Sharing:
                 ids = [self._changed.pop() for _ in range(min(PAGE, len(self._changed)))]
                 for record in (await self._ledger.get_many(ids)).values():
                     self._learn(record)
-                self._poller.wake_up()
         except LedgerError as error:
             # Read with what changes next, within a poll at most where somebody waits.
             self._changed.update(ids)

@@ -1,4 +1,4 @@
-"""What sending a row tells: whether it is tried again, how fast the next may go, and whether the batch goes on."""
+"""How fast a batch sends, which rows are sent again after an error, and when the sending stops."""
 
 from __future__ import annotations
 
@@ -8,28 +8,56 @@ from payclient.batch.lanes import LaneRow
 from payclient.clock import Clock
 from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, UnauthorizedError
 from payclient.lifecycle import State
+from payclient.profile import ServiceProfile
 from payclient.tracking.outcomes import PendingSale
-from payclient.tracking.rate_limit import RateLimit
+from payclient.tracking.rate_limit import Manners, RateLimit
 
-__all__ = ["Tries"]
+__all__: list[str] = []
+
+#: Queries that a sale needs at least where `queries_per_minute` binds: one that finds it open, one that finds its end.
+#: The schedule would make more; under a binding rate it makes them where an answer is likeliest.
+LEAST_QUERIES = 2.0
+
+#: After a 429 without `Retry-After` nothing is sent for 5 s. Then sends go half as fast as of late, at least one a
+#: minute; each send that is taken wins back 3 % of the slowdown.
+MANNERS = Manners(most_slowdown=60.0, relief=0.97, longest_pause=float("inf"), pause=5.0, measures=True)
+
+
+def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
+    """Return the sends a second that the queries can follow, at most `rate`; None: no limit."""
+    # With `wait` 0 this run queries nothing.
+    if profile.queries_per_minute is None or profile.status is None or wait == 0:
+        return rate
+    followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES
+    return followed if rate is None else min(rate, followed)
+
+
+def send_rate(per_second: float | None) -> RateLimit:
+    """Return the limit of the sends of a batch; None: no limit."""
+    return RateLimit(None if per_second is None else 60.0 * per_second, MANNERS)
+
 
 #: Tries of one row after HTTP 429.
 RATE_LIMITED_TRIES = 5
 
-#: Seconds between tries of a customer who is busy with a sale that is not ours (2061), and how long at most.
+#: Seconds between the tries of a customer who is busy with a sale that is not ours (2061), and the longest time of all.
 BUSY_DELAYS = (10.0, 20.0, 40.0, 60.0)
 BUSY_FOR = 360.0
 
-#: Unknown outcomes in a row that stop the sending: something is wrong out there.
+#: Unknown outcomes in a row that stop the sending: the service or the way to it is broken.
 UNKNOWN_IN_A_ROW = 5
 
-
-#: Sends in a row that did not reach the service and stop the sending: nothing gets there.
+#: Sends in a row that did not reach the service and stop the sending: nothing gets through.
 NOT_SENT_IN_A_ROW = 5
 
 
-class Tries:
-    """`stop(why)` ends the sending; `scale` is the sale window by the normal one."""
+class RetryPolicy:
+    """Whether a row is sent again, by what its last send came to.
+
+    - `rate`: Is slowed by each 429.
+    - `scale`: The profile's sale window, divided by the normal one.
+    - `stop`: Ends the sending, for the reason it is given.
+    """
 
     def __init__(
         self, clock: Clock, rate: RateLimit, *, scale: float, renews_token: bool, stop: Callable[[str], None]
@@ -41,13 +69,13 @@ class Tries:
         self._stop = stop
         self._unknown_in_a_row = 0
         self._not_sent_in_a_row = 0
-        #: How often a fresh token was asked for: a row is sent with the token of the number that stood here then.
+        #: The number of the current token, counted by the fresh ones that were fetched after a 401.
         self.token: int = 0
-        #: Whether the service has taken anything with it.
+        #: Whether the service has taken a request with the current token.
         self._proven = True
 
     def sent(self, pending: PendingSale, token: int, made_at: float) -> None:
-        """A row was sent, and may exist."""
+        """Note that a row was sent and may exist. `token` and `made_at` are those of its send."""
         self._proven = self._proven or token == self.token
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:
@@ -59,7 +87,7 @@ class Tries:
             self._stop(f"{UNKNOWN_IN_A_ROW} unknown outcomes in a row")
 
     def again(self, row: LaneRow, error: Exception, token: int, made_at: float) -> float | None:
-        """In how many seconds a row is tried again that created nothing; None: it is over."""
+        """Return in how many seconds a row that created nothing is sent again; None: never."""
         row.tries += 1
         if isinstance(error, NotSentError):
             self._not_sent_in_a_row += 1
@@ -68,7 +96,7 @@ class Tries:
             return None
         self._not_sent_in_a_row = 0
         if isinstance(error, CustomerBusyError):
-            # Their sale of another making will end.
+            # The customer's other sale will end.
             now = self._clock.monotonic()
             row.busy_since = now if row.busy_since is None else row.busy_since
             wait = BUSY_DELAYS[min(row.tries, len(BUSY_DELAYS)) - 1] * self._scale
@@ -83,7 +111,7 @@ class Tries:
     def _unauthorized(self, error: UnauthorizedError, token: int) -> float | None:
         if self._renews_token and error.http_status == 401:
             if token < self.token:
-                return 0.0  # it went with the token before
+                return 0.0  # this row was sent with an older token
             if self._proven:
                 self.token, self._proven = self.token + 1, False
                 return 0.0

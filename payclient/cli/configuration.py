@@ -1,0 +1,118 @@
+"""`payclient.toml`: a shop's settings and those of its batches, below the command line and the environment."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import attrs
+from cyclopts import App, ArgumentCollection
+from cyclopts.config import Dict
+
+from payclient.errors import ConfigurationError
+
+__all__: list[str] = []
+
+NAME = "payclient.toml"
+
+#: Settings of every command, and those of `charge`. What a person has to agree to each time is not among them.
+SHARED = frozenset({"base_url", "profile", "token_file", "ledger"})
+SETTINGS = SHARED | {
+    "key", "map", "set", "ignore", "ignore_rest", "sheet", "header_row", "delimiter", "encoding", "amounts",
+    "decimal_mark", "keep", "report", "report_delimiter", "report_decimal_mark", "html", "rate",
+    "max_in_flight", "max_pending", "wait", "retry",
+}  # fmt: skip
+
+#: Commands of the simulated service, which is no shop, and of the guides.
+_WITHOUT = frozenset({"demo", "guide", "simulate"})
+
+#: What a command reads, beside which the file of settings is looked for.
+_FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
+
+#: Each setting that the command line, the environment or the file gives: its value, and where it stands.
+origins: ContextVar[Mapping[str, tuple[Any, str]]] = ContextVar("origins", default={})  # noqa: B039 - never written
+
+
+@attrs.frozen
+class Configuration:
+    """A source of options for cyclopts: one file, its section `[batch.NAME]` above the rest of it."""
+
+    #: None: beside the command's file, else in the working directory, else in the user's configuration folder.
+    path: Path | None
+    batch: str | None
+
+    def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Fill in what nobody gave. Raises `ConfigurationError` for a file that cannot be meant."""
+        if not commands or commands[0] in _WITHOUT:
+            return
+        name = _FILES.get(commands[0])
+        file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
+        path = self._find(Path(file).parent)
+        values = {} if path is None else _read(path, self.batch)
+        if path is None and self.batch is not None:
+            raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
+        reconcile = values.pop("reconcile", {})
+        own = reconcile if commands[0] == "reconcile" else {}
+        mine = {n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")}
+        for table, is_open in ((own, False), (mine, True)):
+            for command in reversed(commands):
+                table = {command: table}
+            Dict(table, source=str(path), allow_unknown=is_open)(app, commands, arguments)
+        found = {name: (value, str(path)) for name, value in mine.items()}
+        for each in arguments:
+            for token in each.tokens[:1]:
+                if token.source in ("cli", "env"):
+                    found[each.name.removeprefix("--").replace("-", "_")] = (token.value, token.keyword or "")
+        origins.set(found)
+
+    def _find(self, beside: Path) -> Path | None:
+        if self.path is not None:
+            return self.path.absolute()
+        user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        places = (beside, Path(), Path(user) / "payclient")
+        return next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
+
+
+def _read(path: Path, batch: str | None) -> dict[str, Any]:
+    """Return the settings of a file, as the options spell them; its paths are those beside it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ConfigurationError(f"{path}: must be TOML in UTF-8: {error}") from None
+    batches, reconcile = table.pop("batch", {}), table.pop("reconcile", {})
+    if not isinstance(batches, dict) or (batch is not None and not isinstance(batches.get(batch), dict)):
+        raise ConfigurationError(f"{path}: must have a section [batch.{batch or 'NAME'}]; nothing was sent")
+    for section in (table, reconcile, *batches.values()):
+        for name in (each.lower().replace("-", "_") for each in section):
+            if name in ("token", "payclient_token"):
+                raise ConfigurationError(
+                    f"{path}: a token must not stand here, where it is copied and shared: write it to a file of its "
+                    "own, name that by token_file, and revoke this one; nothing was sent"
+                )
+            if name not in SETTINGS and section is not reconcile:
+                known = ", ".join(sorted(SETTINGS))
+                raise ConfigurationError(
+                    f"{path}: {name}: a setting must be one of {known}; nothing was sent"
+                )
+    from payclient.profile import PRESETS  # `--help` needs no profile
+
+    place, values = path.absolute().parent, dict[str, Any]()
+    for name, value in {**table, **batches.get(batch, {})}.items():
+        name = name.lower().replace("-", "_")
+        if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
+            value = os.path.join(place, str(value))
+        elif name == "ledger" and str(value).startswith("sqlite:"):
+            # From wherever the command is run: another file would be another memory of what was charged.
+            value = f"sqlite:{os.path.join(place, str(value)[7:])}"
+        values[name] = _flat(value)
+    return {**values, "reconcile": {name: _flat(value) for name, value in reconcile.items()}}
+
+
+def _flat(value: Any) -> Any:
+    return [f"{name}={each}" for name, each in value.items()] if isinstance(value, dict) else value

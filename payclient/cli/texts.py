@@ -1,0 +1,88 @@
+"""The words that an operator reads, in English or in Spanish: `texts.toml` holds them all, beside each other.
+
+Logs, exceptions and what machines read are English everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
+from functools import cache
+from importlib.resources import files
+
+__all__: list[str] = []
+
+LANGUAGES = ("en", "es")
+
+#: The place of this run's language in `LANGUAGES`.
+_place: ContextVar[int] = ContextVar("language", default=0)
+
+
+def choose_language(told: str | None) -> None:
+    """Use this language from now on; None: that of LC_ALL, LC_MESSAGES or LANG, where it is Spanish, else English."""
+    set_ = next((each for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (each := os.environ.get(name))), "")
+    _place.set(LANGUAGES.index(told or ("es" if set_.lower().startswith("es") else "en")))
+
+
+def language() -> str:
+    """Return the language of this run."""
+    return LANGUAGES[_place.get()]
+
+
+@cache
+def table() -> Mapping[str, Mapping[str, list[str]]]:
+    """Return all texts, by section and name."""
+    return tomllib.loads(files("payclient.cli").joinpath("texts.toml").read_text(encoding="utf-8"))
+
+
+class _Number(int):
+    """A number as the language writes it: `{count}` is 1,234 and `{count:row}` is 1,234 rows."""
+
+    def __format__(self, noun: str) -> str:
+        text = f"{int(self):,}" if _place.get() == 0 else f"{int(self):,}".replace(",", ".")
+        if not noun:
+            return text
+        one, many = table()["noun"].get(noun, [f"{noun}|{noun}s"] * 2)[_place.get()].split("|")
+        return f"{text} {one if self == 1 else many}"
+
+
+def text(key: str, /, **values: object) -> str:
+    """Return a text by its section and name, such as `plan.rows`, with its values filled in."""
+    section, _, name = key.partition(".")
+    numbers = {each: _Number(value) if type(value) is int else value for each, value in values.items()}
+    return table()[section][name][_place.get()].format(**numbers)
+
+
+def counted(number: int, noun: str = "") -> str:
+    """Return `1 charge`, or `1,234 charges`; without a noun the number alone."""
+    return format(_Number(number), noun)
+
+
+def label(word: str) -> str:
+    """Return the word of an outcome."""
+    return table()["label"].get(word, [word] * 2)[_place.get()]
+
+
+@cache
+def _reasons() -> list[tuple[re.Pattern[str], str]]:
+    pairs = [*table()["reason"].values(), *table()["error"].values()]
+    return [(re.compile("(.+?)".join(map(re.escape, en.split("{}"))), re.DOTALL), es) for en, es in pairs]
+
+
+def reason(english: str) -> str:
+    """Return why something cannot be, as the errors say it, in this run's language, as far as it is known."""
+    if _place.get() == 0:
+        return english
+    # As a whole, else its parts: the first of them may itself be in two.
+    cuts = [match.start() for match in re.finditer("; ", english)]
+    for cut in (len(english), *reversed(cuts)):
+        for pattern, spanish in _reasons():
+            if match := pattern.fullmatch(english[:cut]):
+                rest = english[cut + 2 :]
+                return spanish.format(*map(reason, match.groups())) + (f"; {reason(rest)}" if rest else "")
+    # What it is about comes first, such as a column.
+    about, colon, rest = english.partition(": ")
+    return f"{about}: {reason(rest)}" if colon else english

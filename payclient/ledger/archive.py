@@ -1,0 +1,211 @@
+"""Move decided attempts out of a ledger into a file: copied, compared, then deleted.
+
+The file is written whole before the first attempt leaves the ledger. Then each block of attempts is read back from the
+file, compared with what the ledger holds, and replaced by what a permit must know, in one transaction. A crash leaves
+each attempt in the ledger, or in both, or in the file alone; the same call goes on from there.
+
+The file is text: a line of JSON about the archive, one for each attempt with all its changes, and one that counts them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from itertools import count, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from payclient.errors import ConfigurationError, LedgerUnavailableError
+from payclient.ledger.records import COLUMNS
+
+if TYPE_CHECKING:
+    from payclient.ledger.postgres_connection import Address
+
+__all__ = ["archive", "postgres_database", "sqlite_database"]
+
+#: Numbers of attempts and changes in one block, which is one transaction.
+BLOCK = 2000
+#: Bytes of a line that is read back.
+_LINE = 1 << 20
+
+Lines = dict[int, str]
+
+
+class Source(Protocol):
+    """What the attempts are in."""
+
+    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+        """Return the rows of a named statement."""
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        """Begin a transaction beside which nobody writes, and commit it."""
+
+
+async def archive(
+    source: Source, digest_key: bytes, before: float, path: str, stopped: Callable[[], bool]
+) -> int:
+    """Move what was decided before a time (UTC seconds) to the file at `path`; return how many attempts the file has.
+
+    Raises `ConfigurationError` where the file is there and not of this ledger and time, and `LedgerUnavailableError`
+    where the file is damaged, or attempts changed after they were copied: these stay in the ledger.
+    """
+    head = {
+        "payclient": "archive",
+        "ledger": hashlib.blake2b(digest_key, digest_size=8).hexdigest(),
+        "before": before,
+    }
+    if not os.path.exists(path):  # noqa: ASYNC240 - the loop is its own, here and below
+        await _write(source, head, path, stopped)
+    changed = copied = 0
+    for block, lines in _read(path, head):
+        _check_stopped(stopped)
+        copied += len(lines)
+        changed += await _move(source, block, before, lines)
+    if changed:
+        raise LedgerUnavailableError(
+            f"the archive must hold what the ledger holds; {changed} attempts changed after they were copied, and stay "
+            "in the ledger: archive them to another file"
+        )
+    return copied
+
+
+def _check_stopped(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise LedgerUnavailableError("the archive was interrupted: the same call goes on")
+
+
+async def _write(source: Source, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
+    """Write the file, whole or not at all."""
+    unfinished = f"{path}.{secrets.token_hex(8)}.part"
+    try:
+        with open(  # noqa: ASYNC230 - the archive is all that this loop does
+            os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii"
+        ) as file:
+            file.write(json.dumps(head) + "\n")
+            attempts, digest = 0, hashlib.sha256()
+            (row,) = await source.fetch("ids", ())
+            blocks = [] if row[0] is None else range((row[0] - 1) // BLOCK, (row[1] - 1) // BLOCK + 1)
+            for block in blocks:
+                _check_stopped(stopped)
+                for line in (await _lines(source, block, head["before"])).values():
+                    attempts += 1
+                    digest.update(line.encode())
+                    file.write(line)
+            file.write(json.dumps({"attempts": attempts, "sha256": digest.hexdigest()}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(unfinished, path)  # fails where the name is taken, as a rename does not
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+async def _lines(source: Source, block: int, before: float) -> Lines:
+    """Return the attempts of a block that may leave, by id, as lines of the file."""
+    first, last = block * BLOCK, (block + 1) * BLOCK
+    attempts = await source.fetch("archivable", (first, last, before))
+    if not attempts:
+        return {}
+    rows = await source.fetch("archivable_changes", (first, last))
+    changes = {id_: list(each) for id_, each in groupby(rows, itemgetter(1))}
+    return {
+        row[0]: _line(
+            _named("whole_attempt", row)
+            | {"changes": [_named("whole_change", each) for each in changes[row[0]]]}
+        )
+        for row in attempts
+    }
+
+
+def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(COLUMNS[table], row, strict=True))
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, default=bytes.hex) + "\n"
+
+
+def _read(path: str, head: dict[str, Any]) -> Iterator[tuple[int, Lines]]:
+    """Yield the lines of each block, once the whole file has proved to be sound."""
+    with open(path, encoding="ascii", errors="replace") as file:
+        if file.readline(_LINE) != json.dumps(head) + "\n":
+            raise ConfigurationError(
+                "the archive must be a new file, or one of this ledger and time that a crash left unfinished; "
+                f"{path} is there already and stays as it is"
+            )
+        begin, attempts, digest = file.tell(), 0, hashlib.sha256()
+        while (line := file.readline()).startswith('{"id"'):
+            attempts += 1
+            digest.update(line.encode())
+        if line != json.dumps({"attempts": attempts, "sha256": digest.hexdigest()}) + "\n":
+            raise LedgerUnavailableError(
+                f"the archive {path} is damaged: nothing more was deleted from the ledger"
+            )
+        file.seek(begin)
+        numbered = ((json.loads(line)["id"], line) for line in (file.readline() for _ in range(attempts)))
+        for block, lines in groupby(numbered, lambda each: (each[0] - 1) // BLOCK):
+            yield block, dict(lines)
+
+
+async def _move(source: Source, block: int, before: float, lines: Lines) -> int:
+    """Replace the attempts of a block that are as the file has them; return how many are in the ledger otherwise."""
+    async with source.alone():
+        held = await _lines(source, block, before)
+        same = {id_ for id_, line in lines.items() if held.get(id_) == line}
+        if same:
+            ids = json.dumps(sorted(same))
+            await source.fetch("archive", (ids, time.time()))
+            await source.fetch("delete_archived_changes", (ids,))
+            await source.fetch("delete_archived_attempts", (ids,))
+        rest = json.dumps([id_ for id_ in lines if id_ not in same])
+        (row,) = await source.fetch("count_live", (rest,))
+    return int(row[0])
+
+
+@asynccontextmanager
+async def sqlite_database(path: str) -> AsyncIterator[tuple[Source, bytes]]:
+    """Own a SQLite ledger for as long as it is archived, and yield it with its digest key."""
+    from payclient.ledger.sqlite import SqliteDatabase
+    from payclient.ledger.sqlite_files import connect, open_file, unavailable
+
+    file, fault = open_file(path, connect, create=False), None
+    try:
+        yield SqliteDatabase(file.connection, count()), file.digest_key
+    except (OSError, sqlite3.Error) as error:
+        fault = unavailable(error, "archived")
+    finally:
+        file.close()
+        if file.lock is not None:
+            file.lock.release()
+    if fault:
+        raise fault
+
+
+@asynccontextmanager
+async def postgres_database(address: Address) -> AsyncIterator[tuple[Source, bytes]]:
+    """Connect to a PostgreSQL ledger, which others may go on using, and yield it with its digest key."""
+    from payclient.ledger.postgres import PostgresDatabase
+    from payclient.ledger.postgres_connection import FAULTS, Schema, connector, drop, unavailable
+
+    schema, fault = Schema(address.schema), None
+    connection = await connector(address)()
+    try:
+        digest_key, _ = await schema.open(connection, create=False)
+        yield PostgresDatabase(connection, schema), digest_key
+    except FAULTS as error:
+        fault = unavailable(error, "archived")
+    finally:
+        drop(connection)
+    if fault:
+        raise fault

@@ -1,0 +1,328 @@
+"""`payclient reconcile`: every cent of the ledger and of a statement in exactly one class, and what that decides."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import attrs
+import openpyxl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from payclient.cli import main
+from payclient.cli.reconcile import Class, Entry, Pair, compare
+from payclient.ledger import Ledger
+from payclient.lifecycle import Record, State
+from test_cli_ledger import Book, book, listed, person
+from test_ledger import brought
+
+__all__ = ["book", "person"]
+
+RECORD = Record(
+    client_transaction_id="order-1", digest=b"d", lane=b"l", amount=1150, currency="USD", created_at=1.0,
+    state=State.ACCEPTED, transaction_id=7,
+)  # fmt: skip
+
+
+def entry(amount: int = 1150, line: int = 2, **more: object) -> Entry:
+    return Entry(**{"line": line, "amount": amount, "client_transaction_id": "order-1", **more})  # type: ignore[arg-type]  # by name
+
+
+def kinds(records: list[Record], entries: list[Entry]) -> list[Class]:
+    return [pair.kind for pair in compare(records, entries)]
+
+
+# --- The comparison
+
+
+@pytest.mark.parametrize(
+    ("state", "entries", "kind"),
+    [
+        (State.ACCEPTED, [entry()], Class.AGREED),
+        (State.ACCEPTED, [entry(currency="USD", transaction_id=7)], Class.AGREED),
+        (State.ACCEPTED, [entry(client_transaction_id=None, transaction_id=7)], Class.AGREED),
+        (State.ACCEPTED, [], Class.ONLY_HERE),
+        (State.ACCEPTED, [entry(1149)], Class.AMOUNTS_DIFFER),
+        (State.ACCEPTED, [entry(currency="EUR")], Class.AMOUNTS_DIFFER),
+        (State.ACCEPTED, [entry(), entry(line=3)], Class.AMOUNTS_DIFFER),
+        (State.ACCEPTED, [entry(), entry(-1150, line=3)], Class.GIVEN_BACK),
+        (State.ACCEPTED, [entry(-1150)], Class.GIVEN_BACK),
+        (State.ACCEPTED, [entry(), entry(-150, line=3)], Class.GIVEN_BACK),
+        (State.REVERSED, [entry(), entry(-1150, line=3)], Class.AGREED),
+        (State.REVERSING, [entry(), entry(-1150, line=3)], Class.GIVEN_BACK),
+        (State.REVERSED, [entry()], Class.PAID_THERE),
+        (State.UNKNOWN, [entry()], Class.PAID_THERE),
+        (State.EXPIRED, [entry()], Class.PAID_THERE),
+        (State.CANCELLED, [entry()], Class.PAID_THERE),
+        (State.REFUSED, [entry()], Class.PAID_THERE),
+    ],
+)
+def test_each_pair_has_its_class(state: State, entries: list[Entry], kind: Class) -> None:
+    """What both sides say of one payment decides, and nothing else."""
+    assert kinds([attrs.evolve(RECORD, state=state)], entries) == [kind]
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.ACCEPTED])
+def test_absence_decides_nothing(state: State) -> None:
+    """What is not called paid here and not listed there is in no class."""
+    assert kinds([attrs.evolve(RECORD, state=state)], []) == []
+
+
+def test_another_transaction_of_a_known_id_is_only_there() -> None:
+    """It may be a second charge; so are two ids that name two sales, and an id that is not known."""
+    other = attrs.evolve(RECORD, client_transaction_id="order-2", transaction_id=8)
+    only_there = [Class.AGREED, Class.AGREED, Class.ONLY_THERE]
+    agreed = [entry(), entry(client_transaction_id="order-2", line=3)]
+    for last in (entry(transaction_id=9), entry(transaction_id=8), entry(client_transaction_id="order-9")):
+        assert kinds([RECORD, other], [*agreed, last]) == only_there
+
+
+def test_the_attempt_that_is_paid_is_meant() -> None:
+    """Of several attempts under one id; of none that is, one that was not refused."""
+    refused = attrs.evolve(RECORD, state=State.REFUSED, transaction_id=None)
+    unknown = attrs.evolve(RECORD, state=State.UNKNOWN, attempt=2, transaction_id=None)
+    (pair,) = compare([refused, unknown], [entry(transaction_id=9)])
+    assert pair.record == unknown
+    assert pair.can_be_resolved
+
+
+@pytest.mark.parametrize(
+    ("state", "entries"),
+    [
+        (State.ACCEPTED, [entry()]), (State.CANCELLED, [entry()]), (State.REFUSED, [entry()]),
+        (State.REVERSING, [entry()]), (State.UNKNOWN, [entry(1149)]),
+        (State.UNKNOWN, [entry(currency="EUR")]), (State.UNKNOWN, [entry(), entry(line=3)]),
+        (State.UNKNOWN, [entry(), entry(-1150, line=3)]),
+    ],
+)  # fmt: skip
+def test_only_what_is_undecided_and_listed_once_with_its_amount_is_resolved(
+    state: State, entries: list[Entry]
+) -> None:
+    """All else is for a person to find out."""
+    assert not any(pair.can_be_resolved for pair in compare([attrs.evolve(RECORD, state=state)], entries))
+
+
+KEYS, NUMBERS = st.sampled_from(["a", "b", "c"]), st.none() | st.integers(1, 4)
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> list[Record]:
+    """Attempts with the ids that a ledger allows: a transaction belongs to one attempt."""
+    found: list[Record] = []
+    for identifier in draw(st.sets(KEYS)):
+        for attempt in range(1, draw(st.integers(1, 2)) + 1):
+            number, taken = draw(NUMBERS), {record.transaction_id for record in found}
+            found.append(
+                attrs.evolve(
+                    RECORD, client_transaction_id=identifier, attempt=attempt, amount=draw(st.integers(1, 3)),
+                    transaction_id=None if number in taken else number, state=draw(st.sampled_from(State)),
+                    currency=draw(st.sampled_from(["USD", "EUR"])),
+                )
+            )  # fmt: skip
+    return found
+
+
+ENTRIES = st.builds(
+    Entry, line=st.integers(2, 99), transaction_id=NUMBERS, client_transaction_id=KEYS,
+    amount=st.integers(-3, 3), currency=st.sampled_from([None, "USD", "EUR"]),
+)  # fmt: skip
+
+
+@given(ledgers(), st.lists(ENTRIES, max_size=8))
+def test_every_cent_of_both_sides_is_in_exactly_one_class(
+    records: list[Record], entries: list[Entry]
+) -> None:
+    """No payment and no line is lost, doubled, or parted between two classes; what agrees, agrees to the cent."""
+    pairs = compare(records, entries)
+    assert Counter(entry for pair in pairs for entry in pair.entries) == Counter(entries)
+    here = [pair.record for pair in pairs if pair.record is not None]
+    assert len(here) == len({(record.client_transaction_id, record.attempt) for record in here})
+    assert {each for each in records if each.state is State.ACCEPTED} <= {*here} <= {*records}
+    assert sum(pair.here for pair in pairs) == sum(r.amount for r in records if r.state is State.ACCEPTED)
+    assert sum(pair.there for pair in pairs) == sum(entry.amount for entry in entries)
+    for pair in pairs:
+        assert pair.entries or pair.kind is Class.ONLY_HERE
+        assert (pair.record is None) == (pair.kind is Class.ONLY_THERE)
+        if pair.kind is Class.AGREED:
+            assert pair.here == max(pair.there, 0)
+        if pair.can_be_resolved:
+            assert pair.record is not None
+            assert pair.record.state.paid is None
+
+
+@given(ledgers(), st.lists(ENTRIES, max_size=6), st.randoms())
+def test_the_order_of_the_lines_changes_nothing(
+    records: list[Record], entries: list[Entry], chance: object
+) -> None:
+    """A statement may be sorted in any way."""
+    mixed = list(entries)
+    chance.shuffle(mixed)  # type: ignore[attr-defined]  # a random.Random
+
+    def facts(pairs: list[Pair]) -> Counter[object]:
+        return Counter((pair.kind, pair.record, frozenset(Counter(pair.entries).items())) for pair in pairs)
+
+    assert facts(compare(records, entries)) == facts(compare(records, mixed))
+
+
+# --- The command
+
+
+@pytest.fixture
+def month(book: Book) -> Book:
+    """A ledger with two sales that are paid, and one that is unknown."""
+
+    async def fill(ledger: Ledger) -> None:
+        for identifier in ("rent-1", "rent-2"):
+            await brought(ledger, State.ACCEPTED, identifier)
+
+    book.use(fill)
+    return book
+
+
+def statement(path: Path, book: Book, *rows: str) -> Path:
+    """A bank's statement: a title, Spanish names, decimal commas, a total below."""
+    lines = ["Banco de los Andes;;;", "Referencia;Fecha;Valor;Estado", *rows, ";;99,00;"]
+    path.write_text("\n".join([*lines, ""]), encoding="cp1252")
+    return path
+
+
+MAP = ["--map", "client_transaction_id=Referencia", "--map", "amount=Valor", "--map", "state=Estado"]
+
+
+def test_a_statement_is_compared_and_told(
+    month: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Terminal, report and page have the six classes; a second run writes the files anew."""
+    units = f"{month.get('rent-1').amount / 100:.2f}".replace(".", ",")
+    file = statement(
+        tmp_path / "enero.csv", month, f"rent-1;1/1;{units};Aceptado", "rent-2;1/1;0,01;Aceptado",
+        f"order-unknown;1/1;{units};Aceptado", f"rent-9;1/1;{units};Aceptado", "rent-8;1/1;5,00;Cancelado",
+    )  # fmt: skip
+    report, page = tmp_path / "r.csv", tmp_path / "r.html"
+    arguments = ["reconcile", str(file), *MAP, "--report", str(report), "--html", str(page)]
+    for _ in range(2):
+        assert main(arguments) == 3
+    shown = capfd.readouterr()
+    assert "1 line passed over, of other states: Cancelado (1)" in shown.err
+    assert "1 undecided here and listed as paid: --resolve --actor NAME decides them" in shown.err
+    assert "not listed, which decides nothing" in shown.err
+    with report.open(encoding="utf-8-sig", newline="") as lines:
+        rows = {row["client_transaction_id"]: row for row in csv.DictReader(lines, delimiter=";")}
+    assert {key: row["class"] for key, row in rows.items()} == {
+        "rent-1": "agreed", "rent-2": "amounts differ", "order-unknown": "paid there, not known here",
+        "rent-9": "only there", "order-accepted": "only here",
+    }  # fmt: skip
+    assert rows["rent-1"]["there_units"] == units
+    assert rows["rent-2"]["lines"] == "4"
+    text = page.read_text()
+    assert "Differences" in text
+    assert all(f"{kind.capitalize()}: 1" in text for kind in ("only there", "only here", "amounts differ"))
+
+
+def test_what_a_statement_lists_is_decided_on_a_persons_word(
+    month: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With its name and the line as evidence; then each cent of the days agrees."""
+    units = f"{month.get('order-unknown').amount / 100:.2f}".replace(".", ",")
+    keys = ["rent-1", "rent-2", "order-accepted", "order-unknown"]
+    file = statement(tmp_path / "enero.csv", month, *(f"{key};1/1;{units};aceptado" for key in keys))
+    assert main(["reconcile", str(file), *MAP]) == 3
+    assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana", "--yes"]) == 0
+    record = month.get("order-unknown")
+    assert (record.state, record.evidence) == ("accepted", "listed")
+    capfd.readouterr()
+    assert main(["ledger", "show", "order-unknown"]) == 0
+    out = capfd.readouterr().out
+    assert "a person read it in a statement" in out
+    assert "actor: Ana" in out
+    assert "enero.csv, line 6" in " ".join(out.split())
+    assert main(["ledger", "export", "--format", "jsonl"]) == 0
+    rows = {row["client_transaction_id"]: row for row in map(json.loads, capfd.readouterr().out.splitlines())}
+    assert rows["order-unknown"]["actor"] == "Ana"
+    assert month.get("order-expired").state == "expired"
+
+
+def test_it_asks_before_it_decides(
+    month: Book, person: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No is no; the sales are named first."""
+    units = f"{month.get('order-unknown').amount / 100:.2f}".replace(".", ",")
+    file = statement(tmp_path / "enero.csv", month, f"order-unknown;1/1;{units};Aceptado")
+    person[:] = ["n"]
+    assert main(["reconcile", str(file), *MAP, "--resolve", "--actor", "Ana"]) == 2
+    assert "order-unknown: USD" in capfd.readouterr().err
+    assert month.get("order-unknown").state == "unknown"
+
+
+def test_only_the_days_of_the_statement_are_compared(month: Book, tmp_path: Path) -> None:
+    """What was paid on other days is in another statement."""
+    file = statement(tmp_path / "enero.csv", month, "rent-9;1/1;1,50;Reversado")
+    arguments = ["reconcile", str(file), *MAP]
+    assert main(arguments) == 3
+    assert main([*arguments, "--until", "2001-01-31"]) == 0
+    assert main([*arguments, "--since", "2001-01-31"]) == 3
+
+
+def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None:
+    """Numbers as a spreadsheet has them; less than 0 is given back."""
+    record = month.get("rent-1")
+    sheet = openpyxl.Workbook()
+    sheet.active.append(["clientTransactionId", "transactionId", "amount"])
+    sheet.active.append(["rent-1", record.transaction_id, record.amount / 100])
+    sheet.active.append(["rent-1", record.transaction_id, -record.amount / 100])
+    sheet.save(tmp_path / "s.xlsx")
+    report = tmp_path / "r.jsonl"
+    assert (
+        main(
+            [
+                "reconcile", str(tmp_path / "s.xlsx"), "--currency", "USD", "--amounts", "decimal",
+                "--report", str(report),
+            ]
+        )
+        == 3
+    )  # fmt: skip
+    rows = {row["client_transaction_id"]: row for row in map(json.loads, report.read_text().splitlines())}
+    assert rows["rent-1"]["class"] == "given back there"
+    assert (rows["rent-1"]["here"], rows["rent-1"]["there"]) == (record.amount, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("transaction_id,amount\n7,25\n", [], "give --amounts cents or decimal"),
+        ("transaction_id,amount\n7,1.50\nx,1.50\n", [], "line 3: transaction_id: must be a number"),
+        ("transaction_id,amount\n7,1.50\n8,1.505\n", [], "line 3: has 3 digits"),
+        ("transaction_id,amount\n7,\n8,1.50\n", [], "line 2"),
+        ("amount\n1.50\n", [], "give --map client_transaction_id=COLUMN"),
+        ("transaction_id,amount\n7,1.50\n8,=A1\n", [], "line 3: is not an amount"),
+        ("transaction_id\n7\n", [], "give --map amount=COLUMN"),
+        ("transaction_id,amount\n7,1.50\n", ["--map", "phone=x"], "the field must be one of"),
+        ("transaction_id,amount\n7,1.50\n", ["--resolve"], "give both or none"),
+        ("transaction_id,amount\n7,1.50\n", ["--since", "31/1"], "must be a day such as"),
+    ],
+)
+def test_a_statement_that_says_two_things_is_asked_about(
+    month: Book, tmp_path: Path, text: str, more: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is guessed; the error names the line."""
+    (tmp_path / "s.csv").write_text(text)
+    assert main(["reconcile", str(tmp_path / "s.csv"), *more]) == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_of_somebodys_own_is_left_alone(
+    month: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Report and page replace files of this command only."""
+    file = statement(tmp_path / "enero.csv", month, "rent-9;1/1;1,50;Aceptado")
+    for option, name in (("--report", "mine.csv"), ("--html", "mine.html"), ("--report", "enero.csv")):
+        path = tmp_path / name
+        before = path.read_bytes() if path.exists() else b"name,phone\n"
+        path.write_bytes(before)
+        assert main(["reconcile", str(file), *MAP, option, str(path)]) == 2
+        assert path.read_bytes() == before
+    assert listed(capfd.readouterr().out) == {}

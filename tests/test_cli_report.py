@@ -1,0 +1,202 @@
+"""The report for the user's own spreadsheet: its form, what it takes over from the file, and the page's names."""
+
+import csv
+import io
+from pathlib import Path
+
+import openpyxl
+import pytest
+from python_calamine import CalamineWorkbook
+
+from payclient.cli import main
+from payclient.cli.page import RunPage
+from payclient.cli.report import Carried, Line, Report, Tally
+from payclient.cli.texts import choose_language
+from payclient.errors import ConfigurationError
+from test_cli import Service, charge_arguments, clean_environment, rows_of, willing, write_csv
+
+__all__ = ["clean_environment", "willing"]
+
+CARRIED = Carried(names=("nombre",), rows={"row-1": (2, ("Ana",)), "row-2": (4, ("=Zoé",))})
+LINES = [
+    Line(client_transaction_id="row-1", amount=125050, currency="USD", state="accepted", paid=True),
+    Line(client_transaction_id="row-2", amount=7, currency="USD", state="cancelled", paid=False),
+]
+
+
+def spanish(path: Path, *names: str, prefix: str, bad: bool = False) -> Path:
+    """A file as a spreadsheet of a Spanish locale writes it, in Windows-1252."""
+    lines = ["clave;teléfono;total;nombre;correo"]
+    for number, name in enumerate(names):
+        lines.append(f"{prefix}-{number};099100000{number};1.250,50;{name};{name}@correo.ec")
+    if bad:
+        lines.append(f"{prefix}-bad;;3,00;Beto;beto@correo.ec")
+    path.write_bytes("\r\n".join([*lines, ""]).encode("cp1252"))
+    return path
+
+
+def spanish_arguments(service: Service, file: Path, *more: str) -> list[str]:
+    return charge_arguments(
+        service, file, "--key", "clave", "--map", "phone_number=telefono", "--map", "amount_without_tax=total",
+        "--set", "country_code=593", "--set", "currency=USD", "--set", "store_id=S1", "--amounts", "decimal",
+        "--ignore", "correo", *more,
+    )  # fmt: skip
+
+
+def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path) -> None:
+    """Its delimiter, its decimal mark, a byte order mark for a spreadsheet; its lines and the columns to keep."""
+    report = tmp_path / "r.csv"
+    file = spanish(tmp_path / "c.csv", "Begoña", "Íñigo", prefix="own")
+    arguments = spanish_arguments(willing, file, "--keep", "Nombre", "--report", str(report))
+    assert main(arguments) == 0
+    raw = report.read_bytes()
+    assert raw.startswith(b"\xef\xbb\xbfclient_transaction_id;line;Nombre;")
+    rows = list(csv.DictReader(io.StringIO(raw.decode("utf-8-sig")), delimiter=";"))
+    assert [(row["line"], row["Nombre"], row["amount"], row["amount_units"]) for row in rows] == [
+        ("2", "Begoña", "125050", "1250,50"),
+        ("3", "Íñigo", "125050", "1250,50"),
+    ]
+    assert b"correo" not in raw
+    assert main(arguments) == 0, "it is known as a report of ours"
+    other = ["--report-delimiter", "tab", "--report-decimal-mark", "."]
+    assert main([*arguments, *other]) == 0
+    assert "\t125050\t1250.50\tUSD\t" in report.read_text(encoding="utf-8-sig")
+
+
+def test_a_plain_file_has_a_plain_report(willing: Service, tmp_path: Path) -> None:
+    """UTF-8 with commas: no byte order mark, a decimal point."""
+    report = tmp_path / "r.csv"
+    file = write_csv(tmp_path / "c.csv", rows_of("plainly", 1))
+    assert main(charge_arguments(willing, file, "--report", str(report))) == 0
+    assert report.read_bytes().startswith(b"client_transaction_id,line,")
+
+
+def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path) -> None:
+    """Amounts in units are numbers, ids are texts, and what begins with = is a text."""
+    path = tmp_path / "r.xlsx"
+    with Report(path, CARRIED).begin(LINES[:1]) as report:
+        report.write(LINES[1])
+        assert len(CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()) == 2
+        report.rewrite(LINES)
+    sheet = openpyxl.load_workbook(path).active
+    names, *rows = sheet.iter_rows()
+    found = [{name.value: cell for name, cell in zip(names, row, strict=True)} for row in rows]
+    assert [row["nombre"].value for row in found] == ["Ana", "=Zoé"]
+    assert [row["nombre"].data_type for row in found] == ["s", "s"]
+    assert [row["amount_units"].value for row in found] == [1250.5, 0.07]
+    assert [(row["paid"].value, row["line"].value) for row in found] == [(True, 2), (False, 4)]
+    assert Report(path, CARRIED).earlier() == {"row-1": True, "row-2": False}
+
+
+def test_a_spreadsheet_that_is_no_report_is_left_alone(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody's own book is not overwritten, nor what only ends like one."""
+    book = openpyxl.Workbook()
+    book.active.append(["name", "phone"])
+    book.save(tmp_path / "mine.xlsx")
+    (tmp_path / "text.xlsx").write_text("name,phone\n")
+    file = write_csv(tmp_path / "c.csv", rows_of("alone", 1))
+    for name in ("mine.xlsx", "text.xlsx"):
+        before = (tmp_path / name).read_bytes()
+        assert main(charge_arguments(willing, file, "--report", str(tmp_path / name))) == 2
+        assert "is not a report" in capfd.readouterr().err
+        assert (tmp_path / name).read_bytes() == before
+    assert willing.truth("alone-") == {}
+
+
+def test_a_run_over_a_spreadsheet_writes_one(willing: Service, tmp_path: Path) -> None:
+    """A second run reads it back, sends nothing and writes it anew."""
+    report = tmp_path / "r.xlsx"
+    file = spanish(tmp_path / "c.csv", "Ana", prefix="book")
+    for _ in range(2):
+        assert main(spanish_arguments(willing, file, "--keep", "nombre", "--report", str(report))) == 0
+        names, row = CalamineWorkbook.from_path(str(report)).get_sheet_by_index(0).to_python()
+        told = dict(zip(map(str, names), row, strict=True))
+        assert (told["nombre"], told["paid"], told["amount_units"]) == ("Ana", True, 1250.5)
+    assert len(willing.truth("book-")) == 1
+
+
+def test_a_column_to_keep_that_is_not_there_is_said(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is sent."""
+    file = spanish(tmp_path / "c.csv", "Ana", prefix="lack")
+    assert main(spanish_arguments(willing, file, "--ignore", "nombre", "--keep", "apellido")) == 2
+    assert "--keep apellido: c.csv has no such column; nothing was sent" in capfd.readouterr().err
+    assert willing.truth("lack-") == {}
+
+
+def test_a_column_of_a_charge_can_be_kept(willing: Service, tmp_path: Path) -> None:
+    """It is read as ever; one named as a column of the report has another name there."""
+    report = tmp_path / "r.jsonl"
+    file = write_csv(tmp_path / "c.csv", rows_of("both", 1))
+    kept = ["--keep", "phone_number", "--keep", "currency"]
+    assert main(charge_arguments(willing, file, "--report", str(report), *kept)) == 0
+    assert '"phone_number": "09' in report.read_text()
+    assert '"currency (file)": "' in report.read_text()
+
+
+def test_the_page_names_who_did_not_pay_and_what_was_left_out(tmp_path: Path) -> None:
+    """By line and by the columns to keep; those who paid are not named."""
+    left_out = [(9, ("Beto",), "phone_number: must be given")]
+    carried = Carried(names=CARRIED.names, rows=CARRIED.rows, left_out=left_out)
+    page = RunPage(tmp_path / "r.html", title="c.csv", window=300, carried=carried)
+    page.write(LINES, Tally(LINES), total=2, code=3)
+    text = " ".join((tmp_path / "r.html").read_text().split())
+    assert "=Zoé" in text
+    assert "Ana" not in text
+    for words in ("Rows left out: 1", "Beto", "phone_number: must be given", "These did not pay"):
+        assert words in text
+    page.write(LINES, Tally(LINES), total=9, code=None)
+    assert "The run goes on" in (tmp_path / "r.html").read_text()
+
+
+def test_no_phone_and_no_address_is_in_what_a_run_leaves(willing: Service, tmp_path: Path) -> None:
+    """Unless it was asked for, not even of rows that are left out."""
+    file = spanish(tmp_path / "c.csv", "Ana", prefix="shy", bad=True)
+    paths = [tmp_path / "r.csv", tmp_path / "r.html"]
+    more = ["--keep", "nombre", "--report", str(paths[0]), "--html", str(paths[1])]
+    assert main(spanish_arguments(willing, file, *more, "--skip-bad", str(tmp_path / "bad.csv"))) == 0
+    for path in paths:
+        text = path.read_text(encoding="utf-8-sig")
+        assert "correo" not in text
+        assert "09910" not in text
+    assert "Beto" in paths[1].read_text()
+
+
+def test_the_page_speaks_the_operators_language(tmp_path: Path) -> None:
+    """Its words, its numbers and its money are those of the run's language."""
+    choose_language("es")
+    try:
+        page = RunPage(tmp_path / "r.html", title="c.csv", window=300, carried=CARRIED)
+        page.write(LINES, Tally(LINES), total=2, code=3)
+    finally:
+        choose_language("en")
+    text = " ".join((tmp_path / "r.html").read_text().split())
+    for words in (
+        '<html lang="es">',
+        "Cobros de c.csv",
+        "Se pagaron 1 de 2 cobros",
+        "USD 1.250,50",
+        "Quién no pagó",
+    ):
+        assert words in text
+    assert "Who" not in text
+
+
+def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
+    """A run that is killed leaves it whole; one that cannot write says so before anything is sent."""
+    path = tmp_path / "r.xlsx"
+    with Report(path, CARRIED).begin(LINES):
+        pass
+    before = path.read_bytes()
+    with Report(path, CARRIED).begin(LINES[:1]) as report:
+        report.write(LINES[1])
+        assert path.read_bytes() == before
+        assert [each.name for each in tmp_path.iterdir()] == ["r.xlsx"]
+    (tmp_path / "there").mkdir()
+    lost = Report(tmp_path / "there" / "r.xlsx", CARRIED)
+    (tmp_path / "there").rmdir()
+    with pytest.raises(ConfigurationError, match="cannot be written"), lost.begin():
+        pass

@@ -1,0 +1,147 @@
+"""`payclient.toml`: where it is found, what wins over it, and what it must not hold."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from payclient.cli import main
+from payclient.cli.configuration import SETTINGS
+from test_cli import TOKEN, Service, clean_environment, rows_of, service, willing, write_csv
+
+__all__ = ["clean_environment", "service", "willing"]
+
+
+@pytest.fixture
+def shop(willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of settings and one of charges, the token in a file of its own."""
+    monkeypatch.delenv("PAYCLIENT_TOKEN")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "token.txt").write_text(TOKEN)
+    (shop / "payclient.toml").write_text(
+        f'base_url = "{willing.url}"\nprofile = "{willing.profile}"\nledger = "sqlite:cobros.db"\n'
+        'token_file = "token.txt"\namounts = "decimal"\n'
+        '[batch.rent]\nkey = "clave"\nmap = { phone_number = "telefono", amount_with_tax = "valor" }\n'
+        'set = { country_code = 593, currency = "USD" }\nignore_rest = true\n'
+        '[batch.other]\nledger = "sqlite:other.db"\n'
+    )
+    (shop / "rent.csv").write_text("clave;telefono;valor;casa\nrent-1;0977000001;25,00;A\n")
+    return shop
+
+
+def test_a_file_beside_the_charges_has_all_settings(
+    shop: Path,
+    willing: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Its paths are those beside it, wherever the command runs; every other command finds the same ledger."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--yes", "--new-ledger"]) == 0
+    assert (shop / "cobros.db").exists()
+    assert "rent-1" in willing.truth("rent-")
+    capfd.readouterr()
+    monkeypatch.chdir(shop)
+    assert main(["ledger", "list"]) == 0
+    assert main(["status", "--client-transaction-id", "rent-1"]) == 0
+    assert main(["--config", "payclient.toml", "--batch", "other", "doctor"]) == 0
+    out = capfd.readouterr().out
+    assert f"ledger: sqlite:{shop / 'other.db'}, from {Path('payclient.toml').absolute()}" in out
+    assert f"amounts: decimal, from {Path('payclient.toml').absolute()}" in out
+    assert TOKEN not in out
+
+
+def test_options_and_the_environment_win(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And doctor says where each value is from."""
+    monkeypatch.chdir(shop)
+    monkeypatch.setenv("PAYCLIENT_LEDGER", "memory:")
+    assert main(["doctor", "--profile", "payphone"]) == 0
+    out = capfd.readouterr().out
+    assert "ledger: memory:, from PAYCLIENT_LEDGER" in out
+    assert "profile: payphone, from --profile" in out
+    assert f"from {shop / 'payclient.toml'}" in next(line for line in out.splitlines() if "base_url" in line)
+    assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out
+
+
+def test_the_users_own_folder_comes_last(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is read where neither the charges nor the working directory have a file."""
+    place = tmp_path / "config" / "payclient"
+    place.mkdir(parents=True)
+    (shop / "payclient.toml").rename(place / "payclient.toml")
+    (shop / "token.txt").rename(place / "token.txt")
+    monkeypatch.chdir(tmp_path)
+    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--dry-run"]) == 0
+    assert str(place / "cobros.db") in capfd.readouterr().out.replace("\n", "").replace(" ", "")
+    (shop / "payclient.toml").write_text('ledger = "sqlite:mine.db"\n')
+    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--dry-run"]) == 2
+    assert "must have a section [batch.rent]" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('token = "geheim-17"', "a token must not stand here"),
+        ('[batch.rent]\nPAYCLIENT_TOKEN = "geheim-17"', "a token must not"),
+        ('[reconcile]\ntoken = "geheim-17"', "a token must not stand here"),
+        ('leger = "sqlite:a.db"', "leger: a setting must be one of"), ("batch = 5", "must have a section [batch.NAME]"),
+        ("amounts = ", "must be TOML in UTF-8"),
+        ('amounts = "euros"', "euros"), ("yes = true", "yes: a setting must be"),
+        ("max_pending = 0", "[max_pending] provided by"), (None, "cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_meant_is_refused(
+    tmp_path: Path, content: str | None, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and the token that stands there is not repeated."""
+    settings = tmp_path / "settings.toml"
+    if content is not None:
+        settings.write_text(content)
+    file = write_csv(tmp_path / "charges.csv", rows_of("bad", 1))
+    assert main(["charge", str(file), "--config", str(settings), "--dry-run"]) == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert "geheim" not in err
+    assert err.count("\n") == 1
+
+
+def test_a_statement_has_its_own_section(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the statement; a column of charges is none of a statement."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["charge", "shop/rent.csv", "--batch", "rent", "--yes", "--new-ledger"]) == 0
+    with (shop / "payclient.toml").open("a") as file:
+        file.write(
+            '[reconcile]\nmap = { client_transaction_id = "Referencia", amount = "Monto" }\namounts = "cents"\n'
+        )
+    (shop / "estado.csv").write_text("Referencia;Monto\nrent-1;2500\n")
+    capfd.readouterr()
+    assert main(["reconcile", "shop/estado.csv"]) == 0
+    (shop / "payclient.toml").write_text("[reconcile]\nkey = 'clave'\n")
+    assert main(["reconcile", "shop/estado.csv"]) == 2
+    assert "key" in capfd.readouterr().err
+
+
+def test_every_setting_is_an_option_of_charge(capfd: pytest.CaptureFixture[str]) -> None:
+    """What a person has to agree to each time is not one of them."""
+    assert main(["charge", "--help"]) == 0
+    options = set(re.findall(r"--([a-z-]+)", capfd.readouterr().out))
+    assert {name.replace("_", "-") for name in SETTINGS} <= options
+    assert {"yes", "new_ledger", "skip_bad", "config"}.isdisjoint(SETTINGS)
+
+
+def test_the_simulator_is_no_shop(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its options of the same names mean something else."""
+    monkeypatch.chdir(shop)
+    (shop / "payclient.toml").write_text("set = { currency = 'USD' }\n")
+    assert main(["simulate", "--port", "99999"]) == 2
+    assert "--port: must be 0 to 65535" in capfd.readouterr().err

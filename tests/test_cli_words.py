@@ -1,0 +1,193 @@
+"""What an operator reads: in two languages by one table, with what is to do after a run."""
+
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+import payclient
+from payclient.cli import main
+from payclient.cli.texts import choose_language, counted, reason, table, text
+from test_cli import (
+    Service,
+    charge_arguments,
+    clean_environment,
+    rows_of,
+    service,
+    silent,
+    willing,
+    write_csv,
+)
+
+__all__ = ["clean_environment", "service", "silent", "willing"]
+
+ROOT = Path(payclient.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _english() -> None:
+    choose_language("en")
+
+
+def fields(pattern: str) -> list[str]:
+    return sorted(
+        f"{name}:{spec}" for _, name, spec, _ in string.Formatter().parse(pattern) if name is not None
+    )
+
+
+def test_both_languages_say_the_same_of_everything() -> None:
+    """Each text has two forms with the same values in them, and neither is empty."""
+    for section, texts in table().items():
+        for name, forms in texts.items():
+            assert len(forms) == 2, (section, name)
+            assert all(forms), (section, name)
+            if section == "noun":
+                assert all(form.count("|") == 1 for form in forms), name
+            else:
+                assert fields(forms[0]) == fields(forms[1]), (section, name)
+
+
+def test_every_text_is_used_and_every_use_has_a_text() -> None:
+    """By the names in the sources; a section whose names are made at runtime is looked up whole."""
+    files = [path for path in (ROOT / "cli").iterdir() if path.suffix in (".py", ".j2")]
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
+    for section, name in re.findall(r"\btext\(\s*\"(\w+)\.(\w+)\"", code):
+        assert name in table()[section], (section, name)
+    for section in ("ask", "file", "plan", "progress", "run", "todo", "undo", "page", "doctor", "reconcile"):
+        for name in table()[section]:
+            assert re.search(rf"[\"'](\w+\.)?{name}[\"']", code), (section, name)
+
+
+def test_every_reason_is_said_by_the_package() -> None:
+    """Between what differs, the English form stands in the sources as it is."""
+    code = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    for section in ("reason", "error"):
+        for name, (english, _) in table()[section].items():
+            for part in english.split("{}"):
+                for words in re.split(r"; |: |\(|\)", part):
+                    assert words.strip() in code, (section, name, words)
+
+
+def test_numbers_are_written_as_the_language_writes_them() -> None:
+    """With their nouns, also of one."""
+    assert (counted(1234, "row"), counted(1, "row")) == ("1,234 rows", "1 row")
+    choose_language("es")
+    assert (counted(1234, "row"), counted(1, "row")) == ("1.234 filas", "1 fila")
+    assert text("ask.send", count=3000) == "¿Enviar 3.000 cobros?"
+
+
+@pytest.mark.parametrize(
+    ("english", "spanish"),
+    [
+        ("must be at most 5 characters", "debe tener como máximo 5 caracteres"),
+        ("has 3 digits after the decimal point; two is the most; must be given",
+         "tiene 3 dígitos después del separador decimal (point); dos es lo máximo; debe darse"),
+        ("Teléfono: must be given; valor: must be a whole number",
+         "Teléfono: debe darse; valor: debe ser un número entero"),
+        ("something that nobody has written", "something that nobody has written"),
+    ],
+)  # fmt: skip
+def test_a_reason_has_its_spanish_form(english: str, spanish: str) -> None:
+    """As far as it is known; in English it stays as it is."""
+    assert reason(english) == english
+    choose_language("es")
+    assert reason(english) == spanish
+
+
+def test_the_language_is_told_or_that_of_the_system(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--language wins over LC_ALL and LANG; any language but Spanish is English."""
+    rows = rows_of("lengua", 3)
+    rows[0]["phone_number"] = ""
+    file = write_csv(tmp_path / "cobros.csv", rows)
+    arguments = ["charge", str(file), "--dry-run", "--skip-bad", str(tmp_path / "mal.csv")]
+    for environment, options, said in (
+        ({"LANG": "es_EC.UTF-8"}, [], "2 correctas, 1 mala, que se omiten"),
+        ({"LANG": "es_EC.UTF-8"}, ["--language", "en"], "2 good, 1 bad, which are left out"),
+        ({"LANG": "C"}, ["--language", "es"], "2 correctas, 1 mala, que se omiten"),
+        ({"LANG": "es_EC.UTF-8", "LC_ALL": "pt_BR.UTF-8"}, [], "2 good, 1 bad"),
+    ):
+        with monkeypatch.context() as patch:
+            for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+                patch.delenv(name, raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert main([*options, *arguments]) == 0
+        out, err = capfd.readouterr()
+        assert said in " ".join(out.split())
+        is_spanish = "correctas" in said
+        assert ("línea 2, phone_number: debe darse" in err) is is_spanish
+        assert ("USD 23,03" in out) is is_spanish
+
+
+def test_small_amounts_are_asked_for(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """25 without --amounts is USD 0.25 in the plan, and nothing is sent until it is told which it is."""
+    rows = rows_of("small", 3)
+    for number, row in enumerate(rows):
+        row |= {"amount_with_tax": 25 + number, "tax": 0, "currency": "USD"}
+    file = write_csv(tmp_path / "small.csv", rows)
+    before = willing.counts()
+    assert main(["charge", str(file), "--dry-run"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "USD 0.78 USD 0.25 USD 0.27" in out
+    assert "the largest is USD 0.27. If they are units, give --amounts decimal" in out
+    assert main(charge_arguments(willing, file)) == 2
+    assert "give --amounts decimal where 25 means 25.00" in capfd.readouterr().err
+    assert willing.counts() == before
+    assert main(charge_arguments(willing, file, "--amounts", "cents")) == 0
+
+
+def test_what_is_to_do_stands_at_the_end(
+    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each thing, with its command; nothing where all is done."""
+    rows = rows_of("todo", 2)
+    file = write_csv(tmp_path / "todo.csv", rows)
+    arguments = charge_arguments(silent, file, "--wait", "0")
+    assert main(arguments) == 4
+    err = capfd.readouterr().err
+    assert "to do: 2 rows not finished; run again: payclient charge" in err
+    assert main(charge_arguments(silent, file)) == 3
+    assert "to do:" not in capfd.readouterr().err
+    rows[0]["amount_with_tax"] += 5
+    assert main(charge_arguments(silent, write_csv(file, rows))) == 4
+    err = capfd.readouterr().err
+    assert re.search(
+        r"1 other content \(todo-0\): this id is in the ledger with other content and cancelled", err
+    )
+    assert re.search(r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", err)
+
+
+def test_doubles_are_suspected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same customer with the same amount is named by lines, and not refused."""
+    rows = rows_of("twice", 4)
+    rows[2] |= {"phone_number": rows[1]["phone_number"], "amount_with_tax": rows[1]["amount_with_tax"]}
+    assert main(["charge", str(write_csv(tmp_path / "twice.csv", rows)), "--dry-run"]) == 0
+    assert "1 customer with the same amount more than once: lines 3 and 4" in " ".join(
+        capfd.readouterr().out.split()
+    )
+
+
+def test_the_page_speaks_the_language(
+    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its numbers and its money."""
+    page = tmp_path / "pagina.html"
+    file = write_csv(tmp_path / "cobros.csv", rows_of("pagina", 2))
+    assert main([*charge_arguments(silent, file, "--html", str(page)), "--language", "es"]) == 3
+    html = page.read_text(encoding="utf-8")
+    assert '<html lang="es">' in html
+    for words in (
+        "Cobros de cobros.csv",
+        "Se pagaron 0 de 2 cobros",
+        "Quién no pagó",
+        "Cancelado: 2",
+        "USD 11,51",
+    ):
+        assert words in html
+    assert "cancelado" in capfd.readouterr().out

@@ -1,0 +1,614 @@
+"""What an archive takes out of a ledger, what stays of it, and that a crash loses nothing and doubles nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import stat
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import attrs
+import pytest
+
+from payclient.cli import main
+from payclient.errors import (
+    ConfigurationError,
+    LedgerInUseError,
+    LedgerMissingError,
+    LedgerUnavailableError,
+    TransitionError,
+)
+from payclient.events import Created, FoundAccepted, FoundCancelled, Lost, Notified, Prepared
+from payclient.ledger import (
+    Ledger,
+    PurchaseHeldError,
+    TransactionTakenError,
+    archive_ledger,
+    backup_ledger,
+    open_ledger,
+)
+from payclient.ledger import archive as archives
+from payclient.ledger.postgres import PostgresDatabase
+from payclient.ledger.sqlite import SqliteDatabase
+from payclient.lifecycle import Record, State
+from postgres_server import PostgresServer
+from test_ledger import NOW, PATHS, brought, fresh
+
+#: After every event of `PATHS`.
+BEFORE = NOW + 1000
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:{tmp_path / 'charges.db'}"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return postgres.url(await postgres.emptied())
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Ledger]:
+    ledger = await open_ledger(url)
+    try:
+        yield ledger
+    finally:
+        await ledger.aclose()
+
+
+async def known(url: str) -> dict[str, Record]:
+    async with opened(url) as ledger:
+        return {each.client_transaction_id: each async for each in ledger.records()}
+
+
+def ids_in(path: Path) -> list[str]:
+    return [json.loads(line)["client_transaction_id"] for line in path.read_text().splitlines()[1:-1]]
+
+
+async def test_what_is_decided_leaves(url: str, tmp_path: Path) -> None:
+    """The file has it whole; the ledger answers as before, in fewer words, and says that it was archived."""
+    async with opened(url) as ledger:
+        for state in State:
+            await brought(ledger, state, state.value)
+    before, file = await known(url), tmp_path / "archive.jsonl"
+    decided = {"accepted", "cancelled", "refused", "reversed"}
+    assert await archive_ledger(url, BEFORE, file) == 4
+    assert (sorted(ids_in(file)), file.stat().st_mode & 0o777) == (sorted(decided), 0o600)
+    after = await known(url)
+    assert list(after) == list(before)
+    left: dict[str, Any] = {"lane": b"", "expires_at": None, "messages": (), "archived": True}
+    assert after == {
+        name: attrs.evolve(record, **left) if name in decided else record for name, record in before.items()
+    }
+    async with opened(url) as ledger:
+        assert {name: await ledger.get(name) for name in before} == after
+        assert await ledger.get_many(list(before)) == after
+        assert [each async for each in ledger.unfinished()] == [
+            each for each in after.values() if not each.archived
+        ]
+        for name in before:
+            assert not await ledger.permit(fresh(name)), name
+            events = [change.event for change in await ledger.history(name)]
+            assert (events == ["Archived"]) is (name in decided), name
+        feed = await ledger.changes()
+        assert {change.client_transaction_id for change in feed} == {"expired", "reversing"}
+    assert await archive_ledger(url, BEFORE, file) == 4  # nothing is left to do
+    assert await known(url) == after
+
+
+async def test_an_archived_attempt_takes_no_event(url: str, tmp_path: Path) -> None:
+    """Not even a correction: whoever writes one hears of it, and the record stays."""
+    async with opened(url) as ledger:
+        record = await brought(ledger, State.CANCELLED)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    async with opened(url) as ledger:
+        for seen in (record, await ledger.get("order-1") or record):
+            with pytest.raises(TransitionError, match="archived as cancelled"):
+                await ledger.apply(seen, FoundAccepted(at=NOW + 9, transaction_id=7))
+            with pytest.raises(TransitionError):
+                await ledger.apply(seen, Notified(at=NOW + 9, transaction_id=7))
+        assert (await ledger.get("order-1") or record).state is State.CANCELLED
+
+
+async def test_what_an_archived_attempt_still_forbids(url: str, tmp_path: Path) -> None:
+    """A purchase stays paid, a transaction another's, and only what was refused is tried again, as the next attempt."""
+    async with opened(url) as ledger:
+        paid = attrs.evolve(fresh("paid"), purchase="cart", credentials=b"mine")
+        await ledger.permit(paid)
+        for event in PATHS[State.ACCEPTED]:
+            paid = await ledger.apply(paid, event)
+        await brought(ledger, State.REFUSED, "refused")
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    async with opened(url) as ledger:
+        with pytest.raises(PurchaseHeldError) as held:
+            await ledger.permit(attrs.evolve(fresh("again"), purchase="cart"))
+        assert (held.value.holder.client_transaction_id, held.value.holder.state) == ("paid", State.ACCEPTED)
+        assert [each.client_transaction_id for each in await ledger.asks("cart")] == ["paid"]
+        other = attrs.evolve(fresh("other"), credentials=b"mine")
+        await ledger.permit(other)
+        with pytest.raises(TransactionTakenError):
+            await ledger.apply(other, Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
+        assert not await ledger.permit(fresh("refused"))
+        with pytest.raises(TransitionError):
+            await ledger.permit(fresh("refused", attempt=3))
+        assert await ledger.permit(fresh("refused", attempt=2))
+        assert [each.archived for each in (await ledger.attempts(["refused"]))["refused"]] == [True, False]
+        second = await ledger.apply(
+            fresh("refused", attempt=2), Created(at=NOW, transaction_id=8, expires_at=NOW)
+        )
+        second = await ledger.apply(second, FoundAccepted(at=NOW, transaction_id=8))
+        assert (await ledger.get("refused")) == second
+
+
+async def test_a_later_payment_beside_an_archived_one_is_seen(url: str, tmp_path: Path) -> None:
+    """Two asks of one purchase were open at once: the second one's payment says that the first was paid."""
+    async with opened(url) as ledger:
+        form = attrs.evolve(fresh("form"), kind="form", purchase="cart", links_dead_at=NOW + 20)
+        push = attrs.evolve(fresh("push", at=NOW + 1), purchase="cart", beside_open_form=True)
+        await ledger.permit(form)
+        form = await ledger.apply(form, Prepared(at=NOW, expires_at=NOW + 20))
+        await ledger.permit(push)
+        push = await ledger.apply(push, Lost(at=NOW + 9, expires_at=NOW + 300))
+        await ledger.apply(form, FoundAccepted(at=NOW + 10, transaction_id=5))
+    assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 1
+    async with opened(url) as ledger:
+        await ledger.apply(push, FoundAccepted(at=NOW + 2000, transaction_id=6))
+        assert [change.event for change in await ledger.changes()][-1] == "Overpaid"
+
+
+async def test_what_stays(url: str, tmp_path: Path) -> None:
+    """What was decided later, what has another attempt that stays, and forms whose links may be handed out."""
+    async with opened(url) as ledger:
+        late = await brought(ledger, State.PENDING, "late")
+        await ledger.apply(late, FoundCancelled(at=BEFORE))
+        await brought(ledger, State.REFUSED, "retried")
+        await ledger.permit(fresh("retried", attempt=2))
+        for name, dead in (("alive", BEFORE), ("kept", NOW), ("dead", NOW)):
+            form = attrs.evolve(fresh(name), kind="form", links_dead_at=dead)
+            await ledger.permit(form)
+            form = await ledger.apply(form, Prepared(at=NOW, expires_at=NOW + 20))
+            await ledger.apply(form, FoundCancelled(at=NOW))
+            if name == "kept":
+                await ledger.keep_links(form, "secret", NOW)
+    file = tmp_path / "archive"
+    assert await archive_ledger(url, BEFORE, file) == 1
+    assert ids_in(file) == ["dead"]
+    assert {name for name, record in (await known(url)).items() if record.archived} == {"dead"}
+
+
+async def test_many_blocks(url: str, tmp_path: Path) -> None:
+    """Each attempt is in the file once, and what is written afterwards has a number above all that were."""
+    async with opened(url) as ledger:
+        for first in range(0, 1500, 250):  # what waits for a commit waits for few others
+            each = range(first, first + 250)
+            await asyncio.gather(*(brought(ledger, State.ACCEPTED, f"order-{n:04}") for n in each))
+        last = (await ledger.changes(limit=5000))[-1].cursor
+    file = tmp_path / "archive"
+    assert await archive_ledger(url, BEFORE, file) == 1500
+    assert sorted(ids_in(file)) == [f"order-{each:04}" for each in range(1500)]
+    async with opened(url) as ledger:
+        assert await ledger.changes() == []
+        assert len([each async for each in ledger.records() if each.archived]) == 1500
+        await brought(ledger, State.CANCELLED, "new")
+        assert [change.client_transaction_id for change in await ledger.changes(last)] == ["new"]
+
+
+# Crashes
+
+
+class Killer:
+    """Kills this process at a step: before or after a statement, the sync of a file, or its naming."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def step(self) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if asyncio.iscoroutinefunction(function):
+
+            async def awaited(*args: Any) -> Any:
+                self.step()
+                result = await function(*args)
+                self.step()
+                return result
+
+            return awaited
+
+        def called(*args: Any) -> Any:
+            self.step()
+            result = function(*args)
+            self.step()
+            return result
+
+        return called
+
+
+def crashes(url: str, file: Path, at: int) -> bool:
+    """Archive in a child that is killed at a step; whether it was."""
+    child = os.fork()
+    if not child:
+        killer = Killer(at)
+        for owner, name in (
+            (SqliteDatabase, "fetch"),
+            (PostgresDatabase, "fetch"),
+            (os, "fsync"),
+            (os, "link"),
+            (os, "unlink"),
+        ):
+            setattr(owner, name, killer.around(getattr(owner, name)))
+        try:
+            asyncio.run(archive_ledger(url, BEFORE, file))
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """As many ledgers as a test asks for, each as new."""
+
+    def made() -> Iterator[str]:
+        for number in range(1000):
+            if request.param == "sqlite":
+                yield f"sqlite:{tmp_path / f'{number}.db'}"
+            else:
+                postgres: PostgresServer = request.getfixturevalue("postgres")
+                yield postgres.url(asyncio.run(postgres.emptied()))
+
+    return made()
+
+
+def test_a_kill_at_any_step(urls: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same call goes on: each attempt is in the ledger or in the file, and in the end once in the file."""
+    monkeypatch.setattr(archives, "BLOCK", 8)
+    names = [f"order-{number}" for number in range(3)]
+
+    async def fill(url: str) -> None:
+        async with opened(url) as ledger:
+            for name in names:
+                await brought(ledger, State.ACCEPTED, name)
+            await brought(ledger, State.PENDING, "open")
+
+    for at in range(1, 1000):
+        url, file = next(urls), tmp_path / f"archive-{at}"
+        asyncio.run(fill(url))
+        killed = crashes(url, file, at)
+        found = asyncio.run(known(url))
+        assert list(found) == [*names, "open"]
+        gone = [name for name, record in found.items() if record.archived]
+        assert not gone or ids_in(file) == names
+        assert asyncio.run(archive_ledger(url, BEFORE, file)) == 3
+        assert ids_in(file) == names
+        found = asyncio.run(known(url))
+        assert [record.archived for record in found.values()] == [True] * 3 + [False]
+        if not killed:
+            break
+    assert at > 20
+
+
+async def test_the_file_is_on_disk_before_anything_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content, then its name: a power failure finds each attempt in one of the two."""
+    url, steps = f"sqlite:{tmp_path / 'charges.db'}", []
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+    fsync, link, fetch = os.fsync, os.link, SqliteDatabase.fetch
+
+    def synced(file: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        fsync(file)
+
+    def linked(source: str, target: str) -> None:
+        steps.append("name")
+        link(source, target)
+
+    async def fetched(self: SqliteDatabase, name: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        steps.append(name)
+        return await fetch(self, name, parameters)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    monkeypatch.setattr(SqliteDatabase, "fetch", fetched)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    kept = [step for step in steps if step in ("file", "name", "directory", "archive")]
+    assert kept == ["file", "name", "directory", "archive"]
+
+
+def test_a_cancelled_call(urls: Iterator[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends soon, and the same call goes on."""
+    monkeypatch.setattr(archives, "BLOCK", 8)
+    url, file, go_on = next(urls), tmp_path / "archive", threading.Event()
+    kind = SqliteDatabase if url.startswith("sqlite") else PostgresDatabase
+    alone = kind.alone
+
+    async def cancel() -> None:
+        async with opened(url) as ledger:
+            for number in range(20):
+                await brought(ledger, State.CANCELLED, f"order-{number}")
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        @asynccontextmanager
+        async def held(database: Any) -> AsyncIterator[None]:
+            async with alone(database):
+                yield
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(20)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, "alone", held)
+            archiving = asyncio.create_task(archive_ledger(url, BEFORE, file))
+            await begun.wait()
+            archiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await archiving
+            go_on.set()
+
+    asyncio.run(cancel())  # which waits for the thread
+    assert 0 < sum(record.archived for record in asyncio.run(known(url)).values()) < 20
+    assert asyncio.run(archive_ledger(url, BEFORE, file)) == 20
+    assert len(ids_in(file)) == len(set(ids_in(file))) == 20
+
+
+async def test_what_changes_after_it_was_copied(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger keeps it, and the call says so; all else leaves."""
+    file = tmp_path / "archive"
+    async with opened(url) as ledger:
+        for name in ("a", "b", "c"):
+            await brought(ledger, State.CANCELLED, name)
+
+    def crash(_: object) -> None:
+        raise RuntimeError("crash")
+
+    with monkeypatch.context() as patched:
+        for each in (SqliteDatabase, PostgresDatabase):
+            patched.setattr(each, "alone", crash)
+        with pytest.raises(RuntimeError, match="crash"):
+            await archive_ledger(url, BEFORE, file)
+    assert ids_in(file) == ["a", "b", "c"]
+    async with opened(url) as ledger:
+        corrected = await ledger.apply(
+            (await known_one(ledger, "b")), FoundAccepted(at=NOW + 9, transaction_id=7)
+        )
+    with pytest.raises(LedgerUnavailableError, match="1 attempts changed"):
+        await archive_ledger(url, BEFORE, file)
+    after = await known(url)
+    assert {name: record.archived for name, record in after.items()} == {"a": True, "b": False, "c": True}
+    assert after["b"] == corrected
+    assert await archive_ledger(url, BEFORE, tmp_path / "another") == 1
+
+
+async def known_one(ledger: Ledger, name: str) -> Record:
+    record = await ledger.get(name)
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize(
+    "harm", ["cut", "changed", "a line less", "another file", "another time", "another ledger"]
+)
+async def test_a_file_that_is_not_the_archive(tmp_path: Path, harm: str) -> None:
+    """Nothing is deleted by it, and it stays as it is."""
+    url, copy = f"sqlite:{tmp_path / 'charges.db'}", f"sqlite:{tmp_path / 'copy.db'}"
+    whole = tmp_path / "whole"
+    async with opened(url) as ledger:
+        for name in ("a", "b"):
+            await brought(ledger, State.CANCELLED, name)
+    if harm == "another ledger":
+        async with opened(copy) as ledger:
+            await brought(ledger, State.CANCELLED, "a")
+    else:
+        await backup_ledger(url, tmp_path / "copy.db")
+    await archive_ledger(copy, BEFORE, whole)
+    text = whole.read_text()
+    head, _, *rest = text.splitlines(keepends=True)
+    harmed = {
+        "cut": text[:-20], "changed": text.replace("1150", "1151", 1), "a line less": head + "".join(rest),
+        "another file": "precious\n", "another time": text.replace(str(BEFORE), str(BEFORE - 1)),
+        "another ledger": text,
+    }[harm]  # fmt: skip
+    whole.write_text(harmed)
+    before = await known(url)
+    with pytest.raises((ConfigurationError, LedgerUnavailableError)):
+        await archive_ledger(url, BEFORE, whole)
+    assert await known(url) == before
+    assert whole.read_text() == harmed
+
+
+async def test_what_cannot_be_archived(tmp_path: Path) -> None:
+    """Each says why, and no file is made."""
+    file, url = tmp_path / "archive", f"sqlite:{tmp_path / 'charges.db'}"
+    with pytest.raises(LedgerMissingError):
+        await archive_ledger(url, BEFORE, file)
+    with pytest.raises(ConfigurationError, match="sqlite:PATH or postgresql:"):
+        await archive_ledger("memory:", BEFORE, file)
+    async with opened(url) as ledger:
+        await brought(ledger, State.ACCEPTED)
+        with pytest.raises(LedgerInUseError):
+            await archive_ledger(url, BEFORE, file)
+    for when in (4e9, float("nan")):
+        with pytest.raises(ConfigurationError, match="future"):
+            await archive_ledger(url, when, file)
+    assert not file.exists()
+    with pytest.raises(LedgerUnavailableError):
+        await archive_ledger(url, BEFORE, tmp_path / "nowhere" / "archive")
+    assert await archive_ledger(url, BEFORE, file) == 1
+
+
+async def test_permits_beside_an_archive(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
+    """While the ledger is in use no archived id is permitted again, and no correction is lost."""
+    url = postgres.url(database)
+    names = [f"order-{number:03}" for number in range(300)]
+    async with opened(url) as ledger, opened(url) as other:
+        records = await asyncio.gather(*(brought(ledger, State.CANCELLED, name) for name in names))
+        archiving = asyncio.create_task(archive_ledger(url, BEFORE, tmp_path / "archive"))
+        granted, corrected = 0, set()
+        while not archiving.done():
+            granted += sum(await asyncio.gather(*(ledger.permit(fresh(name)) for name in names)))
+            for record in records[::50]:
+                try:
+                    await other.apply(record, FoundAccepted(at=NOW + 9, transaction_id=7))
+                except TransitionError:
+                    continue
+                corrected.add(record.client_transaction_id)
+        assert granted == 0
+        await asyncio.gather(archiving, return_exceptions=True)
+        for record in records:
+            found = await known_one(ledger, record.client_transaction_id)
+            assert found.state is (
+                State.ACCEPTED if found.client_transaction_id in corrected else State.CANCELLED
+            )
+            assert found.archived or found.client_transaction_id in corrected
+
+
+async def test_asks_are_numbered_on(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
+    """Of two asks at once, one of which saw the purchase before the archive and one after it, one is refused."""
+    url = postgres.url(database)
+    async with opened(url) as ledger:
+        await brought(ledger, State.CANCELLED, "cart")
+        await archive_ledger(url, BEFORE, tmp_path / "archive")
+        assert await ledger.permit(attrs.evolve(fresh("again"), purchase="cart"))
+    assert await postgres.execute(database, "SELECT ask FROM payclient.attempts") == [(2,)]
+
+
+# Somebody with psql
+
+
+async def is_refused(url: str, sql: str) -> bool:
+    """Whether the database refuses a statement."""
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:"), isolation_level=None)) as file:
+            try:
+                file.execute(sql)
+            except sqlite3.IntegrityError:
+                return True
+            return False
+    async with asyncpg.create_pool(
+        url, min_size=1, max_size=1, server_settings={"search_path": "payclient"}
+    ) as pool:
+        try:
+            await pool.execute(sql)
+        except (asyncpg.RaiseError, asyncpg.IntegrityConstraintViolationError):
+            return True
+        return False
+
+
+async def test_nothing_is_left_behind(url: str, tmp_path: Path) -> None:
+    """With an attempt all its changes leave; those of others stay."""
+    async with opened(url) as ledger:
+        for state in (State.ACCEPTED, State.EXPIRED):
+            await brought(ledger, state, state.value)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    count = "SELECT (SELECT count(*) FROM attempts), count(*), count(DISTINCT attempt_id) FROM changes"
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as file:
+            found = file.execute(count).fetchone()
+    else:
+        connection = await asyncpg.connect(url, server_settings={"search_path": "payclient"})
+        found = tuple(await connection.fetchrow(count))
+        await connection.close()
+    assert found == (1, 2, 1)
+
+
+ARCHIVE = """
+    INSERT INTO archived (id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state,
+        evidence, version, transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at,
+        archived_at{ask})
+    SELECT id, client_transaction_id, attempt, kind, digest, credentials, {amount}, currency, {state},
+        evidence, version, transaction_id, created_at, 1.0, error_code, error_type, purchase, links_dead_at, 2.0{one}
+    FROM live_records WHERE client_transaction_id = {name}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "amount"),
+    [("'open'", "state", "amount"), ("'open'", "'accepted'", "amount"), ("'paid'", "'refused'", "amount"),
+     ("'paid'", "state", "amount + 1"), ("'paid'", "state", "amount")],
+)  # fmt: skip
+async def test_only_what_is_decided_is_archived_by_hand(url: str, name: str, state: str, amount: str) -> None:
+    """As it is: its time of decision too, which is another one here."""
+    async with opened(url) as ledger:
+        await brought(ledger, State.PENDING, "open")
+        await brought(ledger, State.ACCEPTED, "paid")
+    words = {"ask": ", ask", "one": ", 1"} if url.startswith("postgresql") else {"ask": "", "one": ""}
+    assert await is_refused(url, ARCHIVE.format(name=name, state=state, amount=amount, **words))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM archived",
+        "UPDATE archived SET amount = 1",
+        "DELETE FROM attempts",
+        "DELETE FROM changes",
+    ],
+)
+async def test_what_was_archived_stays(url: str, tmp_path: Path, sql: str) -> None:
+    """So does what was not."""
+    async with opened(url) as ledger:
+        for state in (State.ACCEPTED, State.PENDING):
+            await brought(ledger, state, state.value)
+    await archive_ledger(url, BEFORE, tmp_path / "archive")
+    assert await is_refused(url, sql)
+
+
+@pytest.mark.parametrize(("attempt", "refused"), [(1, True), (2, True), (3, False)])
+async def test_no_archived_permit_is_written_by_hand(
+    url: str, tmp_path: Path, attempt: int, refused: bool
+) -> None:
+    """Of an id whose two attempts were refused and archived only the third may follow."""
+    async with opened(url) as ledger:
+        for number in (1, 2):
+            await ledger.permit(record := fresh("retried", attempt=number))
+            await ledger.apply(record, PATHS[State.REFUSED][0])
+        await brought(ledger, State.PENDING, "template")
+    assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 2
+    names = (
+        "client_transaction_id, attempt, purchase, kind, digest, lane, credentials, amount, currency, created_at, "
+        "expires_at, links_dead_at, beside_open_form"
+    )
+    own = ", owner, ask" if url.startswith("postgresql") else ""
+    values = names.replace("client_transaction_id, attempt, purchase", f"'retried', {attempt}, 'retried'")
+    assert (
+        await is_refused(
+            url,
+            f"INSERT INTO attempts (id, {names}{own}) "  # noqa: S608 - the test's own words
+            f"SELECT 100000, {values}{own and ', owner, 9'} FROM attempts",
+        )
+        is refused
+    )
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the day, of which only the beginning counts; what it did is said."""
+    ledger, file = f"sqlite:{tmp_path / 'charges.db'}", tmp_path / "archive.jsonl"
+
+    async def fill() -> None:
+        async with opened(ledger) as book:
+            await brought(book, State.ACCEPTED)
+
+    asyncio.run(fill())
+    for day, count in (("2023-11-14", "0 attempts"), ("2023-11-15", "1 attempt")):
+        assert main(["ledger", "archive", "--before", day, "--to", f"{file}-{day}", "--ledger", ledger]) == 0
+        assert count in capsys.readouterr().err
+    assert main(["ledger", "archive", "--before", "2023-11-14", "--to", str(file)]) == 2
+    assert (
+        main(
+            ["ledger", "archive", "--before", "2023-11-14", "--to", f"{file}-2023-11-15", "--ledger", ledger]
+        )
+        == 2
+    )
+    assert main(["ledger", "show", "order-1", "--ledger", ledger]) == 0
+    assert "Archived" in capsys.readouterr().out

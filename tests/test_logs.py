@@ -1,0 +1,41 @@
+"""Log records have a stable event name and the id of the charge beside their message."""
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+
+import payclient
+from payclient.simulator import PAYPHONE, TEST_MODE, Simulator
+
+
+async def test_a_formatter_may_name_the_attributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of a charge have its id, those of the process an empty one; both have the event."""
+    shown = io.StringIO()
+    handler = logging.StreamHandler(shown)
+    handler.setFormatter(logging.Formatter("%(event)s %(client_transaction_id)s."))
+    monkeypatch.setattr(logging.getLogger("payclient"), "handlers", [handler])
+
+    def failing(exchange: payclient.Exchange) -> None:
+        raise ValueError("0984111222")
+
+    async with (
+        Simulator(settings=PAYPHONE, answers=TEST_MODE) as service,
+        payclient.open_tracker(
+            service.url,
+            "any",
+            ledger=f"sqlite:{tmp_path}/charges.db",
+            profile="payphone",
+            clock=service.clock,
+            on_exchange=failing,
+        ) as tracker,
+    ):
+        await tracker.sale(
+            payclient.SaleRequest(
+                phone_number="0984111222", country_code="593", amount_without_tax=100, currency="USD",
+                client_transaction_id="order-17", store_id="S1",
+            )
+        )  # fmt: skip
+    assert shown.getvalue().splitlines()[:2] == ["ledger_created .", "on_exchange_failed order-17."]
+    assert "0984111222" not in shown.getvalue()

@@ -1,0 +1,385 @@
+"""What is kept of an approval and of a decline: from the service's answer to each place where a merchant looks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import attrs
+import pytest
+
+import control
+import payclient
+from browser import open_browser
+from fake_service import PROFILE as PLAIN
+from fake_service import FakeService, outcome_of, tracking
+from manual_clock import ManualClock
+from payclient.cli import main
+from payclient.errors import ConfigurationError
+from payclient.ledger.memory import MemoryLedger
+from payclient.ledger.sqlite import SqliteLedger
+from payclient.models import StatusReport
+from payclient.profile import PAYPHONE as PRESET
+from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
+from payclient.simulator.messages import MESSAGE_CODES, REASONS, Reason, say
+from payclient.wire import HttpResponse, decode_status
+from simulated import SHOP
+from test_purchases import form_of, push
+
+#: The preset, without its limit of queries.
+PROFILE = attrs.evolve(PRESET, queries_per_minute=30_000)
+KEPT = PRESET.receipt_fields
+SAMPLE = Path(__file__).parent / "samples" / "status_approved.json"
+
+PERSONAL = (
+    "email", "Email", "e_mail", "phoneNumber", "document", "documentId", "name", "cardHolder", "holderName", "bin",
+    "cardBin", "firstName", "LAST_NAME", "optionalParameter4", "clientUserId", "address1", "storeName", "cvv",
+    "cardNumber", "telefono", "correoElectronico", "titular",
+)  # fmt: skip
+
+
+def words(reason: Reason) -> str:
+    """What `Outcome.reason` must be: the vendor's text and its code."""
+    return f"{say(reason, 'es')} ({MESSAGE_CODES[reason]})"
+
+
+def shop(service: Simulator, ledger: str = "memory:") -> Any:
+    return payclient.open_tracker(service.url, "token", ledger=ledger, profile=PROFILE)
+
+
+# --- The profile
+
+
+@pytest.mark.parametrize("setting", ["receipt_fields", "reason_fields"])
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_fields_cannot_be_kept(setting: str, name: str) -> None:
+    """However they are written; the error names the setting and says what is never kept."""
+    with pytest.raises(
+        ConfigurationError, match=f"{setting}: must list .* phones, e-mail addresses, documents"
+    ):
+        payclient.ServiceProfile.parse({setting: ["authorizationCode", name]})
+
+
+@pytest.mark.parametrize(
+    "value", ["message", 5, [5], [""], ["a b"], {"a": 1}, None, [f"f{n}" for n in range(21)]]
+)
+def test_what_is_not_a_list_of_fields_is_refused(value: object) -> None:
+    """A bare text too, which would be a list of letters."""
+    with pytest.raises(ConfigurationError, match="receipt_fields"):
+        payclient.ServiceProfile.parse({"receipt_fields": value})
+
+
+def test_nothing_is_kept_unless_it_is_named() -> None:
+    """The reason is of the receipt's message, unless its fields are named."""
+    assert (payclient.DOCUMENT.receipt_fields, payclient.DOCUMENT.reason_fields) == ((), ())
+    assert PRESET.reason_fields == ("message", "messageCode")
+    other = attrs.evolve(PRESET, receipt_fields=["authorizationCode"], reason_fields=["declined"])
+    assert (other.receipt_fields, other.reason_fields) == (("authorizationCode",), ("declined",))
+
+
+# --- An answer
+
+
+def read(answer: object, profile: payclient.ServiceProfile = PROFILE) -> StatusReport:
+    report = decode_status(HttpResponse(200, {}, json.dumps(answer).encode()), profile)
+    assert report is not None
+    return report
+
+
+def test_a_published_answer_gives_its_receipt() -> None:
+    """The fields of the preset, and no person's."""
+    answer = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    report = read(answer)
+    assert report.receipt == {name: answer[name] for name in KEPT if answer.get(name) not in (None, "")}
+    assert {"authorizationCode", "cardBrand", "lastDigits"} <= set(report.receipt)
+    assert report.reason is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"message": "Fondos Insuficientes", "messageCode": 16}, "Fondos Insuficientes (16)"),
+        ({"message": "Fondos Insuficientes", "messageCode": 0}, "Fondos Insuficientes"),
+        ({"message": "Fondos Insuficientes"}, "Fondos Insuficientes"),
+        ({"message": None, "messageCode": 16}, "16"),
+        ({"message": " ", "messageCode": 0}, None),
+        ({"message": ["Fondos"], "messageCode": "16"}, "16"),
+        ({"message": {"es": "Fondos"}, "messageCode": True}, None),
+        (
+            {"message": "a\nb\x00", "messageCode": 16.5},
+            "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}",
+        ),
+        ({"message": "x" * 10_000}, "x" * 200),
+        ({}, None),
+    ],
+)
+def test_why_it_was_declined(fields: dict[str, object], reason: str | None) -> None:
+    """A text and its code, whatever the service wrote into them; and a decline has no receipt."""
+    report = read({"transactionStatus": "Canceled", "statusCode": 2, "transactionId": 7, **fields})
+    assert (report.state, report.reason, report.receipt) == ("Cancelado", reason, {})
+
+
+# --- Declines through the preset
+
+
+@pytest.mark.parametrize("reason", REASONS)
+async def test_a_decline_by_the_control_route(reason: Reason) -> None:
+    """A push and a form that come back declined say why, by their outcomes."""
+    async with (
+        Simulator(token="token", settings=PAYPHONE, answers=Answers.parse("ignore=1")) as service,
+        shop(service) as tracker,
+    ):
+        sale = await tracker.sale(push("first"))
+        status, _ = await control.call(service.url, "reject", sale=sale.transaction_id, reason=reason)
+        outcome = await sale.check()
+        assert (status, outcome.paid, outcome.reason, outcome.receipt) == (200, False, words(reason), {})
+        form = await tracker.prepare(form_of("form"))
+        _, back = await control.call(service.url, "pay", payment_id=form.payment_id, reason=reason)
+        outcome = await tracker.returned(back.partition("?")[2])
+        assert (outcome.paid, outcome.reason) == (False, words(reason))
+
+
+async def test_a_decline_by_a_scenario() -> None:
+    """Each card of the scenario has its own reason."""
+    clock = ManualClock()
+    async with (
+        Simulator.scenario("declined-cards", settings=PAYPHONE, clock=clock) as service,
+        shop(service) as tracker,
+    ):
+        rows = [attrs.evolve(push(f"order-{n}"), phone_number=f"098400000{n}") for n in range(8)]
+        sales = [await tracker.sale(row) for row in rows]
+        await clock.advance(60)
+        said = [(await sale.check()).reason for sale in sales]
+        assert said == [words(each.reason) for each in service.sales.values() if each.reason]
+        assert len(set(said)) > 2
+
+
+async def test_a_decline_by_the_page_of_a_form() -> None:
+    """What the customer chose there comes back through the return."""
+    async with Simulator(token="token", settings=PAYPHONE) as service, shop(service) as tracker:
+        form = await tracker.prepare(form_of("form"))
+        async with aiohttp.ClientSession(headers=SHOP) as browser:
+            await browser.get(form.card.url)
+            pressed = {"outcome": "reject", "reason": "fraud"}
+            async with browser.post(form.card.url, data=pressed, allow_redirects=False) as answer:
+                back = answer.headers["Location"]
+        outcome = await tracker.returned(back.partition("?")[2])
+        assert (outcome.paid, outcome.reason) == (False, words("fraud"))
+
+
+async def test_a_decline_by_the_page_of_the_phone() -> None:
+    """In a real browser: the reason that is chosen beside the phone is the outcome's."""
+    async with (
+        Simulator(token="token", settings=PAYPHONE, answers=Answers.parse("ignore=1")) as service,
+        shop(service) as tracker,
+        open_browser() as browser,
+    ):
+        sale = await tracker.sale(push("first"))
+        page = await browser.new_page()
+        page.set_default_timeout(5_000)
+        await page.goto(service.url)
+        await page.get_by_label("Rejected because").select_option("lost_card")
+        await page.locator(".push").get_by_role("button", name="Reject").click()
+        await page.locator(".push").wait_for(state="detached")
+        outcome = await sale.check()
+        assert (outcome.paid, outcome.reason) == (False, words("lost_card"))
+
+
+# --- What stays
+
+
+async def test_both_are_there_after_a_restart(tmp_path: Path) -> None:
+    """In the ledger, by the outcome and the feed, and nothing of the person; what is given back keeps its receipt."""
+    file = tmp_path / "charges.db"
+    async with Simulator(token="token", settings=PAYPHONE, answers=Answers.parse("ignore=1")) as service:
+        async with shop(service, f"sqlite:{file}") as tracker:
+            for name, phone in (
+                ("paid", "0984000001"),
+                ("declined", "0984000002"),
+                ("given-back", "0984000003"),
+            ):
+                await tracker.sale(attrs.evolve(push(name), phone_number=phone))
+            await service.approve("paid")
+            await service.reject("declined", "stolen_card")
+            await service.approve("given-back")
+            for pending in tracker.open_sales():
+                await pending.check()
+            back = await tracker.find("given-back")
+            assert back is not None
+            await tracker.reverse(back)
+        async with shop(service, f"sqlite:{file}") as tracker:
+            found = {name: await tracker.find(name) for name in ("paid", "declined", "given-back")}
+            outcomes = {name: pending.outcome for name, pending in found.items() if pending is not None}
+            news = {}
+            async for outcome in tracker.outcomes():
+                news[outcome.client_transaction_id] = outcome
+                if outcome.state is payclient.State.REVERSED:
+                    break
+    paid = outcomes["paid"]
+    number = paid.transaction_id
+    assert paid.receipt["authorizationCode"] == f"W{number}"
+    assert set(paid.receipt) <= set(KEPT)
+    assert {"cardBrand", "lastDigits", "date"} <= set(paid.receipt)
+    assert (paid.reason, outcomes["declined"].reason) == (None, words("stolen_card"))
+    assert (outcomes["declined"].receipt, outcomes["given-back"].paid) == ({}, False)
+    assert outcomes["given-back"].receipt["authorizationCode"] == f"W{outcomes['given-back'].transaction_id}"
+    assert {name: (each.reason, each.receipt) for name, each in news.items()} == {
+        name: (each.reason, each.receipt) for name, each in outcomes.items()
+    }
+    held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    for secret in (
+        b"0984000001",
+        b"984000001",
+        b"cliente@example.com",
+        b"1799999999",
+        b"CLIENTE SIMULADO",
+        b"530219",
+    ):
+        assert secret not in held
+    assert "authorizationCode" not in repr(paid)
+    assert str(number) not in repr(paid.receipt) or "receipt" not in repr(paid)
+
+
+@pytest.mark.usefixtures("delays")
+async def test_a_source_of_the_users_own_gives_both_and_no_personal_field() -> None:
+    """What it calls a receipt is looked at like an answer of the service."""
+    service, ledger = FakeService(), MemoryLedger()
+
+    def source(report: StatusReport) -> Callable[[object], Awaitable[StatusReport]]:
+        async def status(_: object) -> StatusReport:
+            return report
+
+        return status
+
+    junk: Any = {
+        "authorizationCode": "W7", "email": "ann@shop.example", 5: "x", "tip": 1.5, "message": ["no"],
+    }  # fmt: skip
+    for name, report, reason, receipt in (
+        (
+            "paid",
+            StatusReport(state="Aceptado", client_transaction_id="paid", receipt=junk),
+            None,
+            {"authorizationCode": "W7"},
+        ),
+        (
+            "not",
+            StatusReport(state="Cancelado", client_transaction_id="not", reason="no funds"),
+            "no funds",
+            {},
+        ),
+    ):
+        async with tracking(service, ledger, PLAIN, status=source(report)) as tracker:
+            sale = await tracker.sale(attrs.evolve(push(name), phone_number=f"09840000{len(name):02}"))
+            outcome = await outcome_of(service, sale)
+            assert (outcome.reason, outcome.receipt) == (reason, receipt)
+
+
+async def test_a_receipt_of_the_greatest_size_is_kept_whole(tmp_path: Path) -> None:
+    """20 fields of 200 characters that are each escaped six times as long."""
+    names = [f"field{number}" + "x" * 55 for number in range(20)]
+    profile = attrs.evolve(PROFILE, receipt_fields=names)
+    report = read(
+        {"transactionStatus": "Approved", "statusCode": 3} | dict.fromkeys(names, "ñ" * 300), profile
+    )
+    assert report.receipt == dict.fromkeys(names, "ñ" * 200)
+    service = FakeService()
+    ledger = await SqliteLedger.open(str(tmp_path / "charges.db"))
+
+    async def status(_: object) -> StatusReport:
+        return attrs.evolve(report, transaction_id=None, client_transaction_id="first")
+
+    async with tracking(service, ledger, PLAIN, status=status) as tracker:
+        outcome = await (await tracker.sale(push("first"))).check()
+    assert outcome.receipt == report.receipt
+    await ledger.aclose()
+
+
+# --- Where a merchant looks
+
+
+def test_the_command_line_shows_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The report, the page, `ledger show` and `ledger export`: of 8 charges some are paid and some declined."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
+    monkeypatch.setenv("PAYCLIENT_LEDGER", "sqlite:charges.db")
+    rows = [
+        "client_transaction_id,phone_number,country_code,currency,amount_without_tax,store_id",
+        *(f"order-{number},098400000{number},593,USD,1150,S1" for number in range(8)),
+    ]
+    Path("charges.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    crowd = Answers(
+        approve=0.5, reject=0.5, ignore=0.0, delay=(0.01, 0.0), reasons=("insufficient_funds",), seed=3
+    )
+    lines = [
+        'name = "shop"',
+        'nick_name_flag = "chargeByNickName"',
+        "not_found_codes = [20]",
+        f"receipt_fields = {list(KEPT)}",
+    ]
+    lines += [
+        "[status]",
+        'by_transaction_id = "/api/Sale/{transaction_id}"',
+        'state_field = "transactionStatus"',
+    ]
+    lines += ['states = { Pending = "Pendiente", Canceled = "Cancelado", Approved = "Aceptado" }']
+    Path("shop.toml").write_text("\n".join(lines), encoding="utf-8")
+    with SimulatorThread(Simulator(token="token", settings=PAYPHONE, answers=crowd)) as service:
+        arguments = [
+            "charge", "charges.csv", "--base-url", service.url, "--profile", "shop.toml", "--new-ledger",
+            "--yes",
+        ]  # fmt: skip
+        code = main([*arguments, "--report", "report.csv", "--html", "report.html"])
+        again = main([*arguments, "--report", "report.jsonl"])
+        sales = service.sales.values()
+    assert (code, again) == (3, 3)
+    capfd.readouterr()
+    declined = next(sale for sale in sales if sale.how == "rejected")
+    paid = next(sale for sale in sales if sale.how == "approved")
+    with Path("report.csv").open(newline="") as file:
+        report = {row["client_transaction_id"]: row for row in csv.DictReader(file)}
+    as_json = {
+        row["client_transaction_id"]: row
+        for row in map(json.loads, Path("report.jsonl").read_text().splitlines())
+    }
+    why, code_of = words("insufficient_funds"), f"W{paid.transaction_id}"
+    for lines_of in (report, as_json):
+        assert lines_of[declined.client_transaction_id]["message"] == why
+        assert not lines_of[declined.client_transaction_id]["receipt"]
+    assert json.loads(report[paid.client_transaction_id]["receipt"])["authorizationCode"] == code_of
+    assert as_json[paid.client_transaction_id]["receipt"]["authorizationCode"] == code_of
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert why in page
+    assert f"authorizationCode {code_of}" in page
+    for identifier, shown in ((declined.client_transaction_id, why), (paid.client_transaction_id, code_of)):
+        assert main(["ledger", "show", identifier]) == 0
+        assert shown in capfd.readouterr().out
+    assert main(["ledger", "export", "--format", "jsonl"]) == 0
+    exported = {
+        row["client_transaction_id"]: row for row in map(json.loads, capfd.readouterr().out.splitlines())
+    }
+    assert exported[declined.client_transaction_id]["reason"] == why
+    assert exported[paid.client_transaction_id]["receipt"] == as_json[paid.client_transaction_id]["receipt"]
+    assert main(["ledger", "export", "--format", "csv"]) == 0
+    cells = {row["client_transaction_id"]: row for row in csv.DictReader(capfd.readouterr().out.splitlines())}
+    assert json.loads(cells[paid.client_transaction_id]["receipt"])["authorizationCode"] == code_of
+    for text in (page, Path("report.csv").read_text(), json.dumps(exported)):
+        assert not any(
+            secret in text for secret in ("cliente@example.com", "1799999999", "CLIENTE SIMULADO", "0984000")
+        )
+
+
+def test_a_report_of_fewer_columns_is_still_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on with an earlier version's report writes it anew."""
+    monkeypatch.chdir(tmp_path)
+    Path("report.csv").write_text(
+        "client_transaction_id,transaction_id,state,paid\norder-1,7,accepted,true\n"
+    )
+    from payclient.cli.report import Report
+
+    assert Report(Path("report.csv")).earlier() == {"order-1": True}

@@ -1,0 +1,179 @@
+"""What closing does with requests in flight, and that SIGTERM ends a shop in time without losing a charge."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+import payclient
+from fake_service import PROFILE, FakeService, outcome_of, pending_of, record_in, sale, tracking
+from manual_clock import ManualClock
+from payclient.ledger.memory import MemoryLedger
+from payclient.profile import UndoProfile
+from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from shops.serving import ROOT, UVICORN, serving
+from test_web_shops import HeldSimulator
+
+State = payclient.State
+
+BLOCKS = dict(
+    re.findall(
+        r"^```python\n# (\w+)\.py(.*?)^```$",
+        (ROOT / "payclient" / "guide" / "operations.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+
+#: Seconds that a shop here gives its requests, and then the tracker where nothing is answered.
+GRACE, DRAIN = 1, 1.0
+
+GUNICORN = ("-m", "gunicorn", "--bind", "fd://{fd}", "--graceful-timeout", "20")
+
+#: How each shop is served, with the modules of the guide.
+SERVERS = {
+    "uvicorn": (*UVICORN, "--timeout-graceful-shutdown", str(GRACE), "shops.starlette_shop:app"),
+    "uvicorn under gunicorn": (*GUNICORN, "-k", "workers.Worker", "shops.starlette_shop:app"),
+    "aiohttp under gunicorn": (*GUNICORN, "-k", "aiohttp.GunicornWebWorker", "serve_aiohttp:app"),
+}
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("server", SERVERS)
+async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool, tmp_path: Path) -> None:
+    """Answered within `drain`, the charge is pending. Else it is unknown, and found out after the next start."""
+    for name in ("workers", "serve_aiohttp"):
+        text = BLOCKS[name].partition("\n")[2].replace("shop_aiohttp", "shops.aiohttp_shop")
+        text = re.sub(r"(graceful_shutdown\": |shutdown_timeout=)5", rf"\g<1>{GRACE}", text)
+        (tmp_path / f"{name}.py").write_text(text, "utf-8")
+    ledger = f"sqlite:{tmp_path / 'charges.db'}"
+    async with HeldSimulator(ManualClock()) as service, aiohttp.ClientSession() as session:
+        service.released.clear()
+        # That it ends a request which takes too long, a server reports as an error.
+        expected = r"(?s)ERROR.*(Cancel 1 running task|CancelledError).*"
+        environ = {"SHOP_DRAIN": "10" if answered else str(DRAIN)}
+        with serving(SERVERS[server], service.url, tmp_path, environ=environ, expected=expected) as shop:
+            click = asyncio.create_task(session.post(f"{shop.url}/pay/order-1", data={"phone": "0984111222"}))
+            await service.held.wait()
+            shop.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            with suppress(aiohttp.ClientError):
+                assert (await click).status >= 500  # the server has ended it
+            if answered:
+                service.released.set()
+            await asyncio.to_thread(shop.process.wait, 20)
+            took = time.monotonic() - began
+        # The supervisors of the guide wait for 5 s more than both bounds.
+        assert took < GRACE + DRAIN + 5, took
+        book = await payclient.open_ledger(ledger, create=False)
+        record = await book.get("order-1-1")
+        assert record is not None
+        assert record.state is (State.PENDING if answered else State.UNKNOWN)
+        await book.aclose()
+        service.released.set()
+        async with payclient.open_tracker(
+            service.url, "secret", ledger=ledger, profile=tmp_path / "profile.toml", create=False
+        ) as tracker:
+            await service.approve(service.of("order-1-1").transaction_id)
+            pending = await pending_of(tracker, "order-1-1")
+            assert (await pending.wait()).paid is True
+        assert service.created_per_client_id == {"order-1-1": 1}
+
+
+async def never() -> HttpResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_sale_that_is_not_answered_in_time_is_unknown() -> None:
+    """Its caller gets the sale, since it may exist; the next tracker finds out."""
+    service, ledger, sent = FakeService(), MemoryLedger(), asyncio.Event()
+
+    async def hang(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        service.create(request)
+        sent.set()
+        return await never()
+
+    service.scripts.append(hang)
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
+    ):
+        callers = [asyncio.create_task(tracker.sale(sale())) for _ in range(2)]
+        await sent.wait()
+    for caller in callers:
+        pending = await caller
+        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+        with pytest.raises(payclient.TrackerClosedError):
+            await pending.wait()
+    async with tracking(service, ledger) as tracker:
+        service.decide("Aceptado")
+        found = await pending_of(tracker)
+        assert (await outcome_of(service, found)).paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_sale_that_was_not_sent_in_time_created_nothing() -> None:
+    """No connection, no permit: an error says so, and the id is free."""
+    service, ledger, connecting = FakeService(), MemoryLedger(), asyncio.Event()
+
+    async def connect(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        connecting.set()
+        return await never()
+
+    service.scripts.append(connect)
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
+    ):
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await connecting.wait()
+    with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
+        await caller
+    assert await ledger.get("order-17") is None
+    assert service.posted == {}
+
+
+async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
+    """It is REVERSING, and the next tracker finds out."""
+    service, ledger, reversing = FakeService(), MemoryLedger(), asyncio.Event()
+    undo = UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
+
+    async def reverse(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        reversing.set()
+        return await never()
+
+    profile = payclient.ServiceProfile(
+        name="undo", not_found_codes=PROFILE.not_found_codes, status=PROFILE.status, reverse=undo
+    )
+    async with (
+        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
+        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid
+        service.scripts.append(reverse)
+        caller = asyncio.create_task(tracker.reverse(pending))
+        await reversing.wait()
+    outcome = await caller
+    assert (outcome.state, outcome.paid) == (State.REVERSING, None)
+    record = await record_in(ledger)
+    assert record.state is State.REVERSING
+
+
+@pytest.mark.parametrize("drain", [-1.0, float("nan"), float("inf")])
+async def test_a_drain_that_is_no_time_is_refused(drain: float) -> None:
+    """It must be a finite number of seconds, 0 or more."""
+    with pytest.raises(payclient.ConfigurationError, match="drain must be a finite number of seconds"):
+        async with payclient.open_tracker("https://pay.example", "token", drain=drain):
+            pass

@@ -466,7 +466,10 @@ def test_no_history_leaves_the_tables_paths(events: list[Event]) -> None:
             record = advance(before, event)
         except TransitionError:
             other = before.transaction_id is not None and getattr(event, "transaction_id", None) is not None
-            assert type(event) not in TRANSITIONS[before.state] or other
+            # The request to give it back may still be on its way.
+            early = before.state is REVERSING and isinstance(event, FoundAccepted)
+            early = early and before.expires_at is not None and event.at < before.expires_at
+            assert type(event) not in TRANSITIONS[before.state] or other or early
             continue
         assert record.state is before.state or type(event) in MOVES[before.state, record.state]
         assert record.version == before.version + 1

@@ -304,34 +304,32 @@ def advance(record: Record, event: Event) -> Record:
 
 def _facts(record: Record, event: Event) -> dict[str, Any]:
     """Return the attributes that the event changes, its state aside. Raises `TransitionError`."""
-    changes: dict[str, Any] = {}
     match event:
-        case Created(transaction_id=transaction_id, expires_at=expires_at):
-            changes = {"transaction_id": transaction_id, "expires_at": expires_at}
-        case Refused(error_type=error_type, error_code=error_code, messages=messages):
-            changes = {"error_type": error_type, "error_code": error_code, "messages": messages}
-        case Lost(expires_at=expires_at, candidate_id=candidate_id):
-            changes["expires_at"] = expires_at
-            if candidate_id is not None:
-                rest = tuple(each for each in record.candidate_ids if each != candidate_id)
-                if len(rest) == MOST_CANDIDATES:
-                    rest = (DROPPED, *rest[2:])
-                changes["candidate_ids"] = (candidate_id, *rest)
-        case (
-            Prepared(expires_at=expires_at)
-            | Recovered(expires_at=expires_at)
-            | ReversalPermitted(expires_at=expires_at)
-        ):
-            changes["expires_at"] = expires_at
+        case Created():
+            return {"transaction_id": event.transaction_id, "expires_at": event.expires_at}
+        case Refused():
+            return {
+                "error_type": event.error_type,
+                "error_code": event.error_code,
+                "messages": event.messages,
+            }
+        case Lost():
+            candidate_ids = _with_first_candidate(record.candidate_ids, event.candidate_id)
+            return {"expires_at": event.expires_at, "candidate_ids": candidate_ids}
+        case Prepared() | Recovered() | ReversalPermitted():
+            return {"expires_at": event.expires_at}
         case Found():
-            changes = _found(record, event)
-        case Notified(at=at, transaction_id=transaction_id) | Returned(at=at, transaction_id=transaction_id):
-            changes["notified_at"] = record.notified_at if record.notified_at is not None else at
-            if record.transaction_id is None and transaction_id is not None:
-                changes["candidate_ids"] = _with_candidate(record.candidate_ids, transaction_id)
-        case Conflicted(candidate_id=int(candidate_id)):
-            changes["candidate_ids"] = tuple(each for each in record.candidate_ids if each != candidate_id)
-    return changes
+            return _found(record, event)
+        case Notified() | Returned():
+            changes: dict[str, Any] = {}
+            if record.notified_at is None:
+                changes["notified_at"] = event.at
+            if record.transaction_id is None and event.transaction_id is not None:
+                changes["candidate_ids"] = _with_candidate(record.candidate_ids, event.transaction_id)
+            return changes
+        case Conflicted():
+            return {"candidate_ids": _without(record.candidate_ids, event.candidate_id)}
+    return {}
 
 
 def _found(record: Record, event: Found) -> dict[str, Any]:
@@ -363,13 +361,26 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
     return {}
 
 
-def check_newest(before: Record, after: Record, newest: int) -> None:
-    """Raise `TransitionError` for an attempt that would be open or paid beside a newer one; `newest` is its number."""
-    if after.state is not before.state is State.REFUSED and newest > before.attempt:
+def check_not_superseded(before: Record, after: Record, newest: int) -> None:
+    """Raise `TransitionError` where an event revives a refused attempt after which attempt `newest` was made."""
+    revived = before.state is State.REFUSED and after.state is not State.REFUSED
+    if revived and before.attempt < newest:
         raise TransitionError(
             f"attempt {before.attempt} was refused, and attempt {newest} counts now",
             client_transaction_id=before.client_transaction_id,
         )
+
+
+def _without(known: tuple[int, ...], candidate_id: int | None) -> tuple[int, ...]:
+    return tuple(each for each in known if each != candidate_id)
+
+
+def _with_first_candidate(known: tuple[int, ...], candidate_id: int | None) -> tuple[int, ...]:
+    """Put the candidate that the service's own answer named, if it named one, before those of notifications."""
+    if candidate_id is None:
+        return known
+    rest = _without(known, candidate_id)
+    return (candidate_id, *((DROPPED, *rest[2:]) if len(rest) == MOST_CANDIDATES else rest))
 
 
 def _with_candidate(known: tuple[int, ...], candidate_id: int) -> tuple[int, ...]:

@@ -262,7 +262,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
         query = rules.next_query(ask, now)
         if answer is None:
             reading = reader.not_found(ask, query, now, now, token)
-            if query.candidate_id is None and credentials.may_deny(ask.record, token):
+            if query.candidate_id is None and credentials.can_see(ask.record, token):
                 absences.append(now)
         else:
             reading = reader.report(ask, query, answer, now, now, token)

@@ -14,7 +14,7 @@ import attrs
 from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
-from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_newest
+from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_not_superseded
 from payclient.logs import details
 
 __all__ = [
@@ -337,5 +337,5 @@ def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Rec
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     before = attempts[record.attempt - 1]
     after = advance(before, event)
-    check_newest(before, after, len(attempts))
+    check_not_superseded(before, after, len(attempts))
     return before, after

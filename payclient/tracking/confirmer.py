@@ -146,7 +146,7 @@ class Confirmer:
         record = form.record
         report = await self._session.status(client_transaction_id=record.client_transaction_id, repeat=False)
         unpaid = report is None or report.state == "Cancelado"
-        if unpaid and not self._poller.queries.may_deny(record):
+        if unpaid and not self._poller.queries.can_see(record):
             return True
         if report is not None and self.unless_confirmed(record, report) is not report:
             return True

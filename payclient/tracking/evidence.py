@@ -20,7 +20,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import Followed, Policy, TransactionRef
+from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
 
 __all__: list[str] = []
 
@@ -45,15 +45,15 @@ class Credentials:
         #: Pairs of credentials: what the second has sent was found under the first.
         self._finds: set[tuple[bytes, bytes]] = set()
 
-    def found(self, record: Record, token_digest: bytes) -> None:
-        """Learn that the token in use finds what this attempt's token has sent."""
+    def learn(self, record: Record, token_digest: bytes) -> None:
+        """Note that the token in use finds what this attempt's token has sent."""
         if record.credentials and (current := self.keyed(token_digest)) != record.credentials:
             self._finds.add((current, record.credentials))
 
-    def may_deny(self, record: Record, token_digest: bytes) -> bool:
-        """Return whether an answer by client transaction id under the token in use speaks of this attempt.
+    def can_see(self, record: Record, token_digest: bytes) -> bool:
+        """Return whether the token in use would find this attempt by its client transaction id.
 
-        Otherwise neither "not found" nor a transaction that is found says anything.
+        Under any other token neither "not found" nor a transaction that is found proves anything.
         """
         current = self.keyed(token_digest)
         return bool(current) and (
@@ -104,10 +104,8 @@ def find_mismatch(
     if report.unreadable:
         return f"{' and '.join(report.unreadable)} cannot be read"
     known = record.transaction_id if record.transaction_id is not None else candidate_id
-    if known is not None and report.transaction_id not in (None, known) and known not in report.others:
-        return f"transaction id {report.transaction_id}"
-    if known is not None and report.transaction_id is None and report.others and known not in report.others:
-        return f"transaction ids {', '.join(map(str, report.others))}"
+    if known is not None and (others := _ids_instead_of(known, report)):
+        return others
     if _differs(report.client_transaction_id, record.client_transaction_id):
         return "another client transaction id"
     if by_candidate and record.transaction_id is None and report.client_transaction_id is None:
@@ -119,9 +117,28 @@ def find_mismatch(
     return None
 
 
+def _ids_instead_of(known: int, report: StatusReport) -> str | None:
+    """Return the ids that a report names without the known one; None where it names that one, or none at all."""
+    if known == report.transaction_id or known in report.others:
+        return None
+    if report.transaction_id is not None:
+        return f"transaction id {report.transaction_id}"
+    return f"transaction ids {', '.join(map(str, report.others))}" if report.others else None
+
+
 def _differs(said: object, ours: object) -> bool:
     """Return whether something else than ours was said, strictly: a user's own source may say 1150.0 or True."""
     return said is not None and (type(said) is not type(ours) or said != ours)
+
+
+#: What a person must look at, by the state of an attempt and the service's later word.
+_ALARMS = {
+    (State.CANCELLED, "Aceptado"): "cancelled, and yet accepted",
+    (State.REFUSED, "Aceptado"): "refused, and yet accepted",
+    (State.REVERSED, "Aceptado"): "given back, and yet accepted",
+    (State.REFUSED, "Pendiente"): "refused, and yet the customer may approve it",
+    (State.ACCEPTED, "Cancelado"): "accepted, and given back by somebody else",
+}
 
 
 def verdict(record: Record, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
@@ -131,34 +148,35 @@ def verdict(record: Record, report: StatusReport, transaction_id: int | None, at
         others = ", ".join(map(str, report.also_accepted))
         reading.alarms.append(f"accepted more than once: also {others}")
         reading.events.append(Conflicted(at=at, what=f"also accepted: {others}"))
-    state = record.state
-    if report.state == "Aceptado":
-        if state in (State.CANCELLED, State.REFUSED):
-            reading.alarms.append(f"{state}, and yet accepted")
-        mine = record.transaction_id
-        instead_of = mine if transaction_id not in (None, mine) else None
-        if state is State.REVERSED:
-            reading.alarms.append("given back, and yet accepted")
-            reading.events.append(Conflicted(at=at, what="accepted, though it was given back"))
-        elif state is State.REVERSING and at < (record.expires_at or at):
-            pass  # the request to give it back may be on its way
-        elif state is not State.ACCEPTED or instead_of is not None:
-            receipt = json.dumps(dict(report.receipt)) if report.receipt else None
-            reading.events.append(
-                FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
-            )
-    elif state is State.REFUSED:
-        if report.state == "Pendiente":
-            reading.alarms.append("refused, and yet the customer may approve it")
-            reading.events.append(Conflicted(at=at, what="pending, though it was refused"))
-    elif report.state == "Cancelado":
-        if state is State.ACCEPTED:
-            reading.alarms.append("accepted, and given back by somebody else")
-        if state is not State.REVERSED:
-            reading.events.append(FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason))
-    elif report.state == "Pendiente" and state is State.UNKNOWN:
-        reading.events.append(FoundPending(at=at, transaction_id=transaction_id))
+    if report.state is not None and (alarm := _ALARMS.get((record.state, report.state))):
+        reading.alarms.append(alarm)
+    if event := _event_of(record, report, transaction_id, at):
+        reading.events.append(event)
     return reading
+
+
+def _event_of(record: Record, report: StatusReport, transaction_id: int | None, at: float) -> Event | None:
+    """Return the event that the reported state is for the attempt; None where it says nothing new."""
+    match record.state, report.state:
+        case State.REVERSED, "Aceptado":
+            return Conflicted(at=at, what="accepted, though it was given back")
+        case State.REVERSING, "Aceptado" if at < (record.expires_at or at):
+            return None  # the request to give it back may be on its way
+        case state, "Aceptado":
+            instead_of = (
+                record.transaction_id if transaction_id not in (None, record.transaction_id) else None
+            )
+            if state is State.ACCEPTED and instead_of is None:
+                return None
+            receipt = json.dumps(dict(report.receipt)) if report.receipt else None
+            return FoundAccepted(at=at, transaction_id=transaction_id, instead_of=instead_of, receipt=receipt)
+        case State.REFUSED, "Pendiente":
+            return Conflicted(at=at, what="pending, though it was refused")
+        case State.UNKNOWN, "Pendiente":
+            return FoundPending(at=at, transaction_id=transaction_id)
+        case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
+            return FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason)
+    return None
 
 
 # --- Status queries
@@ -175,52 +193,67 @@ class AnswerReader:
         self, ask: Followed, query: TransactionRef, report: StatusReport, now: float, at: float, token: bytes
     ) -> Reading:
         """Read a report. `now` is monotonic, `at` UTC; `token` is the digest of the token that it came under."""
-        record, candidate_id, policy = ask.record, query.candidate_id, self.policy
-        named, credentials = report.client_transaction_id, self.credentials
-        unbound = record.transaction_id is None and record.kind == "sale" and record.credentials
-        if credentials is not None and unbound and not credentials.may_deny(record, token):
-            # Another account may have an order of the same id, amount and currency.
+        record, candidate_id = ask.record, query.candidate_id
+        if self._may_be_another_accounts(record, token):
             what = "found under other credentials than those that sent it"
             reading = self._conflict(ask, what, now, at)
             reading.warning = UNDER_ANOTHER
             return reading
+        named = report.client_transaction_id
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            # Whatever named this candidate, it is somebody else's, and says nothing about this sale.
-            policy.findings(ask, now).about(candidate_id).is_another = True
-            if record.state.decided:
-                return Reading()
-            what = f"transaction {candidate_id} is another's"
-            return Reading([Conflicted(at=at, what=what, candidate_id=candidate_id)])
+            return self._drop_candidate(ask, candidate_id, now, at)
         if ask.findings is not None:
             ask.findings.missing_since = ask.findings.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
             record,
             report,
-            by_candidate=candidate_id is not None or not policy.proves_absence,
-            candidate_id=None if credentials is None else candidate_id,
+            by_candidate=candidate_id is not None or not self.policy.proves_absence,
+            candidate_id=None if self.credentials is None else candidate_id,
         )
         if mismatch:
             return self._conflict(ask, mismatch, now, at)
-        if (
-            credentials is not None
-            and record.kind == "sale"
-            and record.transaction_id is not None
-            and report.transaction_id == record.transaction_id
-            and named is not None  # numbers alone are another account's too
-        ):
-            credentials.found(record, token)
-        by_id = policy.by_transaction_id and (record.transaction_id or candidate_id) is not None
-        # A number alone may be another account's too, and a cancelled transaction may have a paid one beside it.
-        alone = named is None and not self._may_deny(record, token)
-        decides = report.state == "Cancelado" or (report.state == "Aceptado" and alone)
-        may_decide = not record.state.decided or record.state is State.ACCEPTED
-        if decides and by_id and policy.proves_absence and may_decide:
+        self._learn_credentials(record, report, token)
+        if self._is_doubtful(record, query, report, token):
             return Reading(looks_at_all=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
 
-    def _may_deny(self, record: Record, token: bytes) -> bool:
-        return self.credentials is None or self.credentials.may_deny(record, token)
+    def _can_see(self, record: Record, token: bytes) -> bool:
+        """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
+        return self.credentials is None or self.credentials.can_see(record, token)
+
+    def _may_be_another_accounts(self, record: Record, token: bytes) -> bool:
+        """Return whether what is found may be an order of another account, of the same id, amount and currency."""
+        unbound = record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
+        return unbound and not self._can_see(record, token)
+
+    def _drop_candidate(self, ask: Followed, candidate_id: int, now: float, at: float) -> Reading:
+        """Return the event of a candidate that the service calls another sale's, and that says nothing about this."""
+        self.policy.findings(ask, now).about(candidate_id).is_another = True
+        if ask.record.state.decided:
+            return Reading()
+        what = f"transaction {candidate_id} is another's"
+        return Reading([Conflicted(at=at, what=what, candidate_id=candidate_id)])
+
+    def _learn_credentials(self, record: Record, report: StatusReport, token: bytes) -> None:
+        """Learn from a report that names both ids of a sale. Numbers alone are another account's too."""
+        names_both = report.client_transaction_id is not None and report.transaction_id is not None
+        is_bound = names_both and report.transaction_id == record.transaction_id
+        if self.credentials is not None and record.kind == "sale" and is_bound:
+            self.credentials.learn(record, token)
+
+    def _is_doubtful(self, record: Record, query: TransactionRef, report: StatusReport, token: bytes) -> bool:
+        """Return whether an answer by transaction id decides only after a query by client transaction id.
+
+        A cancelled transaction may have a paid one beside it, and a number alone may be another account's too.
+        """
+        by_id = self.policy.by_transaction_id and (record.transaction_id or query.candidate_id) is not None
+        is_settled = record.state.decided and record.state is not State.ACCEPTED
+        if is_settled or not by_id or not self.policy.proves_absence:
+            return False
+        if report.state == "Aceptado":
+            return report.client_transaction_id is None and not self._can_see(record, token)
+        return report.state == "Cancelado"
 
     def all_transactions(
         self,
@@ -237,7 +270,7 @@ class AnswerReader:
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
         doubtful = report is None or ask.record.state is State.ACCEPTED
-        if doubtful and not self._may_deny(ask.record, token):
+        if doubtful and not self._can_see(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.
@@ -272,29 +305,35 @@ class AnswerReader:
         return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
 
     def not_found(self, ask: Followed, query: TransactionRef, now: float, at: float, token: bytes) -> Reading:
-        """Read "not found", which decides nothing until it proves that nothing was created."""
-        record, policy = ask.record, self.policy
+        """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
+        record = ask.record
         ask.report = None
         if record.kind == "form":
             return Reading()  # a form that nobody has paid yet may well be not found
-        found = policy.findings(ask, now)
+        found = self.policy.findings(ask, now)
         if record.state is not State.UNKNOWN:
-            # "Not found" is not pending; tolerated while the service makes up its mind.
-            if found.missing_since is None:
-                found.missing_since = now
-            elif now - found.missing_since > MISSING * policy.scale:
-                found.missing_since = float("inf")
-                return Reading([Conflicted(at=at, what="not found")])
-            return Reading()
-        if not self._may_deny(record, token):
+            return self._missing(found, now, at)
+        if not self._can_see(record, token):
             return Reading(warning=UNDER_ANOTHER)
         if query.candidate_id is not None:
             found.about(query.candidate_id).missing_at = now
             return Reading()
-        # Twice, late enough and far enough apart, and nothing was created.
+        return self._absence(record, found, now, at)
+
+    def _missing(self, found: Findings, now: float, at: float) -> Reading:
+        """Return one event where a sale that was created stays "not found" longer than is tolerated."""
+        if found.missing_since is None:
+            found.missing_since = now
+        elif now - found.missing_since > MISSING * self.policy.scale:
+            found.missing_since = float("inf")
+            return Reading([Conflicted(at=at, what="not found")])
+        return Reading()
+
+    def _absence(self, record: Record, found: Findings, now: float, at: float) -> Reading:
+        """Return the proof that nothing was created, at the second "not found" that is late and far enough apart."""
+        policy, candidates = self.policy, record.candidate_ids
         if not policy.proves_absence or now < found.begun + policy.absent_after:
             return Reading()
-        candidates = record.candidate_ids
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
             return Reading(
                 warning='"not found" proves nothing where a transaction was named that cannot be queried'

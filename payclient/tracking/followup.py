@@ -112,6 +112,15 @@ class Findings:
     #: The same because it was notified since its last query.
     notified_again: bool = False
 
+    def notified_delay(self) -> float | None:
+        """Count a query of the series that a notification began, and return the seconds until it; None: it is over."""
+        count = self.notified_queries
+        if count is None or count == len(NOTIFIED_DELAYS):
+            self.notified_queries = None
+            return None
+        self.notified_queries = count + 1
+        return NOTIFIED_DELAYS[count]
+
     def candidate(self, record: Record) -> int | None:
         """Return the candidate id of the next query; None: it goes by the client transaction id.
 
@@ -335,18 +344,11 @@ class Policy:
 
     def after(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""
-        scale = self.scale
         if not self.can_query:
-            if now < ask.expires:
-                return ask.expires
-            end = ask.expires + 10 * scale
-            return end if not ask.exhausted and now < end else None
+            return self._after_unqueried(ask, now)
         found = ask.findings
-        if found is not None and found.notified_queries is not None:
-            if found.notified_queries < len(NOTIFIED_DELAYS):
-                found.notified_queries += 1
-                return now + NOTIFIED_DELAYS[found.notified_queries - 1] * scale
-            found.notified_queries = None
+        if found is not None and (delay := found.notified_delay()) is not None:
+            return now + delay * self.scale
         if now < ask.expires:
             gap = self._gap(ask.record.kind, ask.age(now), 1.0)
             if found is not None:
@@ -357,11 +359,18 @@ class Policy:
             begin = ask.expires if ask.final_queries == 0 else max(ask.queried_at, ask.expires)
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least_gap if found is not None and found.failures else now
-            return max(soonest, begin + FINAL_QUERY_DELAYS[ask.final_queries] * scale)
+            return max(soonest, begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale)
         # A form that nobody has paid yet may well be not found: that proves nothing.
         if ask.record.state is State.UNKNOWN and ask.record.kind == "sale" and found is not None:
             return self._proof(ask, found, now)
         return None
+
+    def _after_unqueried(self, ask: Followed, now: float) -> float | None:
+        """Return when to look where nothing can be queried: at the expiry, and once later for a late notification."""
+        if now < ask.expires:
+            return ask.expires
+        end = ask.expires + 10 * self.scale
+        return end if now < end and not ask.exhausted else None
 
     def _proof(self, ask: Followed, found: Findings, now: float) -> float | None:
         """Return when to query for a proof that an unknown sale is absent: two queries that are late enough."""

@@ -139,9 +139,9 @@ class StatusQueries:
             return await self._session.status(client_transaction_id=query.client_transaction_id, repeat=False)
         return await self._session.status(transaction_id=transaction_id, repeat=False)
 
-    def may_deny(self, record: Record) -> bool:
+    def can_see(self, record: Record) -> bool:
         """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
-        if self.credentials.may_deny(record, SIGNED_WITH.get()):
+        if self.credentials.can_see(record, SIGNED_WITH.get()):
             return True
         identifier = record.client_transaction_id
         self.say("credentials_changed", identifier, UNDER_ANOTHER)

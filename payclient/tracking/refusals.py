@@ -59,7 +59,7 @@ class Refusals:
             raise NotSentError(words, client_transaction_id=identifier) from None
         if report is None:
             return None
-        if self._poller.queries.source is None and not self._poller.queries.may_deny(before):
+        if self._poller.queries.source is None and not self._poller.queries.can_see(before):
             raise NotSentError(
                 "an earlier attempt may exist: its id was found under other credentials than those that sent it",
                 client_transaction_id=identifier,
@@ -138,7 +138,7 @@ class Refusals:
                 type(failed).__name__,
             )
             return await self._poller.write(record, lost)
-        if not self._poller.queries.may_deny(record):
+        if not self._poller.queries.can_see(record):
             return await self._poller.write(record, lost)  # the token was renewed meanwhile
         if report is None:
             # An earlier attempt that was thought absent may be there after all.

@@ -198,7 +198,7 @@ class Variant:
 
 def _believe_another_account() -> list[Patch]:
     """Whoever says "not found" is believed."""
-    return [(Credentials, "may_deny", lambda self, record, token_digest: True)]
+    return [(Credentials, "can_see", lambda self, record, token_digest: True)]
 
 
 def _take_copies() -> list[Patch]:
@@ -214,7 +214,7 @@ def _believe_a_namesake() -> list[Patch]:
     shipped = AnswerReader.report
 
     def report(self: AnswerReader, *answer: Any) -> Reading:
-        with patch.object(Credentials, "may_deny", lambda self, record, token_digest: True):
+        with patch.object(Credentials, "can_see", lambda self, record, token_digest: True):
             return shipped(self, *answer)
 
     return [(AnswerReader, "report", report)]

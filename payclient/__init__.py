@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
         ChargeRow,
         charge_all,
     )
+    from payclient.clock import Timeouts
     from payclient.errors import (
         AlreadyPaidError,
         ConfigurationError,
@@ -81,9 +82,6 @@ if _TYPE_CHECKING:
         Steps,
     )
     from payclient.session import Exchange, PaySession
-    from payclient.timeouts import (
-        Timeouts,
-    )
     from payclient.tracking import (
         FormLink,
         Health,
@@ -182,7 +180,7 @@ if not _TYPE_CHECKING:
         if name in __all__:
             light, heavy = (
                 "errors amounts lifecycle models",
-                "notifications profile schedule timeouts session",
+                "notifications profile schedule clock session",
             )
             homes = f"{light} {heavy} ledger batch tracking".split()
             found = (import_module(f"payclient.{home}") for home in homes)

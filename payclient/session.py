@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import attrs
 
 from payclient.auth import SIGNED_WITH, Secret, Token, TokenFile, TokenSource, check_base_url
+from payclient.clock import Deadlines, Timeouts
 from payclient.errors import (
     ConfigurationError,
     NotSentError,
@@ -33,7 +34,6 @@ from payclient.errors import (
 from payclient.logs import details
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
-from payclient.timeouts import Deadlines, Timeouts
 from payclient.transport import AiohttpTransport, Connector
 from payclient.wire import (
     BeforeSend,

@@ -19,7 +19,7 @@ ROWS = [
     "answers",
     "wire lifecycle schedule notifications",
     "clock",
-    "auth timeouts",
+    "auth",
     "transport ledger",
     "session",
     "tracking",

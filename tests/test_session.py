@@ -19,6 +19,7 @@ import pytest
 import virtual_loop
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit, Scripted
+from payclient.clock import Timeouts
 from payclient.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -32,7 +33,6 @@ from payclient.errors import (
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import DOCUMENT, PAYPHONE, ServiceProfile
 from payclient.session import RETRY_DELAYS, Exchange, PaySession
-from payclient.timeouts import Timeouts
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from raw_server import RawServer, answer, hang, read, turns, write
 

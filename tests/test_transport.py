@@ -23,6 +23,7 @@ import pytest
 import required
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit
+from payclient.clock import Timeouts
 from payclient.errors import (
     CustomerBusyError,
     NotCreatedError,
@@ -37,7 +38,6 @@ from payclient.errors import (
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.session import RETRY_DELAYS, PaySession
-from payclient.timeouts import Timeouts
 from ports import kept_port
 from raw_server import (
     ConnectProxy,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypedDict, Unp
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
-from payclient.clock import Clock, LoopClock
+from payclient.clock import Clock, LoopClock, Timeouts
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
 from payclient.ledger import Change, Ledger, open_ledger
 from payclient.models import Notification, PrepareRequest, SaleRequest
@@ -20,7 +20,6 @@ from payclient.notifications import Receipt, parse_return
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
 from payclient.session import Exchange, PaySession, service_from_env
-from payclient.timeouts import Timeouts
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk

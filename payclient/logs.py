@@ -1,10 +1,30 @@
-"""What each log record has beside its message, under `extra`: a stable event name, and the id of the charge."""
+"""Log records, each with a stable event name and the id of its charge, as the guide `logs` lists them."""
 
 from __future__ import annotations
 
-__all__ = ["details"]
+import logging
+from typing import Literal
+
+__all__: list[str] = []
 
 
-def details(event: str, client_transaction_id: str = "") -> dict[str, str]:
-    """Return the `extra` of a record. The guide `logs` lists the events; both attributes are always there."""
-    return {"event": event, "client_transaction_id": client_transaction_id}
+class Log:
+    """One logger, by the name of what it is about."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __call__(
+        self,
+        level: Literal["info", "warning", "error", "critical"],
+        event: str,
+        client_transaction_id: str,
+        message: str,
+        *args: object,
+    ) -> None:
+        """Log what happened to one charge, whose id the message begins with; an empty id: to the process."""
+        if client_transaction_id:
+            message, args = "%s: " + message, (client_transaction_id, *args)
+        extra = {"event": event, "client_transaction_id": client_transaction_id}
+        number = logging.getLevelNamesMapping()[level.upper()]
+        self._logger.log(number, message, *args, extra=extra, stacklevel=2)

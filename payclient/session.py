@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import random
 import socket
@@ -31,7 +30,7 @@ from payclient.errors import (
     UnauthorizedError,
     UsageError,
 )
-from payclient.logs import details
+from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.transport import AiohttpTransport, Connector
@@ -57,7 +56,7 @@ __all__: list[str] = ["Exchange", "PaySession"]
 #: Seconds before a second and a third try; jittered.
 RETRY_DELAYS = (0.1, 0.5)
 
-logger: logging.Logger = logging.getLogger("payclient.session")
+log: Log = Log("payclient.session")
 
 #: Forks of this process so far, counted in the child: cheaper than asking the system for the process id at each call.
 _generation = 0
@@ -520,11 +519,8 @@ def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> No
     try:
         on_exchange(exchange)
     except Exception as raised:
-        logger.error(
-            "on_exchange raised %s",
-            type(raised).__name__,
-            extra=details("on_exchange_failed", exchange.client_transaction_id or ""),
-        )
+        identifier = exchange.client_transaction_id or ""
+        log("error", "on_exchange_failed", identifier, "on_exchange raised %s", type(raised).__name__)
 
 
 def _describe(error: Exception) -> str:

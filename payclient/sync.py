@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures.thread  # `threading` calls first what was registered last: its end comes after ours
 import functools
-import logging
 import os
 import sys
 import threading
@@ -22,7 +21,7 @@ import payclient
 from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
 from payclient.clock import Clock
 from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
-from payclient.logs import details
+from payclient.logs import Log
 
 __all__ = [
     "Charges",
@@ -34,7 +33,7 @@ __all__ = [
     "open_tracker_from_env",
 ]
 
-logger: logging.Logger = logging.getLogger("payclient.tracker")
+log: Log = Log("payclient.tracker")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -97,9 +96,7 @@ class _LoopThread:
         try:
             asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(_EXIT_PATIENCE)
         except TimeoutError:
-            logger.warning(
-                "trackers did not close within %g s", _EXIT_PATIENCE, extra=details("trackers_not_closed")
-            )
+            log("warning", "trackers_not_closed", "", "trackers did not close within %g s", _EXIT_PATIENCE)
         finally:
             self._ended = True
             loop.call_soon_threadsafe(loop.stop)
@@ -110,9 +107,7 @@ class _LoopThread:
             *(each._aclose() for each in self.trackers), return_exceptions=True
         ):
             if error is not None:
-                logger.error(
-                    "a tracker did not close: %s", type(error).__name__, extra=details("tracker_close_failed")
-                )
+                log("error", "tracker_close_failed", "", "a tracker did not close: %s", type(error).__name__)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -22,7 +22,6 @@ all, begin traces of their own. Nothing is sent to the service that was not sent
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from urllib.parse import urlsplit
 from payclient import sync
 from payclient.errors import ConfigurationError
 from payclient.lifecycle import Record, State
-from payclient.logs import details
+from payclient.logs import Log
 from payclient.session import Exchange
 from payclient.tracking.tracker import Tracker
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["instrument"]
 
-logger: logging.Logger = logging.getLogger("payclient.telemetry")
+log: Log = Log("payclient.telemetry")
 
 #: Bounds of the histograms, in seconds.
 EXCHANGE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -177,7 +176,7 @@ def _guarded(record: Callable[..., object], *args: object) -> None:
     try:
         record(*args)
     except Exception as error:
-        logger.error("telemetry failed: %s", type(error).__name__, extra=details("telemetry_failed"))
+        log("error", "telemetry_failed", "", "telemetry failed: %s", type(error).__name__)
 
 
 class StateChanges:

@@ -188,27 +188,15 @@ def test_the_error_tree_is_the_modules() -> None:
 def logged(path: Path) -> Iterator[tuple[str, str, str]]:
     """Event, logger and level of each log record that a module makes."""
     code = path.read_text(encoding="utf-8")
-    name = re.search(r'getLogger\("(payclient\.\w+)"\)', code)
-    logger = name.group(1) if name else f"payclient.{path.parent.name}"
+    name = re.search(r'= Log\("(payclient\.\w+)"\)', code)
     for call in ast.walk(ast.parse(code)):
         match call:
-            case ast.Call(func=ast.Attribute(value=ast.Name("logger"), attr=level), keywords=keywords):
-                extra = [each.value for each in keywords if each.arg == "extra"]
             case ast.Call(func=ast.Attribute(attr="say"), args=[ast.Constant(value=str(event)), *_]):
                 yield event, "payclient.tracker", "warning"
-                continue
-            case ast.Call(
-                func=ast.Name("log"),
-                args=[ast.Constant(value=str(level)), ast.Constant(value=str(event)), *_],
-            ):
-                yield event, "payclient.tracker", level
-                continue
-            case _:
-                continue
-        match extra:
-            case [ast.Call(func=ast.Name("details"), args=[ast.Constant(value=str(event)), *_])]:
-                yield event, logger, level
-            case _ if path.name != "log.py":  # `log` itself
+            case ast.Call(func=ast.Name("log"), args=[ast.Constant(level), ast.Constant(event), *_]):
+                assert name is not None
+                yield str(event), name.group(1), str(level)
+            case ast.Call(func=ast.Attribute(value=ast.Name("logger" | "logging"))) if path.stem != "logs":
                 pytest.fail(f"{path}:{call.lineno} logs without an event name")
 
 

@@ -12,13 +12,13 @@ ROOT = Path(payclient.__file__).parent
 
 #: From the top down. A name is a module or a package; the modules of one package may import each other.
 ROWS = [
-    "errors amounts logs secret",
+    "errors amounts secret",
     "validation events",
     "models",
     "profile",
     "answers",
     "wire lifecycle schedule notifications",
-    "clock",
+    "clock logs",
     "auth",
     "transport ledger",
     "session",

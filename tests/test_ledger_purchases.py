@@ -160,7 +160,7 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
         second = await ledger.apply(second, event)
     with caplog.at_level("CRITICAL"):
         both = await ledger.apply(first, FoundAccepted(at=NOW + 90, transaction_id=8))
-    assert caplog.messages == ["first is paid, and its purchase also by second: give one back"]
+    assert caplog.messages == ["first: paid, and its purchase also by second: give one back"]
     assert await ledger.get("first") == both
     *_, paid, seen = await ledger.changes()
     assert (paid.event, seen.event, seen.after) == ("FoundAccepted", "Overpaid", State.ACCEPTED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Hashable, Iterable
 from contextlib import aclosing
@@ -28,7 +27,7 @@ from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
 from payclient.clock import Timer, start
 from payclient.errors import LedgerError, NotSentError
 from payclient.lifecycle import State
-from payclient.logs import details
+from payclient.logs import Log
 from payclient.models import SaleRequest
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.outcomes import PendingSale
@@ -36,7 +35,7 @@ from payclient.tracking.tracker import Tracker
 
 __all__ = ["Charges"]
 
-logger: logging.Logger = logging.getLogger("payclient.batch")
+log: Log = Log("payclient.batch")
 
 #: Rows read ahead at least, so that a busy customer does not hold up the others.
 WINDOW = 1000
@@ -148,7 +147,7 @@ class Charges(AsyncIterator[ChargeResult]):
         if self.stopped is None:
             self.stopped = why
             if not self._left:
-                logger.warning("the batch sends nothing more: %s", why, extra=details("batch_stopped"))
+                log("warning", "batch_stopped", "", "the batch sends nothing more: %s", why)
                 self._start_ready()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -306,11 +305,8 @@ class Charges(AsyncIterator[ChargeResult]):
         try:
             row.known = (await self._bulk.find([identifier])).get(identifier)
         except LedgerError as error:
-            logger.warning(
-                "what other processes did cannot be read now: %s",
-                type(error).__name__,
-                extra=details("batch_ledger_unavailable"),
-            )
+            what = "what other processes did cannot be read now: %s"
+            log("warning", "batch_ledger_unavailable", "", what, type(error).__name__)
             return False
         row.looked_at = self._clock.monotonic()
         return True

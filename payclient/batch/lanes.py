@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +15,7 @@ from payclient.batch.results import passes
 from payclient.clock import Clock
 from payclient.errors import LedgerError, StillPendingError
 from payclient.lifecycle import State
-from payclient.logs import details
+from payclient.logs import Log
 from payclient.models import SaleRequest
 from payclient.tracking.bulk import Bulk
 from payclient.tracking.outcomes import PendingSale
@@ -25,7 +24,7 @@ from payclient.validation import check_type
 
 __all__ = ["ChargeRow", "Lanes"]
 
-logger: logging.Logger = logging.getLogger("payclient.batch")
+log: Log = Log("payclient.batch")
 
 #: Seconds beyond the sale window from which a customer with an unknown sale is free.
 UNKNOWN_GRACE = 60.0
@@ -223,7 +222,5 @@ async def wait_for(pending: PendingSale, seconds: float | None = None) -> None:
     try:
         await pending.wait(timeout=seconds)
     except LedgerError as error:
-        identifier, kind = pending.client_transaction_id, type(error).__name__
-        logger.error(
-            "%s: cannot be waited for: %s", identifier, kind, extra=details("wait_failed", identifier)
-        )
+        identifier = pending.client_transaction_id
+        log("error", "wait_failed", identifier, "cannot be waited for: %s", type(error).__name__)

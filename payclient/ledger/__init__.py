@@ -10,7 +10,6 @@ file and its backups as a list of customers.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 import threading
@@ -24,14 +23,14 @@ from payclient.auth import Secret
 from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
-from payclient.logs import details
+from payclient.logs import Log
 
 if TYPE_CHECKING:
     from payclient.ledger.postgres_connection import Address
 
 __all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
 
-logger: logging.Logger = logging.getLogger("payclient.ledger")
+log: Log = Log("payclient.ledger")
 
 
 class TransactionTakenError(TransitionError):
@@ -213,11 +212,8 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
     ledger = await _open(url, create and not read_only, read_only)
     if ledger.created and ledger.location != "memory:":
-        logger.warning(
-            "the ledger %s is new: it knows no earlier charge",
-            ledger.location,
-            extra=details("ledger_created"),
-        )
+        what = "the ledger %s is new: it knows no earlier charge"
+        log("warning", "ledger_created", "", what, ledger.location)
     return ledger
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import re
 import secrets
@@ -23,7 +22,7 @@ import attrs
 
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
 from payclient.ledger.records import read_statements
-from payclient.logs import details
+from payclient.logs import Log
 
 __all__ = [
     "FAULTS",
@@ -39,7 +38,7 @@ __all__ = [
     "unavailable",
 ]
 
-logger: logging.Logger = logging.getLogger("payclient.ledger")
+log: Log = Log("payclient.ledger")
 
 #: What makes a schema ours.
 APPLICATION = "payclient ledger"
@@ -354,11 +353,8 @@ class Listener:
             try:
                 woken(client_transaction_id)
             except Exception as error:  # one watcher's fault is not another's
-                logger.error(
-                    "a watcher of the ledger failed: %s",
-                    type(error).__name__,
-                    extra=details("ledger_watcher_failed"),
-                )
+                what = "a watcher of the ledger failed: %s"
+                log("error", "ledger_watcher_failed", "", what, type(error).__name__)
 
     def _hear(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
         self._tell(str(payload) or None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pkgutil
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_not_superseded
-from payclient.logs import details
+from payclient.logs import Log
 
 __all__ = [
     "COLUMNS",
@@ -35,7 +34,7 @@ __all__ = [
     "sanitize_text",
 ]
 
-logger: logging.Logger = logging.getLogger("payclient.ledger")
+log: Log = Log("payclient.ledger")
 
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
@@ -296,13 +295,8 @@ def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -
     }
     if not also:
         return None
-    others = ", ".join(sorted(also))
-    logger.critical(
-        "%s is paid, and its purchase also by %s: give one back",
-        mine,
-        others,
-        extra=details("purchase_overpaid", mine),
-    )
+    what = "paid, and its purchase also by %s: give one back"
+    log("critical", "purchase_overpaid", mine, what, ", ".join(sorted(also)))
     return Overpaid(at=at, also=tuple(sorted(also)))
 
 

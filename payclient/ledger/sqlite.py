@@ -29,10 +29,12 @@ from payclient.ledger.sqlite_files import (
     unavailable,
 )
 from payclient.ledger.sqlite_owner import OwnerLock
-from payclient.ledger.writer import StoredLedger, Writer, logger
-from payclient.logs import details
+from payclient.ledger.writer import StoredLedger, Writer
+from payclient.logs import Log
 
 __all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter"]
+
+log: Log = Log("payclient.ledger")
 
 #: Rows of one statement, largest first: few statements, whatever the size of a batch, since after each the thread
 #: waits for the interpreter's lock.
@@ -207,11 +209,8 @@ class SqliteWriter(Writer):
         try:
             self._serve(file, file.lock)
         except BaseException as error:
-            logger.critical(
-                "the ledger's thread ended by a fault (%s): open it again",
-                type(error).__name__,
-                extra=details("ledger_thread_ended"),
-            )
+            what = "the ledger's thread ended by a fault (%s): open it again"
+            log("critical", "ledger_thread_ended", "", what, type(error).__name__)
         finally:
             if file.lock is not None:
                 file.lock.release()

@@ -8,7 +8,6 @@ cancelled stops waiting; the operation is carried out all the same, in order. Ea
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import warnings
 import weakref
@@ -21,11 +20,11 @@ from payclient.ledger import Change
 from payclient.ledger.batch import Apply, Get, Operation, Permit, Read
 from payclient.ledger.records import change_of, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, State, advance
-from payclient.logs import details
+from payclient.logs import Log
 
 __all__ = ["StoredLedger", "Writer"]
 
-logger: logging.Logger = logging.getLogger("payclient.ledger")
+log: Log = Log("payclient.ledger")
 
 #: Seconds from one log line about an outage to the next.
 LINE_EVERY = 60.0
@@ -74,22 +73,15 @@ class Writer:
             self._failing_since = now
         if self._logged is None or now - self._logged >= LINE_EVERY:
             self._logged = now
-            logger.error(
-                "%s, for %.0f s so far: nothing is sent until it can be",
-                fault,
-                now - self._failing_since,
-                extra=details("ledger_unavailable"),
-            )
+            what = "%s, for %.0f s so far: nothing is sent until it can be"
+            log("error", "ledger_unavailable", "", what, fault, now - self._failing_since)
 
     def _worked(self) -> None:
         if self._failing_since is not None:
             # An outage that no line told of needs none that ends it.
             if self._logged is not None and self._logged >= self._failing_since:
-                logger.warning(
-                    "the ledger works again after %.0f s",
-                    self._clock() - self._failing_since,
-                    extra=details("ledger_available"),
-                )
+                seconds = self._clock() - self._failing_since
+                log("warning", "ledger_available", "", "the ledger works again after %.0f s", seconds)
             self._failing_since = None
 
 

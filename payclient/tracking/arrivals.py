@@ -12,15 +12,17 @@ from payclient.clock import within
 from payclient.errors import LedgerError
 from payclient.events import Conflicted, Event, Evidence, Notified, Returned
 from payclient.lifecycle import DROPPED, Record, State
+from payclient.logs import Log
 from payclient.models import Notification
 from payclient.notifications import Receipt, Return
 from payclient.tracking.confirmations import OVER, Confirmation, ReturnedForm
 from payclient.tracking.followup import NEVER, Followed
-from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 
 class Arrivals:

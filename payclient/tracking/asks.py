@@ -24,13 +24,15 @@ from payclient.errors import (
 from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.tracking.followup import Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites, unwritten
 from payclient.tracking.leases import LEASE, NO_MORE, Leases
-from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.
 SLOT = 0.125

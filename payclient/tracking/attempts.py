@@ -27,9 +27,9 @@ from payclient.errors import (
 from payclient.events import Conflicted, Created, Event, Lost, NotSent, Prepared, Refused
 from payclient.ledger import PurchaseHeldError
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.tracking.links import KeptLinks
-from payclient.tracking.log import log
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.refusals import Refusals
@@ -37,6 +37,8 @@ from payclient.validation import loggable_id
 from payclient.wire import HttpRequest
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 

@@ -19,16 +19,18 @@ from payclient.errors import (
 )
 from payclient.events import Conflicted, Event
 from payclient.lifecycle import Record
+from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW
 from payclient.tracking.confirmations import MOST_REFUSALS, OVER, Confirmation, ReturnedForm
 from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
-from payclient.tracking.log import log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 
 class Confirmer:

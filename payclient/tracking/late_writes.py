@@ -12,10 +12,12 @@ from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
+from payclient.logs import Log
 from payclient.tracking.followup import Scheduled
-from payclient.tracking.log import log
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Seconds from one log line about a ledger that fails to the next.
 LINE_EVERY = 60.0

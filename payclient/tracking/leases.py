@@ -15,8 +15,8 @@ from payclient.clock import Clock, start
 from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.tracking.late_writes import LateWrites
-from payclient.tracking.log import log
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import take_over
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Seconds for which this process holds what it follows, and seconds after which it renews that.
 LEASE = 30.0

@@ -14,8 +14,8 @@ from payclient.errors import LedgerUnavailableError, PayError, RefusedError, Usa
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.models import StatusReport
-from payclient.tracking.log import log
 
 if TYPE_CHECKING:
     from payclient.tracking.asks import OpenAsks
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__ = ["Outcome", "PendingSale"]
+
+log: Log = Log("payclient.tracker")
 
 
 #: Seconds after which outcomes are read again where the ledger could not be.

@@ -17,6 +17,7 @@ from payclient.errors import ConfigurationError, LedgerError
 from payclient.events import Event, Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW, Attentive, Fixed, Schedule, Steps
 from payclient.session import PaySession
@@ -33,12 +34,13 @@ from payclient.tracking.followup import (
 )
 from payclient.tracking.late_writes import LateWrite
 from payclient.tracking.leases import Leases, SharedRateLimit
-from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Asks looked at, and new ones planned, in one turn of the loop.
 PER_TURN = 250

@@ -10,17 +10,19 @@ from payclient.auth import SIGNED_WITH
 from payclient.clock import within
 from payclient.errors import RateLimitedError, UnauthorizedError
 from payclient.lifecycle import Record
+from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.evidence import UNDER_ANOTHER, AnswerReader, Credentials, Reading
 from payclient.tracking.followup import Followed, StatusSource, TransactionRef
-from payclient.tracking.log import log
 from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import is_noted
 from payclient.validation import is_personal
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Seconds without queries after a 401.
 UNAUTHORIZED_PAUSE = 30.0

@@ -11,13 +11,15 @@ from payclient.errors import TransitionError
 from payclient.events import Abandoned, Conflicted, Event, Notified, Recovered, Returned
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.tracking.confirmations import MOST_IDS
-from payclient.tracking.log import log
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 _NAMED = (Returned.__name__, Notified.__name__)
 

@@ -9,14 +9,16 @@ import attrs
 from payclient.errors import CustomerBusyError, NotSentError, RefusedError
 from payclient.events import Evidence, Lost
 from payclient.lifecycle import DROPPED, Record, State
+from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.tracking.evidence import find_mismatch, verdict
 from payclient.tracking.followup import TransactionRef
-from payclient.tracking.log import log
 from payclient.tracking.poller import Poller
 from payclient.tracking.recovery import is_noted
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 
 class Refusals:

@@ -15,6 +15,7 @@ from payclient.auth import Secret, TokenSource, service_fingerprint
 from payclient.clock import Clock, LoopClock, Timeouts
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
 from payclient.ledger import Change, Ledger, open_ledger
+from payclient.logs import Log
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
 from payclient.profile import DOCUMENT, ServiceProfile
@@ -28,7 +29,6 @@ from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
 from payclient.tracking.health import Health, look
 from payclient.tracking.links import KeptLinks
-from payclient.tracking.log import log
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, held_until
@@ -39,6 +39,8 @@ from payclient.validation import check_type, is_loopback
 from payclient.wire import Transport
 
 __all__ = ["Tracker", "as_decided", "open_tracker", "open_tracker_from_env"]
+
+log: Log = Log("payclient.tracker")
 
 _P = ParamSpec("_P")
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import traceback
 from collections.abc import AsyncIterable, Callable
 
 from payclient.errors import InvalidNotificationError
-from payclient.logs import details
+from payclient.logs import Log
 from payclient.models import Notification
 from payclient.notifications import (
     MAX_SIZE,
@@ -25,7 +24,7 @@ from payclient.tracking.tracker import Tracker
 
 __all__ = ["OnReceipt", "Receiver"]
 
-logger: logging.Logger = logging.getLogger("payclient.web")
+log: Log = Log("payclient.web")
 
 #: The one answer.
 ANSWER = b"OK"
@@ -61,19 +60,11 @@ class Receiver:
                     await self._call(self._on_receipt, notification, receipt)
         except Exception as error:  # the sale is queried all the same: a notification is a hint
             if receipt is None:
-                logger.warning(
-                    "a notification was not taken: %s, client transaction id %s",
-                    type(error).__name__,
-                    identifier or "unknown",
-                    extra=details("notification_not_taken", identifier),
-                )
+                what = "a notification was not taken: %s"
+                log("warning", "notification_not_taken", identifier, what, type(error).__name__)
             else:
-                logger.error(
-                    "on_receipt took longer than %g s, client transaction id %s",
-                    TIMEOUT,
-                    identifier,
-                    extra=details("on_receipt_timed_out", identifier),
-                )
+                what = "on_receipt took longer than %g s"
+                log("error", "on_receipt_timed_out", identifier, what, TIMEOUT)
 
     async def _call(self, on_receipt: OnReceipt, notification: Notification, receipt: Receipt) -> None:
         """Call the app's function; its failure is logged by its place, since its text may hold anything."""
@@ -84,14 +75,9 @@ class Receiver:
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             identifier = notification.client_transaction_id
-            logger.error(
-                "on_receipt raised %s at %s:%s, client transaction id %s",
-                type(error).__name__,
-                last.filename,
-                last.lineno,
-                identifier,
-                extra=details("on_receipt_failed", identifier),
-            )
+            place = f"{last.filename}:{last.lineno}"
+            what = "on_receipt raised %s at %s"
+            log("error", "on_receipt_failed", identifier, what, type(error).__name__, place)
 
     def _is_ours(self, key: str, notification: Notification) -> bool:
         return self._secret is None or is_notification_key(

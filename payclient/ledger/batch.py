@@ -203,8 +203,7 @@ class Batch:
         """Answer by what the ledger holds what it did not take, or aim it at that."""
         try:
             known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
-            purchases = {each.record.purchase for each in writes if isinstance(each, Permit)}
-            asks = [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
+            asks = await self._find_asks(database, writes)
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
@@ -215,18 +214,8 @@ class Batch:
             attempts, row = known.get(each.record.client_transaction_id, []), each.row
             try:
                 if isinstance(each, Apply):
-                    each.aim(*moved(attempts, each.record, each.event))
-                    if isinstance(each.event, Created) and await self._is_taken(
-                        database, each.record, each.event
-                    ):
-                        raise TransactionTakenError.of(each.record, each.event.transaction_id)
-                    if each.row == row and isinstance(each.event, NotSent) and fault is None:
-                        raise TransitionError("another process was granted this attempt")
-                elif not may_permit(attempts, each.record):
-                    self._answer(each, False)
-                    continue
-                elif known_ask := purchase_holder(asks, each.record):
-                    self._fail(each, PurchaseHeldError(known_ask))
+                    await self._aim(database, each, attempts, fault)
+                elif self._settle(each, attempts, asks):
                     continue
             except TransitionError as error:
                 self._fail(each, error)
@@ -237,6 +226,32 @@ class Batch:
             else:
                 again.append(each)
         return again
+
+    async def _find_asks(self, database: Database, writes: list[Write]) -> list[Record]:
+        """Return the asks of the purchases that permits are wanted for."""
+        purchases = {each.record.purchase for each in writes if isinstance(each, Permit)}
+        return [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
+
+    async def _aim(
+        self, database: Database, write: Apply, attempts: list[Record], fault: BaseException | None
+    ) -> None:
+        """Let the event move the ledger's attempt, not the caller's. Raises `TransitionError` where it may not."""
+        row, event = write.row, write.event
+        write.aim(*moved(attempts, write.record, event))
+        if isinstance(event, Created) and await self._is_taken(database, write.record, event):
+            raise TransactionTakenError.of(write.record, event.transaction_id)
+        if write.row == row and isinstance(event, NotSent) and fault is None:
+            raise TransitionError("another process was granted this attempt")
+
+    def _settle(self, permit: Permit, attempts: list[Record], asks: list[Record]) -> bool:
+        """Answer a permit that the ledger forbids, and return whether it does. Raises as `may_permit` does."""
+        if not may_permit(attempts, permit.record):
+            self._answer(permit, False)
+        elif holder := purchase_holder(asks, permit.record):
+            self._fail(permit, PurchaseHeldError(holder))
+        else:
+            return False
+        return True
 
     async def _note_overpaid(self, database: Database) -> None:
         """Write down, in the same transaction where there is one, which purchases were paid before."""

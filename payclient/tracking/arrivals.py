@@ -56,7 +56,7 @@ class Arrivals:
             return Receipt.UNMATCHED
         now, at = self._clock.monotonic(), self._clock.time()
         known, candidates = record.transaction_id, record.candidate_ids
-        if record.notified_at is not None and (transaction_id == known or transaction_id in candidates):
+        if record.notified_at is not None and transaction_id in (known, *candidates):
             # Written once. Whoever came first may have forged it, so that this one is worth its query too.
             if not record.state.decided and record.state is not State.SENDING:
                 poller.notified(record, again=True)
@@ -64,24 +64,30 @@ class Arrivals:
         found = None if ask is None else ask.findings
         if known is None and found is not None and found.is_anothers(transaction_id):
             return Receipt.CONFLICT
-        if known not in (None, transaction_id) or DROPPED in candidates:
+        is_ours = known in (None, transaction_id)
+        if not is_ours or DROPPED in candidates:
             # Written once a second at most, since anybody can send these.
             if now < self._noted_until:
                 return Receipt.CONFLICT
             self._noted_until = now + 1.0
-        if known not in (None, transaction_id):
+        if not is_ours:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
-        record = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+        return self._query_noted(
+            await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+        )
+
+    def _query_noted(self, record: Record) -> Receipt:
+        """Plan the query that a notification is worth; while the sale is being sent there is nothing to query yet."""
         if record.state is State.SENDING:
             return Receipt.EARLY
         if record.state.decided:
             if record.evidence is Evidence.QUERY:
-                poller.policy.notified_late()
-            poller.recheck(record)
+                self._poller.policy.notified_late()
+            self._poller.recheck(record)
             return Receipt.LATE
-        poller.notified(record)
+        self._poller.notified(record)
         return Receipt.MATCHED
 
     async def _note(self, ask: Followed | None, record: Record, event: Event) -> Record:

@@ -34,7 +34,7 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.refusals import Refusals
 from payclient.validation import loggable_id
-from payclient.wire import HttpRequest
+from payclient.wire import BeforeSend, HttpRequest
 
 __all__: list[str] = []
 
@@ -221,12 +221,8 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Look the id up, ask for the permit, POST, and write how it ended."""
         known = None if attempt.is_new else await self._ledger.get(attempt.client_transaction_id)
-        if known is not None and known.state is not State.REFUSED:
-            return self._existing(attempt, known)
-        if known is not None and attempt.kind == "sale":
-            paid = await self._refusals.find_refused(known)
-            if paid is not None:
-                return self._existing(attempt, paid)
+        if known is not None and (existing := await self._find_existing(attempt, known)) is not None:
+            return existing
         number = 1 if known is None else known.attempt + 1
         purchase = attempt.purchase or (attempt.client_transaction_id if known is None else known.purchase)
         if purchase != attempt.client_transaction_id:
@@ -235,38 +231,15 @@ class Attempts:
         async def permit() -> None:
             await self._permit(attempt, number, purchase)
 
-        check = partial(self._check_new, attempt.client_transaction_id)
         try:
-            if attempt.kind == "sale":
-                sale = await self._session.send_sale(attempt.http, permit, check=check)
-                end = self._clock.time() + self._poller.policy.sale_window
-                event: Event = Created(
-                    at=self._clock.time(), transaction_id=sale.transaction_id, expires_at=end
-                )
-            else:
-                attempt.result = await self._session.send_prepare(attempt.http, permit, check=check)
-                now = self._clock.time()
-                # A link may be loaded as late as it is handed out, and then lives once more.
-                event = Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
-                assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-                # Not when the answer came: a process that stood still would hand out what others take for dead.
-                attempt.prepared_at = attempt.record.created_at
-                # Before it counts as prepared: a process that finds it so finds its links as well.
-                await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
+            event = await self._post(attempt, permit)
         except PermitDeniedError:
-            known = await self._ledger.get(attempt.client_transaction_id)
-            if known is None:
-                raise LedgerUnavailableError(
-                    "the ledger refused the permit and holds no attempt",
-                    client_transaction_id=attempt.client_transaction_id,
-                ) from None
-            return self._existing(attempt, known)
+            return await self._permitted_elsewhere(attempt)
         except asyncio.CancelledError:
             # Only a tracker that closes cancels the send of a sale.
-            if attempt.record is not None:
-                unsent = NotSent(at=self._clock.time())
-                event = self._lost(attempt.record) if attempt.granted else unsent
-                attempt.record = await asyncio.shield(self._poller.write(attempt.record, event))
+            if (record := attempt.record) is not None:
+                event = self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
+                attempt.record = await asyncio.shield(self._poller.write(record, event))
             raise
         except Exception as error:
             if attempt.record is None:
@@ -274,6 +247,40 @@ class Attempts:
             return await self._failed(attempt, attempt.record, error, known)
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
         return await self._poller.write(attempt.record, event)
+
+    async def _find_existing(self, attempt: Attempt, known: Record) -> Record | None:
+        """Return what the attempt would charge again; None where nothing exists of the known one, which was refused."""
+        found: Record | None = known
+        if known.state is State.REFUSED:
+            found = await self._refusals.find_refused(known) if attempt.kind == "sale" else None
+        return None if found is None else self._existing(attempt, found)
+
+    async def _permitted_elsewhere(self, attempt: Attempt) -> Record:
+        """Return the attempt that was permitted in the place of this one."""
+        identifier = attempt.client_transaction_id
+        known = await self._ledger.get(identifier)
+        if known is None:
+            words = "the ledger refused the permit and holds no attempt"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier) from None
+        return self._existing(attempt, known)
+
+    async def _post(self, attempt: Attempt, permit: BeforeSend) -> Event:
+        """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""
+        check = partial(self._check_new, attempt.client_transaction_id)
+        if attempt.kind == "sale":
+            sale = await self._session.send_sale(attempt.http, permit, check=check)
+            now = self._clock.time()
+            end = now + self._poller.policy.sale_window
+            return Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
+        attempt.result = await self._session.send_prepare(attempt.http, permit, check=check)
+        now = self._clock.time()
+        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        # Not when the answer came: a process that stood still would hand out what others take for dead.
+        attempt.prepared_at = attempt.record.created_at
+        # Before it counts as prepared: a process that finds it so finds its links as well.
+        await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
+        # A link may be loaded as late as it is handed out, and then lives once more.
+        return Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
 
     async def _check_purchase(self, attempt: Attempt, number: int, purchase: str) -> None:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""

@@ -175,44 +175,64 @@ class Forms:
             asks = await self._ledger.asks(key)
             if (form := await self._living(key, asks, margin)) is not None:
                 return form
-            new = Record(
-                client_transaction_id=self._free(key, asks), purchase=key, created_at=self._clock.time()
-            )
-            task, holder = self._preparing.get(key), find_holder(self._poller, asks, new)
-            if task is None and holder is not None:
-                sends = holder.kind == "form" and holder.state is State.SENDING
-                if not sends or self._clock.monotonic() >= until:
-                    raise refusal_of(self._poller, holder)
-                await sleep(self._clock, LOOK_AGAIN)  # another process prepares it right now
-                continue
-            unknown = [
-                one for one in asks if one.state is State.UNKNOWN and one.client_transaction_id not in checked
-            ]
-            if task is None and unknown:
-                for record in unknown:  # nobody saw its links, unless another ledger prepared it
-                    await self._poller.check(record)
-                checked |= {record.client_transaction_id for record in unknown}
-                continue
-            free = new.client_transaction_id
+            task = self._preparing.get(key)
             if task is None:
-                request = make_request(free)
-                if request.client_transaction_id != free:
-                    raise ConfigurationError("make_request: build the request with the id that it is given")
-                task = self._preparing[key] = start(self.prepare(request, key))
-                task.add_done_callback(lambda _: self._preparing.pop(key, None))
+                free, now = self._free(key, asks), self._clock.time()
+                new = Record(client_transaction_id=free, purchase=key, created_at=now)
+                if (holder := find_holder(self._poller, asks, new)) is not None:
+                    await self._await_links(holder, until)
+                    continue
+                if await self._check_unknown(asks, checked):
+                    continue
+                task = self._start(key, free, make_request)
             try:
                 return await asyncio.shield(task)
             except RefusedError as refused:
-                # The id was prepared before: twice on its way, or under a ledger that is gone. Its links are not known.
-                prepared = self._attempts.is_duplicate(refused) and await self._ledger.get(free)
                 tries -= 1
-                if not prepared or prepared.state is State.UNKNOWN or not tries:
+                if not tries or not await self._is_prepared(refused):
                     raise
             except (DifferentRequestError, PurchaseOpenError):
                 # Another process has just prepared one, or prepares it: look again at what there is.
                 tries -= 1
                 if not tries:
                     raise
+
+    async def _await_links(self, holder: Record, until: float) -> None:
+        """Wait a moment for the form that another process prepares right now. Raises for any other open or paid ask."""
+        is_prepared_now = holder.kind == "form" and holder.state is State.SENDING
+        if not is_prepared_now or self._clock.monotonic() >= until:
+            raise refusal_of(self._poller, holder)
+        await sleep(self._clock, LOOK_AGAIN)
+
+    async def _check_unknown(self, asks: list[Record], checked: set[str]) -> bool:
+        """Query the forms of unknown outcome that are not in `checked`, add them, and return whether there were any."""
+        unknown = {
+            each.client_transaction_id: each
+            for each in asks
+            if each.state is State.UNKNOWN and each.client_transaction_id not in checked
+        }
+        for record in unknown.values():  # nobody saw its links, unless another ledger prepared it
+            await self._poller.check(record)
+        checked.update(unknown)
+        return bool(unknown)
+
+    def _start(
+        self, key: str, identifier: str, make_request: Callable[[str], PrepareRequest]
+    ) -> asyncio.Task[PaymentForm]:
+        """Start to prepare a form under this id, and return the task that all callers of `key` share."""
+        request = make_request(identifier)
+        if request.client_transaction_id != identifier:
+            raise ConfigurationError("make_request: build the request with the id that it is given")
+        task = self._preparing[key] = start(self.prepare(request, key))
+        task.add_done_callback(lambda _: self._preparing.pop(key, None))
+        return task
+
+    async def _is_prepared(self, refused: RefusedError) -> bool:
+        """Return whether the id was prepared before: twice on its way, or under a ledger that is gone."""
+        if not self._attempts.is_duplicate(refused) or refused.client_transaction_id is None:
+            return False
+        known = await self._ledger.get(refused.client_transaction_id)
+        return known is not None and known.state is not State.UNKNOWN
 
     def _free(self, key: str, asks: list[Record]) -> str:
         """Return the id of the next form of this purchase."""

@@ -112,6 +112,7 @@ def test_a_dry_run_needs_no_service_and_takes_address_and_limits_from_the_profil
     assert main(arguments) == 0
     said = capfd.readouterr()
     assert "to https://pay.example as shop" in " ".join(said.out.split())
+    assert "token not told: set PAYCLIENT_TOKEN, or give --token-file" in " ".join(said.out.split())
     assert "nothing was sent" in said.err
     profile.write_text("[max_lengths]\nclient_transaction_id = 5\n")
     assert main(arguments) == 2
@@ -133,6 +134,43 @@ def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureF
     assert "which are left out and go to bad.csv" in " ".join(out.split())
     assert "to send 2 charges" in " ".join(out.split())
     assert "has 2 good charges, and 8 rows that would be left out; nothing was sent" in err
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("what", ["keep", "lost", "token", "small", "taken", "consent"])
+def test_a_dry_run_refuses_what_the_run_refuses(
+    willing: Service, tmp_path: Path, what: str, dry: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the same words and the same exit code; neither sends or leaves a ledger behind."""
+    rows = rows_of(f"alike-{what}-{dry}", 3)
+    for row in rows if what == "small" else ():
+        row |= {"amount_with_tax": 25, "tax": 0}
+    if what == "taken":
+        rows[2]["phone_number"] = ""
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "bad.csv").write_text("corrected by somebody\n")
+    report = tmp_path / "report.csv"
+    options, said = {
+        "keep": (["--keep", "nombre"], "--keep nombre: charges.csv has no such column"),
+        "lost": (["--report", str(report)], "calls 3 rows paid or open that the ledger does not know"),
+        "token": (["--token-file", str(tmp_path / "empty")], "the token file"),
+        "small": ([], "give --amounts decimal where 25 means 25.00"),
+        "taken": (["--skip-bad", str(tmp_path / "bad.csv")], "is there already, with other rows"),
+        "consent": ([], "is not there, and a new one knows no earlier charge"),
+    }[what]
+    file = write_csv(tmp_path / "charges.csv", rows)
+    arguments = charge_arguments(willing, file, *options)
+    if what == "consent":
+        arguments.remove("--new-ledger")
+    if what == "lost":
+        assert main(arguments) == 0
+        (tmp_path / "ledger.db").unlink()
+    before = willing.counts()
+    capfd.readouterr()
+    assert main([*arguments, *(["--dry-run"] if dry else [])]) == 2
+    assert said in " ".join(capfd.readouterr().err.split())
+    assert willing.counts() == before
+    assert not (tmp_path / "ledger.db").exists()
 
 
 def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,19 @@ def test_every_text_is_used_and_every_use_has_a_text() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     for section, name in re.findall(r"\btext\(\s*\"(\w+)\.(\w+)\"", code):
         assert name in table()[section], (section, name)
-    for section in ("ask", "file", "plan", "progress", "run", "todo", "undo", "page", "doctor", "reconcile"):
+    for section in (
+        "ask",
+        "file",
+        "plan",
+        "progress",
+        "run",
+        "todo",
+        "undo",
+        "demo",
+        "page",
+        "doctor",
+        "reconcile",
+    ):
         for name in table()[section]:
             assert re.search(rf"[\"'](\w+\.)?{name}[\"']", code), (section, name)
 
@@ -132,7 +144,7 @@ def test_small_amounts_are_asked_for(
         row |= {"amount_with_tax": 25 + number, "tax": 0, "currency": "USD"}
     file = write_csv(tmp_path / "small.csv", rows)
     before = willing.counts()
-    assert main(["charge", str(file), "--dry-run"]) == 0
+    assert main(["charge", str(file), "--dry-run"]) == 2
     out = " ".join(capfd.readouterr().out.split())
     assert "USD 0.78 USD 0.25 USD 0.27" in out
     assert "the largest is USD 0.27. If they are units, give --amounts decimal" in out
@@ -152,8 +164,14 @@ def test_what_is_to_do_stands_at_the_end(
     assert main(arguments) == 4
     err = capfd.readouterr().err
     assert "to do: 2 rows not finished; run again: payclient charge" in err
-    assert main(charge_arguments(silent, file)) == 3
-    assert "to do:" not in capfd.readouterr().err
+    report = tmp_path / "todo-report.csv"
+    assert main(charge_arguments(silent, file, "--report", str(report))) == 3
+    err = capfd.readouterr().err
+    assert err.count("to do:") == 1
+    assert "to do: 2 rows cancelled" in err
+    assert "3 s after the first time at the earliest" in err
+    assert f"payclient charge {tmp_path / 'todo-2.csv'} " in err
+    assert f"--report {tmp_path / 'todo-report-2.csv'}" in err
     rows[0]["amount_with_tax"] += 5
     assert main(charge_arguments(silent, write_csv(file, rows))) == 4
     err = capfd.readouterr().err

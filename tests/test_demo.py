@@ -55,6 +55,9 @@ def test_the_demo_agrees_with_what_the_simulator_did(
     assert [command[command.index("payclient") + 1] for command in commands] == ["simulate", "charge"]
     assert "Traceback" not in done.stderr
     assert "warning" not in done.stderr
+    # Its simulator has ended: the same command begins anew.
+    assert "payclient demo" not in done.stdout + done.stderr
+    assert f"nothing is to do for the {said['expired']} rows expired" in done.stderr
     assert "0943464097" not in done.stdout + done.stderr
     assert main(["demo", "--dir", str(directory)]) == 2
     assert "is there already" in capfd.readouterr().err

@@ -351,7 +351,7 @@ async def test_messages_follow_accept_language(client: Client) -> None:
     one = await client.sale(reference="Transacción no existe")
     await client.service.reject(one)
     _, answer = await client.get(f"/api/Sale/{one}", headers=english_please)
-    assert answer["message"] == "The transaction was rejected by the customer"
+    assert answer["message"] == "The customer did not approve the transaction"
     assert answer["reference"] == "Transacción no existe"
 
 

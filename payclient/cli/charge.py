@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,9 +12,9 @@ import attrs
 from cyclopts import Group, Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import atomic_write, check_apart, check_regular
+from payclient.cli.files import atomic_write, check_apart, check_output
 from payclient.cli.page import RunPage
-from payclient.cli.plan import Known, Plan, in_words, read_ledger
+from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, say_reasons, to_do
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
@@ -139,7 +140,7 @@ def charge(
     """
     if shown.quiet and shown.json:
         raise ConfigurationError("--quiet and --json: give one of them")
-    service = None if shown.dry_run else options.service()
+    service = options.told_service() if shown.dry_run else options.service()
     kind, _, place = (options.ledger or "").partition(":")
     check_apart(
         {
@@ -152,33 +153,12 @@ def charge(
             "--profile": Path(options.profile) if options.profile else None,
         }
     )
-    profile = profile_of(options.profile) if service is None else service.profile
+    profile = profile_of(options.profile)
     rows = read_file(file, written.format(), profile=profile)
     good = can_go_on(rows, written.skip_bad)
-    left_out = None if written.skip_bad is None or not good else rows.bad_rows(written.skip_bad, reason)
-    if not good and service is not None:
+    if not (good or shown.dry_run):
         return 2
-    plan = Plan(
-        file=rows,
-        known=Known() if shown.yes and service else asyncio.run(read_ledger(options.ledger, rows, limits)),
-        limits=limits,
-        profile=profile,
-        base_url=options.base_url or profile.base_url,
-        ledger=options.ledger,
-        skip_bad=written.skip_bad,
-        guessed_cents=written.amounts is None and rows.delimiter != "",
-    )
-    if service is None:
-        terminal.out().print(plan.picture(), soft_wrap=False)
-        if good:
-            key, count = "file.dry_bad" if rows.bad else "file.dry", len(rows.requests)
-            terminal.say(text(key, name=file.name, count=count, bad=len(rows.bad)))
-        return 0 if good else 2
-    if plan.are_small:
-        raise ConfigurationError(
-            "every amount is less than 10.00: give --amounts decimal where 25 means 25.00, or --amounts cents where it "
-            "means 0.25; nothing was sent"
-        )
+    skipped = _Skipped(written.skip_bad, rows) if written.skip_bad is not None and good and rows.bad else None
     carried = carried_from(
         rows, written.keep, delimiter=_delimiter(shown.report_delimiter), mark=shown.report_decimal_mark
     )
@@ -188,22 +168,50 @@ def charge(
         if shown.html is None
         else RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
     )
-    if not shown.yes:
-        if plan.known.in_use:
-            place = location_of(options.ledger or "")
-            raise LedgerInUseError(f"the ledger {place} is in use by another run; nothing was sent")
+    plan = Plan(
+        file=rows,
+        known=asyncio.run(
+            read_ledger(options.ledger, rows, limits, {} if report is None else report.earlier())
+        ),
+        limits=limits,
+        profile=profile,
+        base_url=options.base_url or profile.base_url,
+        ledger=options.ledger,
+        has_token=options.has_token,
+        skip_bad=written.skip_bad,
+        guessed_cents=written.amounts is None and rows.delimiter != "",
+    )
+    if plan.known.in_use and not shown.dry_run:
+        place = location_of(options.ledger or "")
+        raise LedgerInUseError(f"the ledger {place} is in use by another run; nothing was sent")
+    if shown.dry_run:
+        terminal.out().print(plan.picture(), soft_wrap=False)
+    elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
+    plan.check("" if report is None else report.path.name)
+    if plan.known.new and shown.yes and service is not None:
+        service.check_consent()
+    if shown.dry_run or service is None:
+        if good:
+            key, count = "file.dry_bad" if rows.bad else "file.dry", len(rows.requests)
+            terminal.say(text(key, name=file.name, count=count, bad=len(rows.bad)))
+        return 0 if good else 2
+    if not shown.yes:
         question = text("ask.send", count=plan.to_send)
         if plan.to_send and not terminal.agrees(question, text("ask.nothing")):
             return 2
         # The plan showed that the ledger is new.
         service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
-    if written.skip_bad is not None and left_out is not None and rows.bad:
-        _write_skipped(written.skip_bad, left_out)
-        terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
+    if skipped is not None:
+        skipped.write()
     look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
-    return asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))[0]
+    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
+    if look != "quiet":
+        files = [each for each in (file, shown.report, shown.html, written.skip_bad) if each is not None]
+        for words in to_do(run.tally, service.ledger, code, window=profile.sale_window, files=files):
+            terminal.say(words, whole=True)
+    return code
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
@@ -232,18 +240,33 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     return False
 
 
-def _write_skipped(path: Path, content: bytes) -> None:
-    check_regular("--skip-bad", path)
-    try:
-        if path.exists() and path.read_bytes() != content:
-            # Perhaps somebody has corrected it there.
-            raise ConfigurationError(
-                f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
-            )
-        with atomic_write(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise ConfigurationError(f"--skip-bad {path.name}: cannot be written: {error.strerror}") from None
+class _Skipped:
+    """The bad rows of a file, in a file of their own."""
+
+    def __init__(self, path: Path, file: ChargeFile) -> None:
+        """Raises `ConfigurationError` where the path is not a place for them; nothing is written yet."""
+        check_output("--skip-bad", path)
+        self._path, self._count, self._content = path, len(file.bad), file.bad_rows(path, reason)
+        with self._told():
+            if path.exists() and path.read_bytes() != self._content:
+                # Perhaps somebody has corrected it there.
+                raise ConfigurationError(
+                    f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
+                )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            words = f"--skip-bad {self._path.name}: cannot be written: {error.strerror}"
+            raise ConfigurationError(words) from None
+
+    def write(self) -> None:
+        """Write them. Raises `ConfigurationError`."""
+        with self._told(), atomic_write(self._path) as file:
+            file.write(self._content)
+        terminal.say(text("file.left_out", count=self._count, path=self._path))
 
 
 async def charge_file(
@@ -265,6 +288,4 @@ async def charge_file(
         say_reasons(run.lines.values())
         for name, path in files.items():
             terminal.say(text(f"run.{name}", path=path), whole=True)
-        for words in to_do(run.tally, service.ledger, code):
-            terminal.say(words, whole=True)
     return code, run

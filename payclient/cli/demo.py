@@ -20,6 +20,7 @@ from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
 from payclient.cli.settings import Limits, Service
 from payclient.cli.simulate import settings_of
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
@@ -83,8 +84,11 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
         rows = read_file(charges, profile=profile)
         code, run = await charge_file(rows, service, Limits(), Report(place / "report.csv"), page=page)
     if code == 130:
+        terminal.say(text("demo.interrupted"))
         return code
     equal = _compare(run.tally, simulator)
+    if left := run.tally.counts[State.EXPIRED]:
+        terminal.say(text("demo.left", count=left))
     _say_what_next(place)
     return 0 if equal else 4
 

@@ -42,10 +42,10 @@ def check_regular(option: str, path: Path) -> None:
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:
-    """Raise `ConfigurationError` where a file cannot be written, before anything is sent."""
+    """Raise `ConfigurationError` where a file cannot be written, before anything is sent; no endings: any."""
     if path is None:
         return
-    if path.suffix.lower() not in endings:
+    if endings and path.suffix.lower() not in endings:
         raise ConfigurationError(
             f"{option} {path.name}: must end in {' or '.join(endings)}; nothing was sent"
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 from rich.console import Group, RenderableType
@@ -18,7 +19,7 @@ from payclient.cli.report import LABELS
 from payclient.cli.run import CHUNK
 from payclient.cli.settings import Limits, location_of
 from payclient.cli.texts import counted, label, reason, text
-from payclient.errors import LedgerInUseError, LedgerMissingError
+from payclient.errors import ConfigurationError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
@@ -27,6 +28,9 @@ from payclient.rows.cells import RowError
 
 __all__: list[str] = []
 
+
+#: Client transaction ids shown of an error about many.
+SHOWN = 3
 
 #: Cents. Where every amount of a file is less, they may be units.
 SMALL = 1000
@@ -43,30 +47,38 @@ class Known:
     in_use: bool = False
     #: There is no ledger yet.
     new: bool = False
+    #: Rows that an earlier report calls paid or open, and that the ledger lacks: all would be charged again.
+    lost: Sequence[str] = ()
 
 
-async def read_ledger(url: str | None, file: ChargeFile, limits: Limits) -> Known:
-    """Look the rows up, and close the ledger again."""
-    if not url or url.startswith("memory:"):
+async def read_ledger(
+    url: str | None, file: ChargeFile, limits: Limits, reported: Mapping[str, bool] = MappingProxyType({})
+) -> Known:
+    """Look the rows up, and close the ledger again. `reported`: see `Report.earlier`."""
+    sent = [key for key in (each.client_transaction_id for each in file.requests) if reported.get(key)]
+    if not url:
         return Known(new=True)
+    if url.startswith("memory:"):
+        return Known(new=True, lost=sent)
     try:
         book = await open_ledger(url, create=False)
     except LedgerInUseError:
         return Known(in_use=True)
     except LedgerMissingError:
-        return Known(new=True)
-    states, again = Counter[str](), 0
+        return Known(new=True, lost=sent)
+    states, again, known = Counter[str](), 0, set[str]()
     try:
         keys = (request.client_transaction_id for request in file.requests)
         while chunk := list(itertools.islice(keys, CHUNK)):
-            for record in (await book.get_many(chunk)).values():
+            for key, record in (await book.get_many(chunk)).items():
+                known.add(key)
                 states[record.state] += 1
                 again += record.state is State.REFUSED and (
                     limits.retry == "refused" or passes(record.evidence, record.error_type)
                 )
     finally:
         await book.aclose()
-    return Known(states, again)
+    return Known(states, again, lost=[key for key in sent if key not in known])
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +93,8 @@ class Plan:
     #: Where it goes; None where a dry run was not told.
     base_url: str | None
     profile: ServiceProfile
+    #: A dry run needs none.
+    has_token: bool = True
     ledger: str | None = attrs.field(repr=False)  # its address may hold a password
     #: Nobody said whether whole numbers are cents.
     guessed_cents: bool = False
@@ -93,7 +107,22 @@ class Plan:
     @property
     def are_small(self) -> bool:
         """Whether all amounts may be units that were read as cents, since nobody said which they are."""
-        return self.guessed_cents and all(each.amount < SMALL for each in self.file.requests)
+        amounts = [each.amount for each in self.file.requests]
+        return self.guessed_cents and max(amounts, default=SMALL) < SMALL
+
+    def check(self, report: str) -> None:
+        """Raise `ConfigurationError` where nothing may be sent. `report`: the name of an earlier run's report."""
+        if self.are_small:
+            raise ConfigurationError(
+                "every amount is less than 10.00: give --amounts decimal where 25 means 25.00, or --amounts cents "
+                "where it means 0.25; nothing was sent"
+            )
+        if lost := self.known.lost:
+            raise ConfigurationError(
+                f"--report {report} calls {len(lost):,} rows paid or open that the ledger does not know "
+                f"({terminal.listed(lost, SHOWN)}): give the ledger that charged them, or another --report; "
+                "nothing was sent"
+            )
 
     def picture(self) -> RenderableType:
         """Return it for people: the money, then a line for each thing to know."""
@@ -132,7 +161,8 @@ class Plan:
                 "twice",
                 Text(text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles)), loud),
             )
-        if self.are_small and (largest := max(file.requests, key=lambda each: each.amount, default=None)):
+        if self.are_small:
+            largest = max(file.requests, key=lambda each: each.amount)
             words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))
             yield "amounts", Text(words, loud)
         longest = max(lanes.values(), default=0)
@@ -144,6 +174,8 @@ class Plan:
             )
         yield "ledger", self._ledger()
         yield "to_send", self._to_send(longest)
+        if not self.has_token:
+            yield "token", text("plan.no_token")
         if self.base_url is not None:
             yield "to", text("plan.service", url=self.base_url, name=self.profile.name)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import attrs
@@ -301,8 +302,11 @@ def say_reasons(lines: Iterable[Line]) -> None:
         terminal.say(text("run.reason", count=len(keys), label=label(each) + named, reason=reason(words)))
 
 
-def to_do(tally: Tally, ledger: str, code: int) -> Iterator[str]:
-    """Yield a line for each thing that is to do after a run, with its command; the first thing comes first."""
+def to_do(tally: Tally, ledger: str, code: int, *, window: float, files: Collection[Path]) -> Iterator[str]:
+    """Yield a line for each thing that is to do after a run, with its command; the first thing comes first.
+
+    `window`: seconds that a customer has. `files`: those that a run of other rows has beside them.
+    """
     counts, again = tally.counts, terminal.again()
     book = "" if origins.get().get("ledger", ("", "PAYCLIENT"))[1].startswith("PAYCLIENT") else ledger
     at_ledger = f" --ledger {shlex.quote(location_of(book))}" if book else ""
@@ -320,3 +324,5 @@ def to_do(tally: Tally, ledger: str, code: int) -> Iterator[str]:
     if count := counts[State.REFUSED]:
         retry = again if "--retry" in again else f"{again} --retry refused"
         yield text("todo.refused", count=count, command=retry)
+    if count := counts[State.CANCELLED]:
+        yield text("todo.cancelled", count=count, time=duration(window), command=terminal.again(files))

@@ -24,7 +24,7 @@ from payclient.cli.settings import Limits, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import text
-from payclient.errors import ConfigurationError, DifferentRequestError, PayError
+from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.tracking.attempts import lane_text
@@ -41,9 +41,6 @@ IN_FLIGHT = 0.5
 
 #: Rows that are looked up in the ledger at once.
 CHUNK = 500
-
-#: Client transaction ids shown of an error about many.
-SHOWN = 3
 
 
 class LaneQueues:
@@ -124,28 +121,20 @@ class Run:
     async def _decided_before(self, tracker: Tracker, report: Report) -> list[Line]:
         """Return the lines of an earlier report's rows that are decided by the ledger, and count them.
 
-        Refused rows are left out, because this run may try them again, and open ones until they are decided. Raises
-        `ConfigurationError` where the report calls rows paid or open that the ledger lacks: all would be charged again.
+        Refused rows are left out, because this run may try them again, and open ones until they are decided.
         """
-        earlier, missing = report.earlier(), []
+        earlier = report.earlier()
         for chunk in _chunks([each for each in self._requests if each.client_transaction_id in earlier]):
             known = await self._find(tracker, chunk)
             for request in chunk:
-                key = request.client_transaction_id
-                if (pending := known.get(key)) is None:
-                    missing += [key] * earlier[key]
-                elif (
-                    pending.state.decided
+                pending = known.get(request.client_transaction_id)
+                if (
+                    pending is not None
+                    and pending.state.decided
                     and pending.state is not State.REFUSED
                     and self._is_same(tracker, request, pending)
                 ):
                     self._count(self._line(request, pending.outcome))
-        if missing:
-            raise ConfigurationError(
-                f"--report {report.path.name} calls {len(missing):,} rows paid or open that the ledger does not know "
-                f"({terminal.listed(missing, SHOWN)}): give the ledger that charged them, or another --report; "
-                "nothing was sent"
-            )
         return list(self.lines.values())
 
     async def _send(self, tracker: Tracker) -> None:

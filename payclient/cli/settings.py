@@ -95,6 +95,11 @@ class ServiceOptions:
             raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
         return check_base_url(address)
 
+    @property
+    def has_token(self) -> bool:
+        """Whether a token is given."""
+        return self.token_file is not None or "PAYCLIENT_TOKEN" in os.environ
+
     def token(self) -> str | TokenFile:
         """Return the token of the file, or of the environment. Raises `ConfigurationError`."""
         if self.token_file is not None:
@@ -126,10 +131,7 @@ class ChargeOptions(ServiceOptions):
         address, token = self.address(), self.token()
         if not self.ledger:
             raise ConfigurationError(NO_LEDGER)
-        if self.ledger.startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
-            raise ConfigurationError(
-                "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-            )
+        self._check_ledger(address)
         return Service(
             base_url=address,
             token=token,
@@ -137,6 +139,23 @@ class ChargeOptions(ServiceOptions):
             ledger=self.ledger,
             new_ledger=self.new_ledger,
         )
+
+    def told_service(self) -> Service | None:
+        """Return it for a dry run, which needs none of it: what is given is checked, and None where a part lacks."""
+        has_address = bool(self.base_url or profile_of(self.profile).base_url)
+        if has_address and self.has_token and self.ledger:
+            return self.service()
+        if has_address:
+            self._check_ledger(self.address())
+        if self.has_token:
+            self.token()
+        return None
+
+    def _check_ledger(self, address: str) -> None:
+        if (self.ledger or "").startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
+            raise ConfigurationError(
+                "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
+            )
 
 
 @Parameter(name="*")
@@ -202,17 +221,28 @@ class Service:
     @asynccontextmanager
     async def tracker(self) -> AsyncIterator[Tracker]:
         """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
-        create = self.new_ledger or self.ledger == "memory:"
         try:
             async with open_tracker(
-                self.base_url, self.token, ledger=self.ledger, profile=self.profile, create=create
+                self.base_url, self.token, ledger=self.ledger, profile=self.profile, create=self._may_make
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
-            raise ConfigurationError(
-                f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
-                "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
-            ) from None
+            raise self._missing() from None
+
+    def check_consent(self) -> None:
+        """Raise `ConfigurationError`, where there is no ledger yet, unless a new one was agreed to."""
+        if not self._may_make:
+            raise self._missing()
+
+    @property
+    def _may_make(self) -> bool:
+        return self.new_ledger or self.ledger == "memory:"
+
+    def _missing(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
+            "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
+        )
 
 
 def pair_of(option: str, text: str, form: str) -> tuple[str, str]:

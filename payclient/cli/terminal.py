@@ -12,9 +12,10 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any, cast
 
 from rich import box
@@ -98,9 +99,15 @@ def settle() -> None:
                 pass
 
 
-def again() -> str:
-    """Return this run's own command line, without the password of a ledger."""
-    return shlex.join(("payclient", *map(without_password, command_line.get())))
+def again(beside: Collection[Path] = ()) -> str:
+    """Return this run's own command line, without the password of a ledger; with new files beside some of its own."""
+    tokens = [*map(without_password, command_line.get())]
+    for path in beside:
+        # A file, or the end of --report=FILE.
+        ends = re.compile(rf"(?s)(--[a-z-]+=)?{re.escape(str(path))}")
+        new = str(path.with_stem(f"{path.stem}-2"))
+        tokens = [f"{match[1] or ''}{new}" if (match := ends.fullmatch(each)) else each for each in tokens]
+    return shlex.join(("payclient", *tokens))
 
 
 def without_password(text: str) -> str:

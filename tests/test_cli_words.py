@@ -19,6 +19,7 @@ from test_cli import (
     willing,
     write_csv,
 )
+from test_cli_start import leaves
 
 __all__ = ["clean_environment", "service", "silent", "willing"]
 
@@ -38,8 +39,9 @@ def fields(pattern: str) -> list[str]:
 
 def test_both_languages_say_the_same_of_everything() -> None:
     """Each text has two forms with the same values in them, and neither is empty."""
-    for section, texts in table().items():
-        for name, forms in texts.items():
+    assert all(table()["sentence"].values())
+    for section in table().keys() - {"sentence"}:
+        for name, forms in table()[section].items():
             assert len(forms) == 2, (section, name)
             assert all(forms), (section, name)
             if section == "noun":
@@ -80,6 +82,38 @@ def test_every_reason_is_said_by_the_package() -> None:
             for part in english.split("{}"):
                 for words in re.split(r"; |: |\(|\)", part):
                     assert words.strip() in code, (section, name, words)
+
+
+#: Said by cyclopts, or of it.
+FOREIGN = re.compile(r"\[.*|[A-Z]+\.*|Usage:|Commands|Arguments|Parameters|Display .*")
+
+#: Words of English sentences that no Spanish one has.
+ENGLISH = re.compile(
+    r"(?i)\b(?:the|of|is|are|was|and|or|to|it|be|by|with|which|that|not|nothing|must|give|needs?|what|where|from)\b"
+)
+
+
+def test_every_sentence_stands_in_the_code() -> None:
+    """A help that is changed in English is changed in Spanish."""
+    code = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
+    code = " ".join(re.sub(r'"\s*\n\s*f?"', "", code).split())
+    for english in table()["sentence"]:
+        assert FOREIGN.fullmatch(english) or re.sub(r"^- [\w-]+: ", "", english) in code, english
+
+
+@pytest.mark.parametrize("command", ["", *leaves()])
+def test_help_is_in_spanish(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each command: its sentences, its options, what may be given, and the words around them."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(["--language=es", *command.split(), "--help"]) == 0
+    out = capfd.readouterr().out
+    words = re.sub("Ejemplo: .*", "", " ".join(out.replace("│", " ").split()))
+    assert words.startswith(f"Uso: {f'payclient {command}'.strip()}")
+    words = re.sub(r"--[\w-]+|payclient (?:\w+ ?)*|by-hand", "", words)
+    assert not ENGLISH.search(words), ENGLISH.findall(words)
+    assert not re.search("Usage|Commands|Parameters|Default:|required|choices", words)
 
 
 def test_numbers_are_written_as_the_language_writes_them() -> None:

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from payclient.cli import installed_version, terminal
 from payclient.cli.configuration import Configuration
-from payclient.cli.texts import choose_language, reason
+from payclient.cli.texts import choose_language, language, reason, text, told_language
 from payclient.errors import PayError
 
 __all__: list[str] = []
@@ -40,7 +40,7 @@ COMMANDS = {
         "--since 4711 --ledger sqlite:charges.db --profile payphone",
     ),
     "guide": ("guide", "Show a guide: start, payphone, web, forms, batch, testing, es/empezar ...", "batch"),
-    "ledger": ("ledger", "Read the ledger, and decide by hand what nobody else can.", ""),
+    "ledger": ("ledger", "Read the ledger, and decide by hand what nobody else can.", "list --unresolved"),
     "prepare": (
         "prepare", "Prepare a payment form and print its links, each with its time left.",
         "--amount-without-tax 1050 --currency USD --client-transaction-id form-17 --store-id S1 "
@@ -63,15 +63,28 @@ COMMANDS = {
     "status": ("transaction", "Query a transaction's state once.", "--client-transaction-id order-17"),
 }  # fmt: skip
 
+#: An example of each command below `ledger`.
+LEDGER = {
+    "list": "--unresolved", "show": "order-17", "init": "", "backup": "charges-monday.db",
+    "archive": "--before 2026-01-01 --to charges-2025.jsonl", "moved": "--base-url https://new.example",
+    "resolve": "order-17 --as accepted --actor Ana --reason 'seen in the portal'", "export": "--out charges.csv",
+}  # fmt: skip
+
 
 def make_app(command: str | None) -> App:
     """Return the command line; of its commands only this one is imported now, the others where cyclopts needs them."""
     # Markdown takes a while to be imported.
     help_format: Literal["markdown", "plaintext"] = "markdown" if command in COMMANDS else "plaintext"
+    formatter = None
+    if language() != "en":
+        from payclient.cli.help import Help
+
+        formatter = Help()
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
         help_format=help_format,
+        help_formatter=formatter,
         version=installed_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
@@ -89,8 +102,12 @@ def make_app(command: str | None) -> App:
         found = getattr(importlib.import_module(f"payclient.cli.{module}"), name)
         if isinstance(found, App):
             app.command(found, name=name)
+            book = "--ledger sqlite:charges.db"
+            found.help_epilogue = _example(name, example, book)
+            for below, arguments in LEDGER.items():
+                found[below].help_epilogue = _example(name, below, arguments, book)
         else:
-            app.command(found, name=name, help_epilogue=f"Example: payclient {name} {example}".rstrip())
+            app.command(found, name=name, help_epilogue=_example(name, example))
 
     app.meta.end_of_options_delimiter = ""  # it is the command's own
 
@@ -103,15 +120,18 @@ def make_app(command: str | None) -> App:
         batch: Annotated[
             str | None, Parameter(help="Its section [batch.NAME], above the rest of it.")
         ] = None,
-        language: Annotated[
+        language: Annotated[  # `run` has looked at it
             Literal["en", "es"] | None, Parameter(help="Of what people read; LANG's.")
         ] = None,
     ) -> object:
-        choose_language(language)
         app.config = (Configuration(config, batch),)
         return app(tokens)
 
     return app
+
+
+def _example(*words: str) -> str:
+    return text("help.example", command=" ".join(("payclient", *filter(None, words))))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -119,8 +139,9 @@ def run(arguments: Sequence[str]) -> int:
     terminal.open_closed()
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
+    choose_language(told_language(arguments))
     try:
-        code = make_app(next(iter(arguments), None)).meta(list(arguments))
+        code = make_app(next((each for each in arguments if each in COMMANDS), None)).meta(list(arguments))
     except (PayError, CycloptsError) as error:
         terminal.complain(reason(str(error)))
         return 2

@@ -54,14 +54,9 @@ _RECORD_COLUMNS = (
 COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
 
 
-def _example(arguments: str) -> str:
-    return f"Example: payclient ledger {arguments} --ledger sqlite:charges.db"
-
-
 ledger: App = App(
     name="ledger",
     help="Read the ledger, and decide by hand what nobody else can.",
-    help_epilogue=_example("list --unresolved"),
 )
 
 
@@ -222,7 +217,7 @@ async def records_in(book: Ledger, state: State | None) -> AsyncIterator[Record]
                 yield record
 
 
-@ledger.command(name="list", help_epilogue=_example("list --unresolved"))
+@ledger.command(name="list")
 def list_(
     *,
     ledger: LedgerUrl = None,
@@ -265,7 +260,7 @@ def _print_columns(identifier: str, state: str, paid: str, amount: str, since: s
     terminal.plain(f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}")
 
 
-@ledger.command(help_epilogue=_example("show order-17"))
+@ledger.command
 def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
     """Show one sale's whole history: every attempt and every change, what each rests on, in UTC and local time."""
 
@@ -303,7 +298,7 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
 # --- init, backup, moved
 
 
-@ledger.command(help_epilogue=_example("init"))
+@ledger.command
 def init(*, ledger: LedgerUrl = None) -> int:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
@@ -320,7 +315,7 @@ def init(*, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command(help_epilogue=_example("backup charges-monday.db"))
+@ledger.command
 def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
@@ -333,7 +328,7 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command(help_epilogue=_example("archive --before 2026-01-01 --to charges-2025.jsonl"))
+@ledger.command
 def archive(
     *,
     before: Annotated[
@@ -354,7 +349,7 @@ def archive(
     return 0
 
 
-@ledger.command(help_epilogue=_example("moved --base-url https://new.example"))
+@ledger.command
 def moved(
     *,
     ledger: LedgerUrl = None,
@@ -383,9 +378,7 @@ def moved(
 # --- resolve
 
 
-@ledger.command(
-    help_epilogue=_example("resolve order-17 --as accepted --actor Ana --reason 'seen in the portal'")
-)
+@ledger.command
 def resolve(
     identifier: Identifier,
     /,
@@ -452,7 +445,7 @@ def _say_what_it_means(record: Record, decision: str) -> None:
 # --- export
 
 
-@ledger.command(help_epilogue=_example("export --out charges.csv"))
+@ledger.command
 def export(
     *,
     ledger: LedgerUrl = None,

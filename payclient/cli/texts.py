@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 __all__: list[str] = []
 
@@ -19,6 +20,12 @@ LANGUAGES = ("en", "es")
 
 #: The place of this run's language in `LANGUAGES`.
 _place: ContextVar[int] = ContextVar("language", default=0)
+
+
+def told_language(arguments: Sequence[str]) -> str | None:
+    """Return the language that --language names, if it does: errors and help need it before the options are read."""
+    told = re.search("\0--language[=\0](en|es)\0", "\0".join(("", *arguments, "")))
+    return told and told[1]
 
 
 def choose_language(told: str | None) -> None:
@@ -33,8 +40,8 @@ def language() -> str:
 
 
 @cache
-def table() -> Mapping[str, Mapping[str, list[str]]]:
-    """Return all texts, by section and name."""
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """Return all texts, by section and name: their two forms. A whole sentence is named by one, and has the other."""
     return tomllib.loads(files("payclient.cli").joinpath("texts.toml").read_text(encoding="utf-8"))
 
 
@@ -53,7 +60,13 @@ def text(key: str, /, **values: object) -> str:
     """Return a text by its section and name, such as `plan.rows`, with its values filled in."""
     section, _, name = key.partition(".")
     numbers = {each: _Number(value) if type(value) is int else value for each, value in values.items()}
-    return table()[section][name][_place.get()].format(**numbers)
+    form: str = table()[section][name][_place.get()]
+    return form.format(**numbers)
+
+
+def sentence(english: str) -> str:
+    """Return a whole sentence of the code, such as an option's help, in this run's language."""
+    return english if _place.get() == 0 else str(table()["sentence"].get(english, english))
 
 
 def counted(number: int, noun: str = "") -> str:
@@ -63,7 +76,7 @@ def counted(number: int, noun: str = "") -> str:
 
 def label(word: str) -> str:
     """Return the word of an outcome."""
-    return table()["label"].get(word, [word] * 2)[_place.get()]
+    return str(table()["label"].get(word, [word] * 2)[_place.get()])
 
 
 @cache

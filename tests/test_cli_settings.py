@@ -68,6 +68,23 @@ def test_options_and_the_environment_win(
     assert f"token: {len(TOKEN)} characters, from {shop / 'payclient.toml'}" in out
 
 
+def test_a_pair_replaces_that_of_its_own_field_only(
+    shop: Path, willing: Service, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An option over the file, and a section over what stands above it; in either spelling of the field."""
+    monkeypatch.chdir(shop)
+    settings = shop / "payclient.toml"
+    settings.write_text('map = { phone_number = "telefono", reference = "nota" }\n' + settings.read_text())
+    (shop / "rent.csv").write_text("clave;celular;valor;nota\npair-1;0977000001;25,00;A\n")
+    arguments = ["charge", "rent.csv", "--batch", "rent", "--dry-run", "--map"]
+    assert main([*arguments, "phoneNumber=celular", "--set", "store_id=S1"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "USD 25.00" in out
+    assert "not read" not in out
+    assert main([*arguments, "phone_number=celular", "--map", "amount_with_tax=monto"]) == 2
+    assert "--map amount_with_tax names the column monto" in capfd.readouterr().err
+
+
 def test_the_users_own_folder_comes_last(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

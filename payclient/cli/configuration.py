@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from cyclopts import App, ArgumentCollection
+from cyclopts import App, Argument, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
@@ -32,6 +32,9 @@ _WITHOUT = frozenset({"demo", "guide", "simulate"})
 
 #: What a command reads, beside which the file of settings is looked for.
 _FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
+
+#: Settings of one value for each field: an option replaces that of its own field only.
+_PAIRS = ("map", "set")
 
 #: Each setting that the command line, the environment or the file gives: its value, and where it stands.
 origins: ContextVar[Mapping[str, tuple[Any, str]]] = ContextVar("origins", default={})  # noqa: B039 - never written
@@ -58,6 +61,10 @@ class Configuration:
         reconcile = values.pop("reconcile", {})
         own = reconcile if commands[0] == "reconcile" else {}
         mine = {n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")}
+        for name in _PAIRS:
+            _complete(
+                next((each for each in arguments if each.name == f"--{name}"), None), own or mine, name, path
+            )
         for table, is_open in ((own, False), (mine, True)):
             for command in reversed(commands):
                 table = {command: table}
@@ -105,6 +112,8 @@ def _read(path: Path, batch: str | None) -> dict[str, Any]:
     place, values = path.absolute().parent, dict[str, Any]()
     for name, value in {**table, **batches.get(batch, {})}.items():
         name = name.lower().replace("-", "_")
+        if name in _PAIRS and isinstance(value, dict) and isinstance(above := table.get(name, {}), dict):
+            value = above | value
         if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
             value = os.path.join(place, str(value))
         elif name == "ledger" and str(value).startswith("sqlite:"):
@@ -112,6 +121,18 @@ def _read(path: Path, batch: str | None) -> dict[str, Any]:
             value = f"sqlite:{os.path.join(place, str(value)[7:])}"
         values[name] = _flat(value)
     return {**values, "reconcile": {name: _flat(value) for name, value in reconcile.items()}}
+
+
+def _complete(argument: Argument | None, values: Mapping[str, Any], name: str, path: Path | None) -> None:
+    """Add the pairs of a file of settings to those of the command line, without those of the same fields."""
+    if argument is None or not argument.tokens:
+        return
+    from payclient.validation import from_service  # `--help` needs none
+
+    given = {from_service(token.value.partition("=")[0]) for token in argument.tokens}
+    for pair in values.get(name, ()):
+        if from_service(str(pair).partition("=")[0]) not in given:
+            argument.append(Token(keyword=argument.name, value=str(pair), source=str(path)))
 
 
 def _flat(value: Any) -> Any:

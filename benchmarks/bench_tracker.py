@@ -124,7 +124,7 @@ async def cpu(count: int, rounds: int) -> None:
         entries = [sales.follow(record) for record in records]
         for entry, after in zip(entries, decided, strict=True):
             assert entry is not None
-            sales.asks.take(entry, after)
+            sales.asks.update(entry, after)
         ours.append((time.process_time() - began) / batch * 1e6)
         gc.collect()
         began = time.process_time()

@@ -397,12 +397,12 @@ async def test_many_429_at_once_count_as_one() -> None:
     """What was in flight when the first came says nothing new."""
     limit = send_rate(None)
     for number in range(20):
-        limit.spend(0.01 * number)
+        limit.note_request(0.01 * number)
     limit.rate_limited(0.2, 0.19, 3)
     for _ in range(50):
         limit.rate_limited(0.3, 0.19, 3)
     assert limit.ready_at() == pytest.approx(3.2, abs=0.11)
-    limit.spend(3.3)
+    limit.note_request(3.3)
     assert limit.ready_at() == pytest.approx(3.4, abs=0.02)
 
 

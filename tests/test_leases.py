@@ -444,7 +444,7 @@ async def test_one_rate_for_all(url: str) -> None:
             for _ in range(4):
                 await settled(limit, clock.monotonic(), wanted=True)
                 slots.append(limit.ready_at())
-                limit.spend(slots[-1])
+                limit.note_request(slots[-1])
 
         await asyncio.gather(*map(taking, ledgers))
         slots.sort()
@@ -463,7 +463,7 @@ async def test_a_429_is_for_all(url: str) -> None:
         limit.rate_limited(0.0, -1.0, 40.0)
         await settled(limit, 0.0)
         assert await ledgers[1].reserve(1, 1.0) == pytest.approx(40, abs=5)
-        limit.spend(0.0)
+        limit.note_request(0.0)
         await settled(limit, 0.0)
         assert await ledgers[1].reserve(1, 1.0) == pytest.approx(42, abs=5)
         assert limit.is_paused(39.0)
@@ -486,8 +486,8 @@ async def test_a_ledger_that_cannot_say() -> None:
     now = clock.monotonic()
     await settled(limit, now, wanted=True)
     assert limit.ready_at() == pytest.approx(now + 10, abs=1)
-    limit.spend(now)
-    limit.spend(now)
+    limit.note_request(now)
+    limit.note_request(now)
     limit.rate_limited(now, now - 1.0, 1.0)
     await settled(limit, now)
     assert limit.ledger_work(now, wanted=False) is None

@@ -76,7 +76,7 @@ def test_the_rate_is_kept() -> None:
     limit, now, times = RateLimit(30.0), 0.0, []
     while now < 3600.0:
         times.append(now)
-        limit.spend(now)
+        limit.note_request(now)
         now = max(now, limit.ready_at()) + 0.05
     assert 1750 <= len(times) <= 1801
     assert min(b - a for a, b in pairwise(times)) >= 1.8
@@ -91,7 +91,7 @@ def test_a_429_pauses_and_slows_what_follows() -> None:
     assert limit.is_paused(12.9)
     assert not limit.is_paused(13.0)
     assert limit.binds
-    limit.spend(13.0)
+    limit.note_request(13.0)
     assert 13.0 < limit.ready_at() <= 13.2
     limit.answered(9.5)
     assert limit.binds

@@ -270,7 +270,7 @@ class Charges(AsyncIterator[ChargeResult]):
                     if now < (when := self._rate.ready_at()):
                         self._start_ready_at(when)
                         return
-                    self._rate.spend(now)
+                    self._rate.note_request(now)
                 work = self._charge(self._turns.take())
             self._in_flight += 1
             self._prompts += 1

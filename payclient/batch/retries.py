@@ -10,7 +10,7 @@ from payclient.errors import CustomerBusyError, NotSentError, RateLimitedError, 
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
 from payclient.tracking.outcomes import PendingSale
-from payclient.tracking.rate_limit import Manners, RateLimit
+from payclient.tracking.rate_limit import Backoff, RateLimit
 
 __all__: list[str] = []
 
@@ -20,7 +20,7 @@ LEAST_QUERIES = 2.0
 
 #: After a 429 without `Retry-After` nothing is sent for 5 s. Then sends go half as fast as of late, at least one a
 #: minute; each send that is taken wins back 3 % of the slowdown.
-MANNERS = Manners(most_slowdown=60.0, relief=0.97, longest_pause=float("inf"), pause=5.0, measures=True)
+SEND_BACKOFF = Backoff(most_slowdown=60.0, relief=0.97, longest_pause=float("inf"), pause=5.0, measures=True)
 
 
 def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | None) -> float | None:
@@ -34,7 +34,7 @@ def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | 
 
 def send_rate(per_second: float | None) -> RateLimit:
     """Return the limit of the sends of a batch; None: no limit."""
-    return RateLimit(None if per_second is None else 60.0 * per_second, MANNERS)
+    return RateLimit(None if per_second is None else 60.0 * per_second, SEND_BACKOFF)
 
 
 #: Tries of one row after HTTP 429.

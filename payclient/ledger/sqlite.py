@@ -184,16 +184,15 @@ class SqliteWriter(Writer):
             operations, self._pending = self._pending, []
             self._inbox.put(operations)
             if self._ended:
-                self._end()
+                self._fail_unread()
 
-    def _end(self) -> None:
-        """Answer in the loop whatever comes after the thread has ended."""
+    def _fail_unread(self) -> None:
+        """Note, in the loop, that the thread has ended, and answer by an error each operation that it never read."""
         self._ended = True
-        with suppress(queue.Empty):
-            while True:
-                batch = Batch(self._inbox.get_nowait() or ())
-                batch.fail(LedgerUnavailableError(_ENDED))
-                resolve(batch.answers)
+        while not self._inbox.empty():
+            batch = Batch(self._inbox.get_nowait() or ())
+            batch.fail(LedgerUnavailableError(_ENDED))
+            resolve(batch.answers)
 
     def _run(self) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
@@ -214,7 +213,7 @@ class SqliteWriter(Writer):
         finally:
             if file.lock is not None:
                 file.lock.release()
-            self._call(self._end)
+            self._call(self._fail_unread)
 
     def _open(self, *, create: bool, lock: OwnerLock | None = None) -> OpenFile:
         if self._read_only:

@@ -130,7 +130,7 @@ class Arrivals:
             raise
         finally:
             form.writing.discard(transaction_id)
-        self._poller.took(record)
+        self._poller.note_written(record)
         return self._confirmer.form(record)
 
     async def _first_answer(self, confirmation: Confirmation) -> None:

@@ -153,7 +153,7 @@ class OpenAsks:
         ask = self._asks.get(record.client_transaction_id)
         if ask is not None and ask.record.attempt == record.attempt:
             if record.version > ask.record.version:
-                self.take(ask, record)
+                self.update(ask, record)
             if ask.elsewhere and self.holds(ask):
                 self._reconsider(ask)
             return ask
@@ -255,8 +255,8 @@ class OpenAsks:
         elif ask.slot is None and ask.task is None:
             self.release(ask)  # a new wait must end, too
 
-    def take_back(self, ask: Followed, now: float) -> None:
-        """Query an ask here too, if somebody waits: the process with the lease should have ended its follow-up."""
+    def follow_beside(self, ask: Followed, now: float) -> None:
+        """Query an ask that another process holds, if somebody waits here: that process should have ended by now."""
         if ask.waiters and self.leases is not None:
             self.leases.follow_beside(ask.record.client_transaction_id)
             ask.elsewhere = False
@@ -268,7 +268,7 @@ class OpenAsks:
         """Write an event, and end the waits of a decided ask. After a failure the ask is queried again."""
         try:
             try:
-                self.take(ask, await self.ledger.apply(ask.record, event))
+                self.update(ask, await self.ledger.apply(ask.record, event))
             except TransitionError:
                 if await self.reread(ask):
                     return
@@ -276,7 +276,7 @@ class OpenAsks:
                 before = ask.record
                 if await self.write_late(before.client_transaction_id) or ask.record is before:
                     raise
-                self.take(ask, await self.ledger.apply(ask.record, event))
+                self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
             found, record = self.policy.findings(ask, self.clock.monotonic()), ask.record
             found.failures += 1
@@ -302,11 +302,11 @@ class OpenAsks:
             self.follow(newest)
             return True
         if newest.attempt == ask.record.attempt and newest.version > ask.record.version:
-            self.take(ask, newest)
+            self.update(ask, newest)
             return True
         return False
 
-    def take(self, ask: Followed, record: Record) -> None:
+    def update(self, ask: Followed, record: Record) -> None:
         """Replace the ask's record by a newer one."""
         before, ask.record = ask.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
@@ -346,11 +346,11 @@ class OpenAsks:
         """Write what the ledger could not take, and return whether anything is left."""
         written, left = await self.late.write_now(client_transaction_id)
         for record in written:
-            self.took(record)
+            self.note_written(record)
         return left
 
-    def took(self, record: Record) -> None:
-        """Take a record that a send, a confirmation or an operator has changed."""
+    def note_written(self, record: Record) -> None:
+        """Note a record that a send, a confirmation or an operator has just written: follow it while it is open."""
         if record.state.decided:
             self.touch()
             if self.leases is not None:

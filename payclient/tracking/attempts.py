@@ -208,7 +208,7 @@ class Attempts:
         del self._in_flight[attempt.client_transaction_id]
         self._poller.asks.touch()
         if not sent.cancelled() and sent.exception() is None:
-            self._poller.took(sent.result())
+            self._poller.note_written(sent.result())
 
     async def _send(self, attempt: Attempt) -> Record:
         """Send once. Note code 2061 at the unknown sales of the same lane too."""

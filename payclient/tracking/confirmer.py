@@ -192,7 +192,7 @@ class Confirmer:
             newest = await self._poller.asks.ledger.get(form.record.client_transaction_id)
             form.record = newest or form.record
             return form.record.state.decided
-        self._poller.took(form.record)
+        self._poller.note_written(form.record)
         return True
 
     def close(self) -> None:

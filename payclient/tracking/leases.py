@@ -71,11 +71,10 @@ class SharedRateLimit(RateLimit):
     def ready_at(self) -> float:
         return max(self._slot, self._paused_until)
 
-    def spend(self, now: float) -> None:
+    def note_request(self, now: float) -> None:
+        """Use up the reserved request. One that could not wait for a reservation delays the next of all processes."""
         if self._slot == float("inf"):
-            self._pause = max(
-                self._pause, self.gap
-            )  # one that could not wait: the next one of all is later for it
+            self._pause = max(self._pause, self.gap)
         self._slot = float("inf")
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
@@ -103,7 +102,7 @@ class SharedRateLimit(RateLimit):
             self._late.failed(error)
         if not reserves:
             return
-        seconds = max(PRESUMED * self._gap, self.gap)
+        seconds = max(PRESUMED * self._known_gap, self.gap)
         try:
             seconds = await self._ledger.reserve(1, self.gap)
         except LedgerError as error:
@@ -161,7 +160,7 @@ class Leases:
 
     async def begin(self) -> None:
         """Watch what others write, and follow what is due, now and from time to time."""
-        self._unwatch = self._ledger.watch(self._woken)  # first, so that nothing is missed
+        self._unwatch = self._ledger.watch(self._note_change)  # first, so that nothing is missed
         self._ledger.hold(self._sending_after)
         await self._compare()  # another tracker over this ledger may have left something
         await self._claim()
@@ -237,7 +236,8 @@ class Leases:
 
     # --- What others wrote
 
-    def _woken(self, client_transaction_id: str | None) -> None:
+    def _note_change(self, client_transaction_id: str | None) -> None:
+        """Read the ask again that another process wrote; with None, any may be: read all that somebody waits for."""
         self._poller.asks.touch()
         if client_transaction_id is None:
             self._changed.update(

@@ -82,7 +82,7 @@ class Poller:
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
         self.follow: Callable[[Record], Followed | None] = self.asks.follow
-        self.took: Callable[[Record], None] = self.asks.took
+        self.note_written: Callable[[Record], None] = self.asks.note_written
         self.write: Callable[[Record, Event], Awaitable[Record]] = self.asks.write
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
@@ -242,7 +242,7 @@ class Poller:
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.elsewhere:
-            self.asks.take_back(ask, now)
+            self.asks.follow_beside(ask, now)
         elif policy.expires_now(ask, now):
             self._to_expire.append(ask)
         elif not policy.can_query:
@@ -286,7 +286,7 @@ class Poller:
                 self._turns_first = False
                 turn = self._turns.popleft()
                 if not turn.done():
-                    self.rate.spend(now)
+                    self.rate.note_request(now)
                     turn.set_result(None)
                 continue
             item = self._lines.pop(now, ranked=self.rate.binds) if queries else None
@@ -301,12 +301,12 @@ class Poller:
         if isinstance(item, Followed):
             checks = self._starting.pop(item, ())
             if item.task is None and self.asks.holds(item) and (checks or not item.elsewhere):
-                self.rate.spend(now)
-                self._run(item, self._query(item), self._requests)
+                self.rate.note_request(now)
+                self._run(item, self._run_query(item), self._requests)
             for started in checks:
                 _end(started)
         elif isinstance(item, ReturnedForm) and item.task is None:
-            self.rate.spend(now)
+            self.rate.note_request(now)
             self._run(item, self.confirmer.request(item, now), self._requests)
 
     def _run(self, item: Scheduled, work: Coroutine[None, None, Any], tasks: set[asyncio.Task[Any]]) -> None:
@@ -347,22 +347,13 @@ class Poller:
         finally:
             self._ended(ask)
 
-    async def _query(self, ask: Followed) -> StatusReport | None:
-        """Query once: expire the ask first if it is time, write the answer, and plan the next look."""
+    async def _run_query(self, ask: Followed) -> StatusReport | None:
+        """Query an ask in a task of its own, and plan its next look. Returns the report, if it is ours."""
         report = None
         try:
             now = self.clock.monotonic()
-            if ask.record.state is State.PENDING and now >= ask.expires:
-                await self.asks.apply(ask, Expired(at=self.clock.time()))
-            if ask.record.state.decided:
-                with suppress(LedgerError):
-                    await self.asks.reread(ask)  # another attempt may have been made since
+            await self._bring_up_to_date(ask, now)
             if self.asks.holds(ask):
-                # It counts when made, not when due.
-                ask.queried_at = now
-                if not ask.record.state.decided and self.policy.is_final(ask, now):
-                    ask.final_queries += 1
-                ask.slim()
                 report = await self._query_once(ask, now)
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
@@ -373,8 +364,21 @@ class Poller:
             self._ended(ask)
         return report
 
+    async def _bring_up_to_date(self, ask: Followed, now: float) -> None:
+        """Write an expiry that is due. Reread a decided ask: a newer attempt may have taken its place."""
+        if ask.record.state is State.PENDING and now >= ask.expires:
+            await self.asks.apply(ask, Expired(at=self.clock.time()))
+        if ask.record.state.decided:
+            with suppress(LedgerError):
+                await self.asks.reread(ask)
+
     async def _query_once(self, ask: Followed, now: float) -> StatusReport | None:
         """Query once, write the answer, and return the report if it is ours."""
+        # It counts when made, not when due.
+        ask.queried_at = now
+        if not ask.record.state.decided and self.policy.is_final(ask, now):
+            ask.final_queries += 1
+        ask.slim()
         query = self.policy.next_query(ask, now)
         answered, report = await self.queries.ask(ask, query)
         if not answered:
@@ -450,7 +454,7 @@ class Poller:
         """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""
         now = self.clock.monotonic()
         if not self._turns and self.rate.ready_at() <= now:
-            self.rate.spend(now)
+            self.rate.note_request(now)
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)

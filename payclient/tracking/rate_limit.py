@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Coroutine
 
@@ -23,8 +24,8 @@ MEASURED = 20
 
 
 @attrs.frozen
-class Manners:
-    """What 429s teach."""
+class Backoff:
+    """How requests become slower after a 429, and faster again."""
 
     #: Seconds between requests at the slowest.
     most_slowdown: float = 10.0
@@ -41,71 +42,71 @@ class Manners:
 class RateLimit:
     """Says when the next request may be made. Times are monotonic seconds; `per_minute` None: no limit is known."""
 
-    def __init__(self, per_minute: float | None, manners: Manners = Manners()) -> None:
-        self._manners = manners
-        self._gap = 60.0 / per_minute if per_minute else 0.0
-        #: Seconds between requests, learnt from 429; successes undo it.
+    def __init__(self, per_minute: float | None, backoff: Backoff = Backoff()) -> None:
+        self._backoff = backoff
+        #: Seconds between requests by the known limit (0: none is known), and by the 429s since the last successes.
+        self._known_gap = 60.0 / per_minute if per_minute else 0.0
         self._slowdown = 0.0
-        #: When that was last doubled. A 429 to a request that was made before says nothing new.
-        self._slowed_at = float("-inf")
-        self._next = float("-inf")
-        self._paused_until = float("-inf")
+        #: When the slowdown was last raised. A 429 to a request that was made before says nothing new.
+        self._slowed_at = -math.inf
+        #: The next request is made at the later of the two: a gap after the last one, and the end of a pause.
+        self._next_at = self._paused_until = -math.inf
+        #: When the last requests were made, where the backoff measures them.
         self._recent: deque[float] = deque(maxlen=MEASURED)
 
     @property
     def gap(self) -> float:
-        """Seconds from one request to the next, as far as is known."""
-        return max(self._gap, self._slowdown)
+        """Seconds from one request to the next: the known limit's, or the slowdown's."""
+        return max(self._known_gap, self._slowdown)
 
     @property
     def binds(self) -> bool:
         """Whether requests are rationed at all, so that their order matters."""
-        return self._gap > 0.0 or self._slowdown > 0.0
+        return self._known_gap > 0.0 or self._slowdown > 0.0
 
     def ready_at(self) -> float:
         """Return when the next request may be made."""
-        return max(self._next, self._paused_until)
+        return max(self._next_at, self._paused_until)
 
     def is_paused(self, now: float) -> bool:
         """Return whether the service asked for a pause that is not over."""
         return now < self._paused_until
 
-    def spend(self, now: float) -> None:
-        """Count a request that is made now."""
-        # From the due moment where the timer was a little late, so that the rate is kept; no burst comes of it.
-        # Requests that could not wait do not add up.
+    def note_request(self, now: float) -> None:
+        """Count a request that is made now: the next one is ready a gap later."""
+        # A timer that fires a little late does not lower the rate: the gap counts from the moment that was due.
         gap, late = self.gap, now - self.ready_at()
-        self._next = now + gap - (late if 0.0 < late <= gap * 0.1 else 0.0)
-        if self._manners.measures:
+        self._next_at = now + gap - (late if 0.0 < late <= gap * 0.1 else 0.0)
+        if self._backoff.measures:
             self._recent.append(now)
 
     def pause(self, now: float, seconds: float) -> None:
         """Make no request for so many seconds."""
-        seconds = min(seconds, self._manners.longest_pause)
+        seconds = min(seconds, self._backoff.longest_pause)
         self._paused_until = max(self._paused_until, now + seconds)
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
         """Slow down after a 429: one doubling for each round of requests, however many were in flight."""
-        pause, manners = retry_after, self._manners
+        pause, backoff = retry_after, self._backoff
         if made_at > self._slowed_at:
             self._slowed_at = now
             present = self._slowdown
-            if manners.measures:
+            if backoff.measures:
                 measured = (now - self._recent[0]) / len(self._recent) if self._recent else 0.0
                 present = max(self.gap, measured)
-            self._slowdown = min(max(2 * present, FIRST_SLOWDOWN), manners.most_slowdown)
-            self._next = max(self._next, now + self._slowdown)
+            self._slowdown = min(max(2 * present, FIRST_SLOWDOWN), backoff.most_slowdown)
+            self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:
                 by_slowdown = min(PAUSE * self._slowdown, MOST_PAUSE)
-                pause = by_slowdown if manners.pause is None else manners.pause
+                pause = by_slowdown if backoff.pause is None else backoff.pause
         if pause is not None:
             self.pause(now, pause)
 
     def answered(self, made_at: float) -> None:
         """Undo a slowdown by successes of requests that were made since the 429."""
         if made_at > self._slowed_at and self._slowdown:
-            self._slowdown *= self._manners.relief
-            if self._slowdown < max(self._gap, FIRST_SLOWDOWN / 10):
+            self._slowdown *= self._backoff.relief
+            if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):
                 self._slowdown = 0.0
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:

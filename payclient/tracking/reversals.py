@@ -85,7 +85,7 @@ async def _check(poller: Poller, record: Record) -> Outcome:
 async def _write(poller: Poller, record: Record, event: Event) -> Outcome:
     """Write how it ended; later where the ledger fails."""
     record = await poller.write(record, event)
-    poller.took(record)
+    poller.note_written(record)
     return Outcome.of(record)
 
 
@@ -144,7 +144,7 @@ class Reversals:
         except RefusedError as refused:
             refusal = ReversalRefused(at=self._clock.time(), error_code=refused.error_code)
             record = await poller.write(record, refusal)
-            poller.took(record)
+            poller.note_written(record)
             # What stands between may repeat the request: the first gave it back, the second was refused.
             outcome = await poller.check(record)
             if outcome.state is not State.REVERSED:

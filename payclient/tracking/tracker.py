@@ -293,7 +293,7 @@ class Tracker:
             raise TransitionError(fault, client_transaction_id=client_transaction_id)
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
         record = await self._ledger.apply(record, decision)
-        self._poller.took(record)
+        self._poller.note_written(record)
         return Outcome.of(record)
 
     async def health(self) -> Health:

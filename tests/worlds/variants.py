@@ -178,14 +178,14 @@ def _expiry_says_unpaid() -> list[Patch]:
 
 def _resend_at_five_minutes() -> list[Patch]:
     """An unknown sale is over with its window."""
-    shipped = Poller._query
+    shipped = Poller._run_query
 
     async def query(self: Poller, ask: Followed) -> payclient.StatusReport | None:
         if ask.record.state is State.UNKNOWN and self.clock.monotonic() >= ask.expires:
             await self.asks.apply(ask, NotSent(at=self.clock.time()))
         return await shipped(self, ask)
 
-    return [(Poller, "_query", query)]
+    return [(Poller, "_run_query", query)]
 
 
 @attrs.frozen

@@ -1,9 +1,12 @@
 """What every test needs before it starts: workers, hypothesis without a stopwatch, aioresponses on today's aiohttp."""
 
 import asyncio
+import compileall
 import inspect
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,9 @@ __all__ = ["database", "new_database", "postgres"]  # fixtures
 #: Each has a PostgreSQL and services of its own: more would rather wait for each other.
 MOST_WORKERS = 4
 
+#: For the files of tests: a ledger writes durably, and elsewhere thousands of tests wait for the disk.
+MEMORY = Path("/dev/shm")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
@@ -35,8 +41,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     for each, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(each) is signal.SIG_IGN:
             signal.signal(each, default)
+    if hasattr(config, "workerinput"):
+        return
+    if "TMPDIR" not in os.environ and _has_room():
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+    # Where no bytecode is written, each process that a test starts would compile the package anew.
+    compileall.compile_dir(Path(session.__file__).parent, quiet=2)
     option = config.option
-    if hasattr(config, "workerinput") or not hasattr(option, "numprocesses"):
+    if not hasattr(option, "numprocesses"):
         return
     if option.numprocesses is None and not option.tx:
         here = config.invocation_params.dir
@@ -45,6 +57,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = 0 if named or option.usepdb or cores == 1 else min(cores, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"
+
+
+def _has_room() -> bool:
+    """Return whether MEMORY has room (a container's default is 64 MB) and programs may be started there."""
+    return (
+        os.access(MEMORY, os.W_OK)
+        and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+        and shutil.disk_usage(MEMORY).free > 4 << 30
+    )
 
 
 @pytest.fixture

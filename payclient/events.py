@@ -119,8 +119,12 @@ class Found(Event):
     receipt: str | None = attrs.field(default=None, repr=False)
 
 
+@attrs.frozen(kw_only=True)
 class FoundPending(Found):
     """The service says `Pendiente` of this transaction."""
+
+    #: When the customer can no longer approve, had it been created this moment; None of a form.
+    expires_at: float | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -318,6 +318,9 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
             return {"expires_at": event.expires_at, "candidate_ids": candidate_ids}
         case Prepared() | Recovered() | ReversalPermitted():
             return {"expires_at": event.expires_at}
+        case FoundPending(expires_at=float(ends)) if record.state is State.UNKNOWN:
+            # The network may have held the request back: it may be as young as the report of it.
+            return _found(record, event) | {"expires_at": max(record.expires_at or 0.0, ends)}
         case Found():
             return _found(record, event)
         case Notified() | Returned():

@@ -310,7 +310,7 @@ async def test_a_candidate_survives_a_restart(notified: bool, ledger: Ledger) ->
     async with tracking(service, ledger) as tracker:
         pending = await pending_of(tracker)
         assert pending.state is State.UNKNOWN
-        outcome = await outcome_of(service, pending)
+        outcome = await outcome_of(service, pending, ledger=ledger)
     assert (outcome.paid, outcome.transaction_id) == (True, 1000)
     assert service.posted == {"order-17": 1}
 
@@ -330,7 +330,7 @@ async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Led
     }  # fmt: skip
     async with tracking(service, ledger) as later:
         pending = await pending_of(later)
-        assert (await outcome_of(service, pending)).transaction_id == 1000
+        assert (await outcome_of(service, pending, ledger=ledger)).transaction_id == 1000
 
 
 class FailingLate(MemoryLedger):

@@ -120,7 +120,7 @@ async def test_another_accounts_not_found_proves_nothing(
     service.decide("Aceptado")
     async with tracking(service, ledger, "token-2") as tracker:
         for identifier in ("order-17", "order-18"):
-            outcome = await outcome_of(service, await pending_of(tracker, identifier))
+            outcome = await outcome_of(service, await pending_of(tracker, identifier), ledger=ledger)
             assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
         await service.clock.advance(100_000)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
@@ -164,7 +164,7 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
         await tracker.sale(sale("order-18", "0984111333"))
     async with tracking(service, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        outcome = await outcome_of(service, await pending_of(tracker))
+        outcome = await outcome_of(service, await pending_of(tracker), ledger=ledger)
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
 
 
@@ -182,7 +182,7 @@ async def test_another_accounts_sale_of_the_same_id_decides_nothing(
     async with tracking(service, ledger, "token-2") as tracker:
         if named:
             await tracker.notify(hint(theirs))
-        outcome = await outcome_of(service, await pending_of(tracker))
+        outcome = await outcome_of(service, await pending_of(tracker), ledger=ledger)
         assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, None)
     events = [change.event for change in await ledger.history("order-17")]
     assert events.count("Conflicted") == 1
@@ -260,7 +260,7 @@ async def test_a_number_alone_decides_nothing_under_another_token(
     other.decide(state)
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
         await service.clock.advance(2000)
         assert (await pending_of(tracker)).outcome.paid is None
     service.decide("Aceptado" if state == "Cancelado" else "Cancelado")
@@ -345,7 +345,7 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
     await sold(service, ledger, lost_answer)
     async with tracking(service, ledger, "token-2") as tracker:
         await tracker.notify(hint())
-        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
 
 
 async def test_a_form_is_not_given_up_under_another_token(service: Accounts, ledger: Ledger) -> None:

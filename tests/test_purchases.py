@@ -16,6 +16,7 @@ from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -69,6 +70,27 @@ async def test_a_living_form_is_not_handed_out_beside_an_open_push(service: Fake
         await tracker.sale(push("first"), purchase="order-17", beside_open_form=True)
         with pytest.raises(payclient.PurchaseOpenError):
             await tracker.live_form("order-17", form_of)
+
+
+async def test_a_push_that_the_network_held_back_keeps_its_purchase(service: FakeService) -> None:
+    """Created 280 s after it was sent, it may be approved until 580 s: whatever our own clock presumed before."""
+
+    async def held_back(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        service.clock.call_at(service.clock.monotonic() + 280, service.create, request)
+        return await lost_request(service, request, before_send)
+
+    async with tracking(service) as tracker:
+        service.scripts = [held_back]
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        wait = asyncio.ensure_future(sale.wait())
+        await service.clock.advance(560)
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.live_form("order-17", form_of)
+        assert not wait.done()
+        service.decide("Aceptado")
+        await service.clock.advance(60)
+        assert (await wait).paid
+    assert (sum(service.posted.values()), service.prepared) == (1, {})
 
 
 async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeService) -> None:

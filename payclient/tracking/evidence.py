@@ -141,7 +141,9 @@ _ALARMS = {
 }
 
 
-def verdict(record: Record, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
+def verdict(
+    record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
+) -> Reading:
     """Return what a report that is ours says of its attempt."""
     reading = Reading(report=report)
     if report.also_accepted:
@@ -150,12 +152,14 @@ def verdict(record: Record, report: StatusReport, transaction_id: int | None, at
         reading.events.append(Conflicted(at=at, what=f"also accepted: {others}"))
     if report.state is not None and (alarm := _ALARMS.get((record.state, report.state))):
         reading.alarms.append(alarm)
-    if event := _event_of(record, report, transaction_id, at):
+    if event := _event_of(record, report, transaction_id, at, sale_window):
         reading.events.append(event)
     return reading
 
 
-def _event_of(record: Record, report: StatusReport, transaction_id: int | None, at: float) -> Event | None:
+def _event_of(
+    record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
+) -> Event | None:
     """Return the event that the reported state is for the attempt; None where it says nothing new."""
     match record.state, report.state:
         case State.REVERSED, "Aceptado":
@@ -173,7 +177,8 @@ def _event_of(record: Record, report: StatusReport, transaction_id: int | None, 
         case State.REFUSED, "Pendiente":
             return Conflicted(at=at, what="pending, though it was refused")
         case State.UNKNOWN, "Pendiente":
-            return FoundPending(at=at, transaction_id=transaction_id)
+            ends = at + sale_window if record.kind == "sale" else None
+            return FoundPending(at=at, transaction_id=transaction_id, expires_at=ends)
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
             return FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason)
     return None
@@ -288,7 +293,7 @@ class AnswerReader:
     def _verdict(
         self, ask: Followed, report: StatusReport, transaction_id: int | None, now: float, at: float
     ) -> Reading:
-        reading = verdict(ask.record, report, transaction_id, at)
+        reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
         # What says nothing new is not kept: there may be 100,000 of it.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
@@ -373,5 +378,5 @@ def read_form(record: Record, report: StatusReport | None, at: float) -> Reading
     return (
         Reading(report=report)
         if report.state == "Pendiente"
-        else verdict(record, report, report.transaction_id, at)
+        else verdict(record, report, report.transaction_id, at, sale_window=0.0)
     )

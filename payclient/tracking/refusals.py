@@ -154,7 +154,8 @@ class Refusals:
 
     async def _write_found(self, record: Record, report: StatusReport) -> Record:
         """Write what a query found of an attempt."""
-        reading = verdict(record, report, report.transaction_id, self._poller.clock.time())
+        at, window = self._poller.clock.time(), self._poller.policy.sale_window
+        reading = verdict(record, report, report.transaction_id, at, window)
         if await is_noted(self._poller.asks.ledger, record, reading.events):
             return record
         identifier = record.client_transaction_id

@@ -153,7 +153,6 @@ class Oracle:
         """A row is on disk: what it says must be true, now and for ever."""
         name = f"{record.client_transaction_id}/{record.attempt}"
         posts = self.posts_of(record.client_transaction_id, record.attempt)
-        self._world.till.committed(record)
         if record.state is State.REFUSED:
             if not all(post.nothing for post in posts):
                 self.violated(f"{name}: recorded as refused ({record.evidence}), and it may exist")

@@ -11,7 +11,7 @@ import attrs
 import payclient
 from fake_service import sale
 from payclient import State
-from payclient.events import Evidence, Overpaid
+from payclient.events import Overpaid
 from payclient.lifecycle import Record
 from payclient.tracking.purchases import Purchase
 from worlds.oracle import Post, Transaction
@@ -118,8 +118,6 @@ class Till:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: Purchases of which an ask was left by its last query, which the service did not answer.
-        self._left: set[str] = set()
 
     def money(self, key: str) -> list[Transaction]:
         """The payments of a purchase that stand; of what the network repeated, one."""
@@ -141,18 +139,9 @@ class Till:
         # What the network repeats much later is charged by a service that does not look: nobody here can help it.
         found = [each for each in self.money(record.purchase) if not world.oracle.twins(each.client_id)]
         asks = [each for each in world.store.all() if each.purchase == record.purchase]
-        if (
-            len(found) > 1
-            and record.purchase not in self._left
-            and not any(each.beside_open_form for each in asks)
-        ):
+        if len(found) > 1 and True and not any(each.beside_open_form for each in asks):
             names = ", ".join(f"{each.client_id} ({each.number})" for each in found)
             world.oracle.violated(f"{record.purchase} is collected twice: by {names}")
-
-    def committed(self, record: Record) -> None:
-        """What the last query left open is not open any more, whatever the service holds."""
-        if record.state is State.EXPIRED and record.evidence is Evidence.LAST_QUERY:
-            self._left.add(record.purchase)
 
     def reversing(self, number: int) -> None:
         """A request to give back leaves: under a permit, and once for each."""

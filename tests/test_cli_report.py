@@ -71,6 +71,58 @@ def test_a_plain_file_has_a_plain_report(willing: Service, tmp_path: Path) -> No
     assert report.read_bytes().startswith(b"client_transaction_id,line,")
 
 
+@pytest.mark.parametrize(
+    ("options", "begin", "units", "balance"),
+    [
+        (["--language", "es"], "client_transaction_id;line;saldo;", ";12,50;", ";0,5;"),
+        (["--language", "en"], "client_transaction_id,line,saldo,", ",12.50,", ",0.5,"),
+        (["--decimal-mark", ","], "client_transaction_id;line;saldo;", ";12,50;", ";0,5;"),
+        (
+            ["--language", "es", "--decimal-mark", "."],
+            "client_transaction_id,line,saldo,",
+            ",12.50,",
+            ",0.5,",
+        ),
+        (
+            ["--language", "es", "--report-delimiter", ","],
+            "client_transaction_id,line,",
+            ',"12,50",',
+            ',"0,5",',
+        ),
+    ],
+)
+def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
+    willing: Service, tmp_path: Path, options: list[str], begin: str, units: str, balance: str
+) -> None:
+    """A spreadsheet in Spanish parts cells by `;` and takes 0.5 for a date: the report, and the rows left out."""
+    book = openpyxl.Workbook()
+    sheet = book.active
+    assert sheet is not None
+    for row in (
+        ["clave", "telefono", "valor", "saldo"],
+        ["x-1", "0991000001", 12.5, 0.5],
+        ["x-2", "", 1, 0.5],
+    ):
+        sheet.append(row)
+    file, report, bad = tmp_path / "c.xlsx", tmp_path / "r.csv", tmp_path / "bad.csv"
+    book.save(file)
+    # The key is each case's own.
+    key = f"{len(begin)}{''.join(options)}".replace("-", "")
+    sheet["A2"] = key
+    book.save(file)
+    arguments = charge_arguments(
+        willing, file, "--key", "clave", "--map", "phone_number=telefono", "--map", "amount_without_tax=valor",
+        "--set", "country_code=593", "--set", "currency=USD", "--set", "store_id=S1", "--amounts", "decimal",
+        "--keep", "saldo", "--report", str(report), "--skip-bad", str(bad), *options,
+    )  # fmt: skip
+    assert main(arguments) == 0
+    text = report.read_text(encoding="utf-8-sig")
+    assert text.startswith(begin)
+    assert units in text
+    assert balance in text
+    assert balance.strip('"')[:-1] in bad.read_text(encoding="utf-8-sig").replace(key, "")
+
+
 def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path) -> None:
     """Amounts in units are numbers, ids are texts, and what begins with = is a text."""
     path = tmp_path / "r.xlsx"

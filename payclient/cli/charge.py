@@ -19,6 +19,7 @@ from payclient.cli.progress import Look, say_reasons, to_do
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Count, Limits, Service, location_of, pair_of, profile_of
+from payclient.cli.tables import Dialect
 from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.rows import ChargeFile, read_file
@@ -109,9 +110,9 @@ class ShownOptions:
     report: Path | None = None
     """Write the outcome of each row to a .csv, .xlsx or .jsonl file."""
     report_delimiter: str | None = None
-    """Between the columns of a CSV report: , ; tab or another character. Default: the file's own."""
+    """Between the columns of a CSV report: , ; tab or another character. Default: the file's, or the language's."""
     report_decimal_mark: Literal[",", "."] | None = None
-    """The decimal mark of a CSV report. Default: the file's own."""
+    """The decimal mark of a CSV report. Default: the file's, or the language's."""
     html: Path | None = None
     """Write a page for people: totals, pictures, rows that need somebody."""
     quiet: bool = False
@@ -158,10 +159,14 @@ def charge(
     good = can_go_on(rows, written.skip_bad)
     if not (good or shown.dry_run):
         return 2
-    skipped = _Skipped(written.skip_bad, rows) if written.skip_bad is not None and good and rows.bad else None
-    carried = carried_from(
-        rows, written.keep, delimiter=_delimiter(shown.report_delimiter), mark=shown.report_decimal_mark
-    )
+    told = {
+        "delimiter": _delimiter(shown.report_delimiter),
+        "mark": shown.report_decimal_mark or written.decimal_mark,
+    }
+    carried = carried_from(rows, written.keep, **told)
+    skipped = None
+    if written.skip_bad is not None and good and rows.bad:
+        skipped = _Skipped(written.skip_bad, rows, carried.dialect)
     report = None if shown.report is None else Report(shown.report, carried)
     page = (
         None
@@ -243,10 +248,11 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
 class _Skipped:
     """The bad rows of a file, in a file of their own."""
 
-    def __init__(self, path: Path, file: ChargeFile) -> None:
+    def __init__(self, path: Path, file: ChargeFile, dialect: Dialect) -> None:
         """Raises `ConfigurationError` where the path is not a place for them; nothing is written yet."""
         check_output("--skip-bad", path)
-        self._path, self._count, self._content = path, len(file.bad), file.bad_rows(path, reason)
+        self._path, self._count = path, len(file.bad)
+        self._content = file.bad_rows(path, reason, delimiter=dialect.delimiter, mark=dialect.mark)
         with self._told():
             if path.exists() and path.read_bytes() != self._content:
                 # Perhaps somebody has corrected it there.

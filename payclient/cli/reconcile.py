@@ -24,7 +24,7 @@ from payclient.cli.files import atomic_write, check_apart, check_output
 from payclient.cli.ledger import with_ledger
 from payclient.cli.page import check_page, render
 from payclient.cli.settings import Count, LedgerUrl, Profile, Yes, pair_of, profile_of
-from payclient.cli.tables import Dialect, read_table, table_bytes
+from payclient.cli.tables import Dialect, dialect_of, read_table, table_bytes
 from payclient.cli.texts import label, text
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.events import Listed
@@ -265,7 +265,14 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    dialect = Dialect(delimiter=file.delimiter or ",", mark=mark or ".", bom=file.for_spreadsheets)
+    dialect = dialect_of(
+        path,
+        file.delimiter,
+        mark,
+        told_mark=options.decimal_mark,
+        told_delimiter=None,
+        bom=file.for_spreadsheets,
+    )
     return entries, others, dialect
 
 

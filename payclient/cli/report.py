@@ -18,7 +18,7 @@ from typing import Any, Self
 import attrs
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.tables import Dialect, csv_line, json_line, read_table, table_bytes
+from payclient.cli.tables import Dialect, csv_line, dialect_of, json_line, read_table, table_bytes
 from payclient.cli.terminal import iso
 from payclient.errors import (
     AlreadyPaidError,
@@ -215,17 +215,21 @@ class Carried:
 def carried_from(
     file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
 ) -> Carried:
-    """Return what is kept of a file. Raises `ConfigurationError` for a column that is not there."""
-    kept, plain = file.kept(keep), file.delimiter or ","
+    """Return what is kept of a file; these are told of a CSV report. Raises `ConfigurationError` for no such column."""
+    dialect = dialect_of(
+        file.path,
+        file.delimiter,
+        file.mark,
+        told_mark=mark,
+        told_delimiter=delimiter,
+        bom=file.for_spreadsheets,
+    )
+    kept = file.kept(keep, dialect.mark)
     return Carried(
         names=tuple(keep),
         rows={row.key: (row.line, kept[row.line]) for row in file.rows if row.key and not row.errors},
         left_out=[(row.line, kept[row.line], "; ".join(e.words for e in row.errors)) for row in file.bad],
-        dialect=Dialect(
-            delimiter=delimiter or plain,
-            mark=mark or file.mark or ("," if plain == ";" else "."),
-            bom=file.for_spreadsheets,
-        ),
+        dialect=dialect,
     )
 
 

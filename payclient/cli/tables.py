@@ -14,7 +14,9 @@ from typing import Any
 
 import attrs
 
+from payclient.cli.texts import language
 from payclient.ledger.records import sanitize_text
+from payclient.rows.records import SHEETS
 
 __all__: list[str] = []
 
@@ -34,6 +36,26 @@ class Dialect:
     delimiter: str = ","
     mark: str = "."
     bom: bool = False
+
+
+def dialect_of(
+    path: Path,
+    delimiter: str,
+    mark: str | None,
+    *,
+    told_mark: str | None,
+    told_delimiter: str | None,
+    bom: bool,
+) -> Dialect:
+    """Return how CSV is written for the reader of a file, whose own delimiter and decimal mark these are.
+
+    A spreadsheet's file shows neither: they are those of the language, as a spreadsheet in it reads them.
+    """
+    if path.suffix.lower() in SHEETS:
+        mark = told_mark or ("," if mark == "," or language() == "es" else ".")
+        delimiter = ";" if mark == "," else ","
+    mark = told_mark or mark or ("," if delimiter == ";" else ".")
+    return Dialect(delimiter=told_delimiter or delimiter or ",", mark=mark, bom=bom)
 
 
 def csv_line(values: Iterable[object], dialect: Dialect = Dialect()) -> bytes:

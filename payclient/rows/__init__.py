@@ -144,11 +144,17 @@ class ChargeFile:
         """Good rows by customer at one store."""
         return Counter(map(lane_text, self.requests))
 
-    def kept(self, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
-        """Return the texts of these columns, by line. Raises `ConfigurationError` for a column that is not there."""
+    def kept(self, names: Sequence[str], mark: str = ".") -> dict[int, tuple[str, ...]]:
+        """Return the texts of these columns, by line, a number's with this decimal mark.
+
+        Raises `ConfigurationError` for a column that is not there.
+        """
         if not self.delimiter:
             found = {row.line: _json_object(row.source) or {} for row in self.rows}
-            return {line: tuple(_shown(data.get(name, "")) for name in names) for line, data in found.items()}
+            return {
+                line: tuple(_shown(data.get(name, ""), mark) for name in names)
+                for line, data in found.items()
+            }
         header = [plain(name.strip()) for name in self.names]
         for name in names:
             if plain(name) not in header:
@@ -157,14 +163,17 @@ class ChargeFile:
                 )
         places = [header.index(plain(name)) for name in names]
         return {
-            row.line: tuple(_shown(row.source[n]) if n < len(row.source) else "" for n in places)
+            row.line: tuple(_shown(row.source[n], mark) if n < len(row.source) else "" for n in places)
             for row in self.rows
         }
 
-    def bad_rows(self, path: Path, say: Callable[[str], str] = str) -> bytes:
+    def bad_rows(
+        self, path: Path, say: Callable[[str], str] = str, *, delimiter: str | None = None, mark: str = "."
+    ) -> bytes:
         """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL.
 
-        `say` gives the words of a reason in another language.
+        `say` gives the words of a reason in another language, `delimiter` another than the file's own, and `mark` is
+        the decimal mark of a spreadsheet's numbers.
         """
         wanted = {".xlsx": ".csv", ".ods": ".csv"}.get(suffix := self.path.suffix.lower(), suffix)
         if path.suffix.lower() != wanted:
@@ -176,10 +185,10 @@ class ChargeFile:
             )
         keep = [number for number, name in enumerate(self.names) if name.strip() != FAULT]
         text = io.StringIO()
-        writer = csv.writer(text, delimiter=self.delimiter)
+        writer = csv.writer(text, delimiter=delimiter or self.delimiter)
         writer.writerow([*(self.names[number].strip() for number in keep), FAULT])
         for cells, why in reasons:
-            writer.writerow([*(_text(cells[n]) if n < len(cells) else "" for n in keep), why])
+            writer.writerow([*(_text(cells[n], mark) if n < len(cells) else "" for n in keep), why])
         return b"\xef\xbb\xbf" + text.getvalue().encode("utf-8", "replace")
 
 
@@ -413,12 +422,14 @@ def _check_zeros(rows: Iterable[Row]) -> None:
 # --- --skip-bad, --keep
 
 
-def _shown(cell: Any) -> str:
-    return "" if isinstance(cell, CellError) else f"{cell:.15g}" if isinstance(cell, float) else str(cell)
+def _shown(cell: Any, mark: str) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.15g}".replace(".", mark)
+    return "" if isinstance(cell, CellError) else str(cell)
 
 
-def _text(cell: Any) -> str:
-    text = _shown(cell)
+def _text(cell: Any, mark: str) -> str:
+    text = _shown(cell, mark)
     return f"'{text}" if FORMULA.match(text) else text
 
 

@@ -29,7 +29,7 @@ MAX_BYTES = 256 << 20
 #: Lines among which the header of a table is.
 MAX_HEADER = 50
 
-_CSV, _SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
+_CSV, SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
@@ -72,7 +72,7 @@ class Records:
 def read_records(path: Path, form: Format) -> Records:
     """Read a whole file. Raises `InvalidRequestError` where it has no form that is known."""
     name, kind = path.name, path.suffix.lower()
-    if kind not in (*_CSV, *_SHEETS, *_JSONL):
+    if kind not in (*_CSV, *SHEETS, *_JSONL):
         raise InvalidRequestError(
             f"{name}: a file of charges must end in .csv, .tsv, .txt, .xlsx, .ods or .jsonl"
         )
@@ -82,10 +82,10 @@ def read_records(path: Path, form: Format) -> Records:
             raise InvalidRequestError(f"{name}: must be a regular file, not a directory, a pipe or a device")
         if found.st_size > MAX_BYTES:
             raise InvalidRequestError(f"{name}: is larger than {MAX_BYTES >> 20} MB: split the file")
-        raw = b"" if kind in _SHEETS else path.read_bytes()
+        raw = b"" if kind in SHEETS else path.read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"{name}: cannot be read: {error.strerror}") from None
-    if kind in _SHEETS:
+    if kind in SHEETS:
         return _read_sheet(path, form)
     encoding, text = _decode(raw, name, form.encoding)
     if kind in _CSV:

@@ -323,8 +323,8 @@ def _row(
     if isinstance(found, CellError):
         row.errors.append(RowError(line, None, str(found)))
         return row
-    values, given = {"country_code": None, "currency": None, **constants}, dict[str, Any]()
     row.errors += [RowError(line, None, fault) for fault in columns.faults]
+    values, given = {"country_code": None, "currency": None, **constants}, dict[str, Any]()
     for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
         if cell is None or (cell == "" and not cells.json):
             continue
@@ -332,22 +332,9 @@ def _row(
             row.errors.append(RowError(line, f"column {number}", "has a value and no name"))
         for field in fields:
             values[field] = given[field] = cell
-            if field == "order":
-                faults: list[tuple[str, str]] = []
-                values[field] = build(Order, cell, "order.", faults)
-                row.add(*faults)
-                continue
-            try:
-                values[field] = cells.read(cell, field)
-            except CellError as error:
-                row.add((field, str(error)))
-                del given[field]
-    for field in AMOUNTS & given.keys():
-        sign = split_sign(given[field])[0] if isinstance(given[field], str) else ""
-        if sign and not fits_sign(sign, str(values["currency"])):
-            row.add((field, "has the sign of another currency"))
-    if "phone_number" in given:
-        _respell(row, values, profile, isinstance(given["phone_number"], str))
+            _read_field(row, field, cells, values, given)
+    _check_signs(row, given, str(values["currency"]))
+    _respell(row, values, given.get("phone_number"), profile)
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
@@ -355,6 +342,27 @@ def _row(
     if not row.errors:
         _request(row, values, profile)
     return row
+
+
+def _read_field(row: Row, field: str, cells: Cells, values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Put a cell's value in the place of its text in `values`; a bad cell is not in `given` either."""
+    if field == "order":
+        faults: list[tuple[str, str]] = []
+        values[field] = build(Order, given[field], "order.", faults)
+        row.add(*faults)
+        return
+    try:
+        values[field] = cells.read(given[field], field)
+    except CellError as error:
+        row.add((field, str(error)))
+        del given[field]
+
+
+def _check_signs(row: Row, given: Mapping[str, Any], currency: str) -> None:
+    for field in AMOUNTS & given.keys():
+        sign = split_sign(given[field])[0] if isinstance(given[field], str) else ""
+        if sign and not fits_sign(sign, currency):
+            row.add((field, "has the sign of another currency"))
 
 
 def _request(row: Row, values: dict[str, Any], profile: ServiceProfile) -> None:
@@ -369,14 +377,14 @@ def _request(row: Row, values: dict[str, Any], profile: ServiceProfile) -> None:
         row.add(*faults_of(error))
 
 
-def _respell(row: Row, values: dict[str, Any], profile: ServiceProfile, is_text: bool) -> None:
-    """Bring the phone to the shape that the profile names for its country, so that one customer is one."""
-    phone, country = values["phone_number"], str(values["country_code"]).removeprefix("+")
+def _respell(row: Row, values: dict[str, Any], cell: Any, profile: ServiceProfile) -> None:
+    """Bring the phone of a cell to the shape that the profile names for its country, so that one customer is one."""
+    phone, country = values.get("phone_number"), str(values["country_code"]).removeprefix("+")
     shape = profile.phone_shapes.get(country)
-    if not isinstance(phone, str):
-        return  # of JSON: the model says what is wrong
+    if cell is None or not isinstance(phone, str):
+        return  # none was given, or the model says what is wrong with one of JSON
     if shape is None:
-        row.add(*([] if is_text else [("phone_number", NOT_TEXT)]))
+        row.add(*([] if isinstance(cell, str) else [("phone_number", NOT_TEXT)]))
     elif (found := shaped_phone(phone, country, shape)) is None:
         row.add(("phone_number", f"is not a phone of country {country}, such as {shape}"))
     else:

@@ -135,6 +135,21 @@ _BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
+def _find_damage(cell: str, field: str) -> str | None:
+    """Return what a spreadsheet or a conversion did to a text; None where it did nothing."""
+    is_phone = field == "phone_number"
+    shortened = _SHORTENED if is_phone else _SHORTENED_ID if field in _IDS else None
+    damages = {
+        "is a number as a spreadsheet shortens it: format the column as text": shortened is not None
+        and shortened.fullmatch(cell),
+        "is a number that ends in .0": is_phone and re.fullmatch(r"[0-9]+\.0", cell),
+        "has a character that was lost in a conversion": "\N{REPLACEMENT CHARACTER}" in cell,
+        "is a formula; its value is needed": FORMULA.match(cell),
+        "is an error of the spreadsheet": _BROKEN.fullmatch(cell),
+    }
+    return next((words for words, found in damages.items() if found), None)
+
+
 @attrs.frozen
 class Cells:
     """How the cells of one file are read."""
@@ -156,20 +171,9 @@ class Cells:
             if cell not in ("true", "false"):
                 raise CellError("must be true or false")
             return cell == "true"
-        if cell.isascii() and (cell.isdigit() if field == "phone_number" else cell.isalnum()):
-            return cell  # as nearly all are
-        if (field == "phone_number" and _SHORTENED.fullmatch(cell)) or (
-            field in _IDS and _SHORTENED_ID.fullmatch(cell)
-        ):
-            raise CellError("is a number as a spreadsheet shortens it: format the column as text")
-        for wrong, words in (
-            (field == "phone_number" and re.fullmatch(r"[0-9]+\.0", cell), "is a number that ends in .0"),
-            ("\N{REPLACEMENT CHARACTER}" in cell, "has a character that was lost in a conversion"),
-            (FORMULA.match(cell), "is a formula; its value is needed"),
-            (_BROKEN.fullmatch(cell), "is an error of the spreadsheet"),
-        ):
-            if wrong:
-                raise CellError(words)
+        is_plain = cell.isascii() and (cell.isdigit() if field == "phone_number" else cell.isalnum())
+        if not is_plain and (fault := _find_damage(cell, field)) is not None:
+            raise CellError(fault)
         return cell
 
     def _integer(self, cell: str, field: str, mark: str | None) -> int:
@@ -236,19 +240,22 @@ def build(kind: type, data: Any, path: str, faults: list[tuple[str, str]]) -> An
             faults.append((f"{path}{name}" if SHOWABLE.fullmatch(name) else path, "unknown name"))
         elif field in values:
             faults.append((place, "is there twice"))
-        elif field == "bill_to" and value is not None:
-            values[field] = build(BillTo, value, f"{place}.", faults)
-        elif field == "line_items" and isinstance(value, list):
-            items = [build(LineItem, item, f"{place}[{n}].", faults) for n, item in enumerate(value)]
-            values[field] = tuple(item for item in items if item is not None)
         elif field == "line_items":
-            faults.append((place, "must be an array"))
+            values[field] = _build_items(value, place, faults)
         elif value is not None:
-            values[field] = value
+            values[field] = build(BillTo, value, f"{place}.", faults) if field == "bill_to" else value
     try:
         return kind(**values)
     except InvalidRequestError as error:
         return faults.extend((f"{path}{field}", reason) for field, reason in faults_of(error))
+
+
+def _build_items(data: Any, place: str, faults: list[tuple[str, str]]) -> tuple[LineItem, ...]:
+    if not isinstance(data, list):
+        faults.append((place, "must be an array"))
+        return ()
+    items = (build(LineItem, item, f"{place}[{n}].", faults) for n, item in enumerate(data))
+    return tuple(item for item in items if item is not None)
 
 
 def faults_of(error: InvalidRequestError) -> list[tuple[str, str]]:

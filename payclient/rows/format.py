@@ -6,6 +6,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 import attrs
@@ -109,6 +110,11 @@ class Format:
         """The name of the key column."""
         return self.columns.get(KEY, KEY)
 
+    def passes_over(self, name: str) -> bool:
+        """Return whether a column of no known name may stand in the file."""
+        wanted = name in ("", FAULT) or name in self.ignored or plain(name) in self.kept
+        return wanted or self.ignore_rest
+
     def fields_of(self, name: str) -> list[str]:
         """Return the fields that a column of this name holds: none, one, or the key beside another."""
         own = _field_of(name)
@@ -122,38 +128,32 @@ class Format:
         return fields
 
 
+def _unknown(name: str, number: int, form: Format) -> str:
+    """Return what is wrong with a name that means no field; one that may be a person's data is not repeated."""
+    elsewhere = form.columns.get(_field_of(name) or "")
+    if elsewhere is not None:
+        return f"{name} stands beside the column {elsewhere}, which is read instead"
+    return f"unknown column {name}" if SHOWABLE.fullmatch(name) else f"column {number} has no known name"
+
+
 class Columns:
     """What the names of a header, or of one JSON object, mean."""
 
     def __init__(self, names: Sequence[str], form: Format) -> None:
         self.names: list[str] = [name.strip() for name in names]
         self.fields: list[list[str]] = [form.fields_of(name) for name in self.names]
-        self.known: list[str] = [field for fields in self.fields for field in fields]
+        pairs = list(zip(self.names, self.fields, strict=True))
+        self.known: list[str] = [*chain.from_iterable(self.fields)]
         #: The name under which the file has each field.
-        self.spelled: dict[str, str] = {KEY: form.key} | {
-            field: name for name, fields in zip(self.names, self.fields, strict=True) for field in fields
-        }
+        self.spelled: dict[str, str] = {KEY: form.key} | {field: n for n, fields in pairs for field in fields}
         #: Columns that nothing is read of.
-        self.unread: list[str] = [
-            n for n, fields in zip(self.names, self.fields, strict=True) if n and not fields
+        self.unread: list[str] = [n for n, fields in pairs if n and not fields]
+        #: What is wrong with the names.
+        self.faults: list[str] = [
+            _unknown(name, number, form)
+            for number, (name, fields) in enumerate(pairs, 1)
+            if not fields and not form.passes_over(name)
         ]
-        #: What is wrong with the names; a name that may be a person's data is not repeated.
-        self.faults: list[str] = []
-        for number, (name, fields) in enumerate(zip(self.names, self.fields, strict=True), 1):
-            if (
-                fields
-                or form.ignore_rest
-                or name in ("", FAULT)
-                or name in form.ignored
-                or plain(name) in form.kept
-            ):
-                continue
-            elsewhere = form.columns.get(_field_of(name) or "")
-            beside = f"{name} stands beside the column {elsewhere}, which is read instead"
-            unknown = (
-                f"unknown column {name}" if SHOWABLE.fullmatch(name) else f"column {number} has no known name"
-            )
-            self.faults.append(unknown if elsewhere is None else beside)
         for field in sorted({*self.known}):
             if self.known.count(field) > 1:
                 self.faults.append(f"{field} is there twice")

@@ -199,18 +199,8 @@ def _read_sheet(path: Path, form: Format) -> Records:
         raise InvalidRequestError(
             f"{path.name}: cannot be read as a spreadsheet ({type(error).__name__}): save it anew, or as CSV UTF-8"
         ) from None
-    named = ", ".join(shown)
-    wanted = list(filled) if form.sheet is None else [form.sheet] if form.sheet in shown else []
-    if not wanted and form.sheet is not None and form.sheet.isdecimal() and 0 < int(form.sheet) <= len(shown):
-        wanted = [shown[int(form.sheet) - 1]]
-    if form.sheet is not None and not filled.get((wanted or [""])[0]):
-        raise InvalidRequestError(
-            f"{path.name}: --sheet {form.sheet}: has no such sheet with content; its sheets are {named}"
-        )
-    if len(wanted) != 1:
-        count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
-        raise InvalidRequestError(f"{path.name}: {count}")
-    sheet, rows = wanted[0], filled[wanted[0]]
+    sheet = _choose_sheet(path.name, shown, list(filled), form.sheet)
+    rows = filled[sheet]
     begin = _find_header(rows[:MAX_HEADER], form, path.name)[0]
     header = [str(cell) for cell in rows[begin]]
     while header and not header[-1].strip():
@@ -231,6 +221,23 @@ def _read_sheet(path: Path, form: Format) -> Records:
     )
 
 
+def _choose_sheet(file: str, shown: Sequence[str], filled: Sequence[str], told: str | None) -> str:
+    """Return the sheet of that name or number; untold, the only one with content. Raises `InvalidRequestError`."""
+    named = ", ".join(shown)
+    if told is None:
+        if len(filled) == 1:
+            return filled[0]
+        count = f"has {len(filled)} sheets with content ({named}): give --sheet" if filled else "is empty"
+        raise InvalidRequestError(f"{file}: {count}")
+    numbered = told not in shown and told.isdecimal() and 0 < int(told) <= len(shown)
+    sheet = shown[int(told) - 1] if numbered else told
+    if sheet not in filled:
+        raise InvalidRequestError(
+            f"{file}: --sheet {told}: has no such sheet with content; its sheets are {named}"
+        )
+    return sheet
+
+
 def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
     """Return the cells that hold an error, or a formula without its value: calamine reads both as empty."""
     with zipfile.ZipFile(path) as archive:
@@ -238,25 +245,33 @@ def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
             if b'calcext:value-type="error"' in archive.read("content.xml"):
                 raise InvalidRequestError(f"{path.name}: has cells that show an error: correct them")
             return {}
-        book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
-        links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
-        (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]
-        relation = next(value for name, value in found.items() if name.endswith("}id"))
-        (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
-        raw = archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
+        raw = _sheet_xml(archive, sheet)
     if b"<f" not in raw and b't="e"' not in raw and b":f" not in raw:
         return {}
     broken = {}
     for cell in ElementTree.fromstring(raw).iterfind(".//{*}sheetData/{*}row/{*}c"):  # noqa: S314 - likewise
-        error = cell.get("t") == "e"
-        if error or (cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str"):
-            letters, digits = re.fullmatch(r"([A-Z]+)([0-9]+)", cell.get("r", "A0")).groups()  # type: ignore[union-attr]  # the format's own form
-            column = sum((ord(letter) - 64) * 26**power for power, letter in enumerate(reversed(letters)))
-            formula = "is a formula without its value: open and save the file"
-            broken[int(digits), column - 1] = CellError(
-                "is an error of the spreadsheet" if error else formula
-            )
+        if cell.get("t") == "e":
+            broken[_place_of(cell)] = CellError("is an error of the spreadsheet")
+        elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
+            broken[_place_of(cell)] = CellError("is a formula without its value: open and save the file")
     return broken
+
+
+def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
+    """Return the XML of a sheet of an .xlsx file."""
+    book = ElementTree.fromstring(archive.read("xl/workbook.xml"))  # noqa: S314 - expat bounds what entities become
+    links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))  # noqa: S314 - likewise
+    (found,) = [each for each in book.iterfind(".//{*}sheet") if each.get("name") == sheet]
+    relation = next(value for name, value in found.items() if name.endswith("}id"))
+    (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
+    return archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
+
+
+def _place_of(cell: ElementTree.Element) -> tuple[int, int]:
+    """Return a cell's line from 1 and its column from 0: B7 is 7 and 1."""
+    letters, digits = re.fullmatch(r"([A-Z]+)([0-9]+)", cell.get("r", "A0")).groups()  # type: ignore[union-attr]  # the format's own form
+    column = sum((ord(letter) - 64) * 26**power for power, letter in enumerate(reversed(letters)))
+    return int(digits), column - 1
 
 
 # --- JSONL

@@ -30,7 +30,7 @@ from fake_service import (
     seen_dead,
     tracking,
 )
-from payclient.batch.lanes import CHUNK, Lanes
+from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW, send_rate
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("delays")
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[payclient.SaleRequest | payclient.ChargeRow] | Lanes,
+    requests: Iterable[payclient.SaleRequest | payclient.ChargeRow],
     *,
     each_second: Callable[[], object] = lambda: None,
     seconds: int = 2000,
@@ -272,69 +272,71 @@ async def test_bad_limits_are_refused(service: FakeService, options: dict[str, o
             payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose
 
 
-# --- Lanes that are known beforehand, and the pace
-
-
-class ByLane:
-    """A source whose lanes are known, as a file's are."""
-
-    def __init__(self, *sizes: int) -> None:
-        self.left = dict(enumerate(sizes))
-        self.sizes = dict(self.left)
-
-    def lanes(self) -> Iterator[tuple[int, int]]:
-        yield from sorted(self.sizes.items(), key=lambda lane: -lane[1])
-
-    def next_of(self, lane: int) -> payclient.SaleRequest | None:
-        if not self.left[lane]:
-            return None
-        self.left[lane] -= 1
-        return sale(f"lane-{lane}-{self.sizes[lane] - self.left[lane]}", phone=f"09{lane:08}")
+# --- Long lanes, and the pace
 
 
 async def test_the_longest_lane_never_waits(service: FakeService) -> None:
-    """With two prompts for ten customers, the one with most charges is always asked; the batch ends with it."""
-    sent: list[str] = []
+    """With two prompts for six customers, the one with most charges is asked again as soon as its sale has ended."""
+    sent: dict[str, float] = {}
     create = service.create
 
     def noted(request: HttpRequest) -> int:
-        sent.append(json.loads(request.body)["clientTransactionId"].split("-")[1])
+        sent[json.loads(request.body)["clientTransactionId"]] = service.clock.time()
         return create(request)
 
     service.create = noted  # type: ignore[method-assign]  # the fake's own seam
+    lanes = [
+        sale(f"lane-{lane}-{number}", phone=f"09{lane:08}")
+        for lane, size in ((2, 6), (0, 1), (1, 1), (3, 1), (4, 1), (5, 1))
+        for number in range(size)
+    ]
     async with tracking(service) as tracker:
-        results = await run(
-            service, tracker, ByLane(1, 1, 6, 1, 1, 1), each_second=accept_all(service), max_pending=2
-        )
+        results = await run(service, tracker, lanes, each_second=accept_all(service), max_pending=2)
     assert len(results) == 11
     assert all(result.paid for result in results.values())
-    assert sent[0] == "2"
-    assert [number for number, lane in enumerate(sent) if lane == "2"] == [0, 2, 4, 6, 8, 10]
+    assert next(iter(sent)) == "lane-2-0"
+    outcomes = [results[f"lane-2-{number}"].outcome for number in range(6)]
+    ended = [outcome.decided_at for outcome in outcomes if outcome is not None]
+    assert ended[:4] == [
+        sent[f"lane-2-{number}"] for number in range(1, 5)
+    ]  # the last is one row as others have
     assert set(service.posted.values()) == {1}
 
 
 async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeService) -> None:
     """What was read gets its result; the error comes out at the end, and nothing hangs."""
 
-    class Failing(ByLane):
-        def next_of(self, lane: int) -> payclient.SaleRequest | None:
-            if self.left[lane] < self.sizes[lane]:
-                raise payclient.InvalidRequestError("the file changed")
-            return super().next_of(lane)
+    def failing() -> Iterator[payclient.SaleRequest]:
+        for number in range(CHUNK):
+            yield sale(f"row-{number}", phone=f"09{number:08}")
+        raise payclient.InvalidRequestError("the file changed")
 
     async with tracking(service) as tracker:
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, Failing(3, 1), each_second=accept_all(service))
-        assert sum(service.posted.values()) == 2
+            await run(service, tracker, failing(), each_second=accept_all(service))
+        assert set(service.posted.values()) == {1}
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, Failing(2), each_second=accept_all(service))
+            await run(service, tracker, itertools.islice(failing(), CHUNK - 1, None))
 
-        class Unreadable(ByLane):
-            def next_of(self, lane: int) -> payclient.SaleRequest | None:
-                raise payclient.InvalidRequestError("cannot be read")
 
-        with pytest.raises(payclient.InvalidRequestError, match="cannot be read"):
-            await run(service, tracker, Unreadable(3, 1))
+async def test_a_list_is_read_whole(service: FakeService) -> None:
+    """A long lane behind more rows than a window holds is begun at once, and not at the end."""
+    begun: list[str] = []
+    create = service.create
+
+    def noted(request: HttpRequest) -> int:
+        begun.append(json.loads(request.body)["clientTransactionId"])
+        return create(request)
+
+    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
+    long = [sale(f"long-{number}", phone="0999999999") for number in range(3)]
+    async with tracking(service) as tracker:
+        results = await run(
+            service, tracker, [*rows(1200), *long], each_second=accept_all(service), max_pending=100
+        )
+    assert len(results) == 1203
+    assert begun.index("long-0") <= 200
+    assert begun.index("long-1") < 600
 
 
 async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Collection, Iterable
 
 from payclient.batch.charges import Charges
-from payclient.batch.lanes import ChargeRow, Lanes
+from payclient.batch.lanes import ChargeRow
 from payclient.batch.results import ChargeResult
 from payclient.models import SaleRequest
 from payclient.tracking.tracker import Tracker
@@ -19,7 +19,7 @@ __all__ = ["ChargeResult", "ChargeRow", "Charges", "charge_all"]
 
 def charge_all(
     tracker: Tracker,
-    requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow] | Lanes,
+    requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow],
     *,
     max_in_flight: int = 50,
     max_pending: int = 1000,
@@ -32,8 +32,8 @@ def charge_all(
     Every request gives one `ChargeResult`, in the order in which they are decided; one that fails never ends the
     others. `max_in_flight` counts requests, `max_pending` prompts on people's phones; `rate` is sends a second, and
     fewer where the profile's `queries_per_minute` could not follow them; `wait` is how many seconds each sale is
-    waited for (None: to its end, 0: until it is recorded). An iterable is read ahead by a window, within which the
-    customer with most charges comes first.
+    waited for (None: to its end, 0: until it is recorded). The customer with most charges comes first: of all in a list
+    or a tuple, else of a window by which the requests are read ahead.
 
     A row is a `SaleRequest`, or a `ChargeRow` with the purchase that it is for. Where another charge of that purchase
     is paid or open, nothing is sent for the row; its error is an `AlreadyPaidError` or a `PurchaseOpenError`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Hashable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -15,10 +15,7 @@ from payclient.batch.lanes import (
     Lane,
     LaneHold,
     LaneRow,
-    Lanes,
     Turns,
-    begin_lanes,
-    next_row,
     rows_of,
     wait_for,
 )
@@ -53,7 +50,7 @@ class Charges(AsyncIterator[ChargeResult]):
     def __init__(
         self,
         tracker: Tracker,
-        requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow] | Lanes,
+        requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow],
         *,
         max_in_flight: int,
         max_pending: int,
@@ -87,10 +84,13 @@ class Charges(AsyncIterator[ChargeResult]):
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
-        #: Bounds the rows between being read and their result.
-        self._room = asyncio.Semaphore(window)
+        #: While it is full, no row is begun.
         self._results: asyncio.Queue[ChargeResult | None] = asyncio.Queue(maxsize=window)
-        self._lanes: dict[Hashable, Lane] = {}
+        # What is in memory already is read whole, so that the longest lane of all comes first.
+        known = len(requests) if isinstance(requests, list | tuple) else 0
+        #: Bounds the rows between being read and their result.
+        self._room = asyncio.Semaphore(max(window, known))
+        self._lanes: dict[bytes, Lane] = {}
         #: Lanes whose next row may send, and those whose next row has its answer in the ledger.
         self._turns = Turns()
         self._answered: deque[Lane] = deque()
@@ -136,6 +136,7 @@ class Charges(AsyncIterator[ChargeResult]):
     async def __anext__(self) -> ChargeResult:
         result = await self._results.get()
         if result is not None:
+            self._start_ready()
             return result
         self._results.put_nowait(None)  # for a second call after the end
         if self._failure is not None:
@@ -169,78 +170,40 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _feed(self) -> None:
         try:
-            if isinstance(self._requests, Lanes):
-                await self._feed_lanes(self._requests)
-            else:
-                await self._feed_rows(self._requests)
+            async with aclosing(rows_of(self._bulk, self._requests)) as rows:
+                async for row in rows:
+                    await self._room.acquire()
+                    self._open_rows += 1
+                    self._add_row(row)
         except Exception as error:
-            self._fail(error)
+            self._failure = error
+            self.stop("the requests ended in an error")
         self._fed = True
         self._end_if_done()
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self.stop("the requests ended in an error")
 
     def _end_if_done(self) -> None:
         if self._fed and self._open_rows == 0:
             self._start(self._results.put(None))
 
-    async def _feed_lanes(self, source: Lanes) -> None:
-        """Queue the first row of each lane; `_free` fetches the others one by one."""
-        async with aclosing(begin_lanes(self._bulk, source)) as begun:
-            async for lane, row in begun:
-                await self._room.acquire()
-                self._lanes[lane.key] = lane
-                self._open_rows += lane.ahead
-                lane.ahead -= 1
-                self._add_row(lane, row)
-
-    async def _feed_rows(
-        self, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
-    ) -> None:
-        async with aclosing(rows_of(self._bulk, requests)) as rows:
-            async for row in rows:
-                await self._room.acquire()
-                key = self._bulk.lane(row.request)
-                lane = self._lanes.setdefault(key, Lane(key))
-                self._open_rows += 1
-                self._add_row(lane, row)
-
-    def _add_row(self, lane: Lane, row: LaneRow) -> None:
+    def _add_row(self, row: LaneRow) -> None:
+        key = self._bulk.lane(row.request)
+        lane = self._lanes.setdefault(key, Lane(key))
         lane.rows.append(row)
         if not lane.waits:
             self._queue_lane(lane)
         elif lane.turn:
             self._turns.add(lane)
 
-    async def _free(self, lane: Lane) -> None:
+    def _free(self, lane: Lane) -> None:
         """Go on with the next row of a lane, whose customer is free."""
         if self._left:
             return
         lane.waits = False
-        if not lane.rows and lane.ahead:
-            await self._fetch(lane)
         if lane.rows:
             self._queue_lane(lane)
         else:
             del self._lanes[lane.key]
         self._start_ready()
-
-    async def _fetch(self, lane: Lane) -> None:
-        assert isinstance(self._requests, Lanes)  # noqa: S101 - only `Lanes` have rows ahead
-        await self._room.acquire()
-        try:
-            row = await next_row(self._bulk, self._requests, lane.key)
-        except Exception as error:
-            self._open_rows -= lane.ahead
-            lane.ahead = 0
-            self._room.release()
-            self._fail(error)
-            self._end_if_done()
-        else:
-            lane.ahead -= 1
-            lane.rows.append(row)
 
     # --- Whose turn it is
 
@@ -258,6 +221,7 @@ class Charges(AsyncIterator[ChargeResult]):
             (self._answered or self._turns)
             and self._in_flight < self._max_in_flight
             and self._prompts < self._max_pending
+            and not self._results.full()
             and not self._left
         ):
             if self._answered:
@@ -333,12 +297,12 @@ class Charges(AsyncIterator[ChargeResult]):
                 self._queue_later(sent, lane)
                 self._start_ready()
                 return
-            lane.rows.popleft()
+            lane.rows.pop(0)
             self._start_ready()
             await self._emit(sent)
-            await self._free(lane)
+            self._free(lane)
             return
-        lane.rows.popleft()
+        lane.rows.pop(0)
         self._start_ready()
         self.pending += 1
         try:
@@ -351,7 +315,7 @@ class Charges(AsyncIterator[ChargeResult]):
         else:
             # Expired by our clock: the customer is free, and the last queries are still to come.
             self._start(self._finish(sent))
-        await self._free(lane)
+        self._free(lane)
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 
 import attrs
 
@@ -22,7 +20,7 @@ from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.purchases import check_purchase
 from payclient.validation import check_type
 
-__all__ = ["ChargeRow", "Lanes"]
+__all__ = ["ChargeRow"]
 
 log: Log = Log("payclient.batch")
 
@@ -50,17 +48,6 @@ class ChargeRow:
             check_purchase(self.purchase)
 
 
-@runtime_checkable
-class Lanes(Protocol):
-    """Requests whose lanes are known beforehand, such as a file's that was read once."""
-
-    def lanes(self) -> Iterator[tuple[Any, int]]:
-        """Yield each lane with the number of its rows, the longest lane first."""
-
-    def next_of(self, lane: Any) -> SaleRequest | ChargeRow | None:
-        """Return the next row of a lane; None at its end."""
-
-
 class LaneRow:
     """One request, the sale that the ledger had under its id when it was read, and its tries."""
 
@@ -83,40 +70,21 @@ class LaneRow:
 
 
 class Lane:
-    """The rows of one customer that are at hand, and how many come behind them."""
+    """The rows of one customer that are at hand."""
 
-    __slots__ = ("ahead", "key", "rows", "turn", "waits")
+    __slots__ = ("key", "rows", "turn", "waits")
 
-    def __init__(self, key: Hashable, ahead: int = 0) -> None:
-        self.key: Hashable = key
-        self.rows: deque[LaneRow] = deque()
-        #: Rows that the source still has of this lane.
-        self.ahead: int = ahead
+    def __init__(self, key: bytes) -> None:
+        self.key: bytes = key
+        #: Most lanes have one, and an empty deque takes ten times as much memory as a list.
+        self.rows: list[LaneRow] = []
         #: Whether the first row waits for its turn, or is being charged.
         self.waits: bool = False
         #: The number of the place among `Turns`; 0: none.
         self.turn: int = 0
 
-    def __len__(self) -> int:
-        return len(self.rows) + self.ahead
-
 
 # --- Where they come from
-
-
-async def begin_lanes(bulk: Bulk, source: Lanes) -> AsyncGenerator[tuple[Lane, LaneRow], None]:
-    """Yield every lane with its first row, the longest lane first."""
-    lanes = source.lanes()
-    while chunk := [Lane(key, size) for key, size in itertools.islice(lanes, CHUNK)]:
-        rows = await _look_up(bulk, [_next_of(source, lane.key) for lane in chunk])
-        for lane, row in zip(chunk, rows, strict=True):
-            yield lane, row
-
-
-async def next_row(bulk: Bulk, source: Lanes, lane: Any) -> LaneRow:
-    """Return the next row of a lane that has one."""
-    (row,) = await _look_up(bulk, [_next_of(source, lane)])
-    return row
 
 
 async def rows_of(
@@ -133,12 +101,6 @@ async def rows_of(
         for row in await _look_up(bulk, chunk):
             yield row
         await asyncio.sleep(0)
-
-
-def _next_of(source: Lanes, lane: Any) -> SaleRequest | ChargeRow:
-    request = source.next_of(lane)
-    assert request is not None  # noqa: S101 - counted
-    return request
 
 
 async def _look_up(bulk: Bulk, requests: list[SaleRequest | ChargeRow]) -> list[LaneRow]:
@@ -170,7 +132,7 @@ class Turns:
         """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
         lane.turn = self._number
-        heapq.heappush(self._heap, (-len(lane), self._number, lane))
+        heapq.heappush(self._heap, (-len(lane.rows), self._number, lane))
 
     def take(self) -> Lane:
         """Remove the first of a non-empty queue and return it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -43,31 +43,19 @@ IN_FLIGHT = 0.5
 CHUNK = 500
 
 
-class LaneQueues:
-    """The rows of a file by customer, for `charge_all`: the customer with most rows comes first."""
+def by_customer(requests: Sequence[SaleRequest], *, scattered: bool) -> list[SaleRequest]:
+    """Return the rows of each customer together, the customer with most rows first.
 
-    def __init__(self, requests: Sequence[SaleRequest], purchases: Mapping[str, str]) -> None:
-        self._purchases = purchases
-        self._lanes: dict[str, deque[SaleRequest]] = {}
-        for request in requests:
-            self._lanes.setdefault(lane_text(request), deque()).append(request)
-        #: Lanes of one length come in an order of this process's own, so that several over one file seldom meet.
-        self.scattered = False
-
-    def lanes(self) -> Iterator[tuple[str, int]]:
-        """Return every lane with its size."""
-        lanes = list(self._lanes)
-        if self.scattered:
-            random.shuffle(lanes)
-        for lane in sorted(lanes, key=lambda lane: -len(self._lanes[lane])):
-            yield lane, len(self._lanes[lane])
-
-    def next_of(self, lane: str) -> ChargeRow | None:
-        """Return the next row of a lane; None at its end."""
-        if not (rows := self._lanes[lane]):
-            return None
-        request = rows.popleft()
-        return ChargeRow(request=request, purchase=self._purchases.get(request.client_transaction_id))
+    `scattered`: those with as many rows come in an order of this process's own, so that several over one file seldom
+    meet.
+    """
+    lanes: dict[str, list[SaleRequest]] = {}
+    for request in requests:
+        lanes.setdefault(lane_text(request), []).append(request)
+    order = list(lanes.values())
+    if scattered:
+        random.shuffle(order)
+    return [request for lane in sorted(order, key=len, reverse=True) for request in lane]
 
 
 class Run:
@@ -94,7 +82,6 @@ class Run:
         self.lines: dict[str, Line] = {}
         #: Rows without a result of `charge_all`.
         self._under_way = {request.client_transaction_id: request for request in requests}
-        self._queues = LaneQueues(requests, purchases)
         self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
@@ -155,11 +142,11 @@ class Run:
 
     async def _read(self, tracker: Tracker) -> None:
         limits = self._limits
-        self._queues.scattered = tracker.bulk.are_shared
+        requests = by_customer(self._requests, scattered=tracker.bulk.are_shared)
         try:
             async with charge_all(
                 tracker,
-                self._queues,
+                [self._row(request) for request in requests],
                 max_in_flight=limits.max_in_flight,
                 max_pending=limits.max_pending,
                 rate=limits.rate,
@@ -175,6 +162,10 @@ class Run:
                 self._stopped = results.stopped is not None
         except PayError as error:
             self._fail(str(error))
+
+    def _row(self, request: SaleRequest) -> SaleRequest | ChargeRow:
+        purchase = self._purchases.get(request.client_transaction_id)
+        return request if purchase is None else ChargeRow(request=request, purchase=purchase)
 
     async def _read_ledger(self, tracker: Tracker) -> None:
         """Add what the ledger holds now: of rows without a result, and of rows that changed since theirs.

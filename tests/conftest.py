@@ -27,7 +27,7 @@ __all__ = ["database", "new_database", "postgres"]  # fixtures
 MOST_WORKERS = 4
 
 #: For the files of tests: a ledger writes durably, and elsewhere thousands of tests wait for the disk.
-MEMORY = Path("/dev/shm")
+MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made by pytest, for its user alone
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -173,6 +174,19 @@ async def test_settings_of_a_database(
     assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
 
 
+@pytest.mark.parametrize(("seconds", "words"), [(40, "40 s ahead of"), (-40, "40 s behind")])
+async def test_a_clock_that_differs_from_the_servers(
+    postgres: PostgresServer, new_database: str, monkeypatch: pytest.MonkeyPatch, seconds: int, words: str
+) -> None:
+    """Its host would take another's living form for dead, and collect the purchase again."""
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() + seconds)
+    with pytest.raises(ConfigurationError, match=words):
+        await open_ledger(postgres.url(new_database))
+    monkeypatch.setattr(time, "time", lambda: true() + seconds / 2)
+    await (await open_ledger(postgres.url(new_database))).aclose()
+
+
 @asynccontextmanager
 async def configured(postgres: PostgresServer, setting: str, value: str) -> AsyncIterator[None]:
     """The whole server, until this ends."""
@@ -219,7 +233,7 @@ async def test_an_encoding_that_lacks_letters(postgres: PostgresServer) -> None:
         await open_ledger(postgres.url("ascii"))
 
 
-SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000)
+SAFE = ("on", "", "on", "on", "off", "read committed", "UTF8", False, 150000, 0.0)
 
 
 @pytest.mark.parametrize(("place", "value", "words"), [(7, True, "standby"), (8, 130011, "PostgreSQL is 13")])

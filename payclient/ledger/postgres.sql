@@ -438,12 +438,12 @@ WHEN (new.decided_at IS NOT NULL) EXECUTE FUNCTION payclient.close();
 CREATE TRIGGER keep_open_attempts BEFORE DELETE ON payclient.open_attempts FOR EACH ROW
 EXECUTE FUNCTION payclient.check_closed();
 
--- Which settings, standby or not, and the server's version.
+-- Which settings, standby or not, the server's version, and its time.
 -- name: settings
 SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('default_transaction_read_only'),
     current_setting('default_transaction_isolation'), current_setting('server_encoding'), pg_is_in_recovery(),
-    current_setting('server_version_num')::integer
+    current_setting('server_version_num')::integer, extract(epoch FROM clock_timestamp())::float8
 
 -- Whether there is a schema of that name, a table `meta` in it, and anything else.
 -- name: existing

@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import secrets
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -56,6 +57,8 @@ CONNECT_TO_EACH = 2.0
 #: attempts.
 OPENING = 30.0
 AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+#: Seconds that this machine's clock may be off the server's; a form's links are dead for as long before they are so.
+CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
 POLL = 5.0
 #: What asyncpg raises where something is wrong on the way to the server or with it.
@@ -298,7 +301,8 @@ class Schema:
 
 
 def _check_settings(row: Sequence[Any]) -> None:
-    commit, standbys, fsync, pages, read_only, isolation, encoding, standby, version = row
+    commit, standbys, fsync, pages, read_only, isolation, encoding, standby, version, server_time = row
+    ahead = time.time() - server_time
     faults = [
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
         (standby, "the server is a standby, which takes no writes: give the primary's address"),
@@ -315,6 +319,11 @@ def _check_settings(row: Sequence[Any]) -> None:
             commit == "local" and standbys != "",
             "synchronous_commit is local, but there are synchronous standbys: a failover would lose permits whose "
             "charges were sent",
+        ),
+        (
+            abs(ahead) > CLOCKS_APART,
+            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the database "
+            "server's: machines that share a ledger must agree when a form's links are dead; set it (NTP)",
         ),
     ]
     for wrong, words in faults:

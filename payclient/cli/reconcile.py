@@ -171,6 +171,9 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 #: Faults and words shown of a statement; all are counted.
 _SHOWN = 20
 
+#: Payments of each class that the terminal names; the report has them all.
+_NAMED = 3
+
 
 @attrs.frozen(kw_only=True)
 class StatementFormat(Format):
@@ -233,7 +236,9 @@ def read_statement(
     lacking = {*named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
     if file.delimiter and lacking:
         tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
-        raise InvalidRequestError(f"{path.name}: line {file.line} lacks columns: give {tell}")
+        there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
+        has = f"; the line has {there}" if fields and there else ""
+        raise InvalidRequestError(f"{path.name}: line {file.line} lacks columns: give {tell}{has}")
     faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
     for line, names, found, _ in file.records:
         if isinstance(found, CellError):
@@ -362,6 +367,9 @@ def reconcile(
     days = _day("--since", since, 0, float("-inf")), _day("--until", until, 1, float("inf"))
     entries, others, dialect = read_statement(statement, written, profile_of(profile))
     records, silent = with_ledger(ledger, lambda book: _records(book, entries, *days))
+    if len(currencies := {record.currency for record in records}) == 1:
+        (only,) = currencies
+        entries = [attrs.evolve(each, currency=each.currency or only) for each in entries]
     pairs = compare(records, entries)
     if resolve and (ripe := [pair for pair in pairs if pair.can_be_resolved]):
         for pair in ripe:
@@ -383,6 +391,11 @@ def reconcile(
     parts = [(str(kind), [pair for pair in pairs if pair.kind is kind]) for kind in Class]
     classes = [(kind, own, _sums(own)) for kind, own in parts]
     terminal.out().print(_table([*classes, ("all", pairs, _sums(pairs))]))
+    for kind, own in parts:
+        if own and kind != Class.AGREED:
+            name, keys = text(f"class.{kind}"), ", ".join(map(_named, own[:_NAMED]))
+            more = text("reconcile.more", count=len(own) - _NAMED) if len(own) > _NAMED else ""
+            terminal.tell(f"{name}: {keys}{more}")
     for fact in facts:
         terminal.say(fact)
     if report is not None:
@@ -455,6 +468,13 @@ def _write(option: str, path: Path, content: bytes) -> None:
 
 
 # --- What is shown
+
+
+def _named(pair: Pair) -> str:
+    """Return the id of a payment, with its line in the statement."""
+    key, number, *_, lines = _cells(pair)[1:]
+    where = text("reconcile.at_line", line=lines) if lines else ""
+    return f"{key or number}{where}"
 
 
 def _cells(pair: Pair) -> Sequence[object]:

@@ -127,10 +127,10 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     lines, told = text.split("\n", MAX_HEADER), form.delimiter
     if match := _SEP.fullmatch(lines[0]):
         told, lines[0] = told or match[1], ""
-    # The delimiter by which most columns are known.
+    # The delimiter by which most columns are known, or else are there.
     tables = {each: [_split(line, each) for line in lines[:MAX_HEADER]] for each in told or ",;\t|"}
     known = {each: _find_header(table, form, name) for each, table in tables.items()}
-    delimiter = max(known, key=lambda each: known[each][1])
+    delimiter = max(known, key=lambda each: known[each][1:])
     begin = known[delimiter][0] + 1
     names = tuple(tables[delimiter][begin - 1])
     if not any(column.strip() for column in names):
@@ -159,21 +159,22 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     return Records(description=words, line=begin, names=names, delimiter=delimiter, records=records)
 
 
-def _find_header(table: Sequence[Sequence[Any]], form: Format, name: str) -> tuple[int, int]:
-    """Return the index of the header in the first lines of a table, and how many columns are known by it.
+def _find_header(table: Sequence[Sequence[Any]], form: Format, name: str) -> tuple[int, int, int]:
+    """Return the index of the header in the first lines of a table, and how many columns are known, and there, by it.
 
-    Most have no title above; where none is known the first line with a cell is taken, whose error says so.
+    Most have no title above; where none is known the first of most cells is taken, whose error says so.
     """
     known = [sum(bool(form.fields_of(str(cell).strip())) for cell in line) for line in table]
-    filled = [number for number, line in enumerate(table) if any(cell != "" for cell in line)]
+    filled = {n: count for n, line in enumerate(table) if (count := sum(cell != "" for cell in line))}
     if form.header_row is not None:
         if (row := form.header_row - 1) not in filled:
             raise InvalidRequestError(
                 f"{name}: --header-row {row + 1}: must be a line with names, of the first {MAX_HEADER}"
             )
-        return row, known[row]
+        return row, known[row], filled[row]
     best = max(known, default=0)
-    return (known.index(best), best) if best else (filled[0] if filled else 0, 0)
+    row = known.index(best) if best else max(filled, key=lambda n: filled[n], default=0)
+    return row, best, filled.get(row, 0)
 
 
 def _split(header: str, delimiter: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from cyclopts import App, Argument, ArgumentCollection, Token
+from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
@@ -52,36 +52,45 @@ class Configuration:
         """Fill in what nobody gave. Raises `ConfigurationError` for a file that cannot be meant."""
         if not commands or commands[0] in _WITHOUT:
             return
-        name = _FILES.get(commands[0])
-        file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
-        path = self._find(Path(file).parent)
+        path = self._find(_folder_of(commands[0], arguments))
         values = {} if path is None else _read(path, self.batch)
-        if path is None and self.batch is not None:
-            raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
         reconcile = values.pop("reconcile", {})
         own = reconcile if commands[0] == "reconcile" else {}
         mine = {n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")}
         for name in _PAIRS:
-            _complete(
-                next((each for each in arguments if each.name == f"--{name}"), None), own or mine, name, path
-            )
+            _complete(arguments, own or mine, name, path)
         for table, is_open in ((own, False), (mine, True)):
             for command in reversed(commands):
                 table = {command: table}
             Dict(table, source=str(path), allow_unknown=is_open)(app, commands, arguments)
-        found = {name: (value, str(path)) for name, value in mine.items()}
-        for each in arguments:
-            for token in each.tokens[:1]:
-                if token.source in ("cli", "env"):
-                    found[each.name.removeprefix("--").replace("-", "_")] = (token.value, token.keyword or "")
-        origins.set(found)
+        origins.set({name: (value, str(path)) for name, value in mine.items()} | _given(arguments))
 
     def _find(self, beside: Path) -> Path | None:
         if self.path is not None:
             return self.path.absolute()
         user = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
         places = (beside, Path(), Path(user) / "payclient")
-        return next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
+        found = next((path.absolute() for place in places if (path := place / NAME).is_file()), None)
+        if found is None and self.batch is not None:
+            raise ConfigurationError(f"--batch {self.batch}: no {NAME} was found; nothing was sent")
+        return found
+
+
+def _folder_of(command: str, arguments: ArgumentCollection) -> Path:
+    """Return the folder of the file that a command reads; the working directory where it reads none."""
+    name = _FILES.get(command)
+    file = next((each.tokens[0].value for each in arguments if each.name == name and each.tokens), "")
+    return Path(file).parent
+
+
+def _given(arguments: ArgumentCollection) -> dict[str, tuple[Any, str]]:
+    """Return what the command line and the environment give: each value, and the option or variable that has it."""
+    tokens = ((each.name, each.tokens[0]) for each in arguments if each.tokens)
+    return {
+        name.removeprefix("--").replace("-", "_"): (token.value, token.keyword or "")
+        for name, token in tokens
+        if token.source in ("cli", "env")
+    }
 
 
 def _read(path: Path, batch: str | None) -> dict[str, Any]:
@@ -96,35 +105,48 @@ def _read(path: Path, batch: str | None) -> dict[str, Any]:
     if not isinstance(batches, dict) or (batch is not None and not isinstance(batches.get(batch), dict)):
         raise ConfigurationError(f"{path}: must have a section [batch.{batch or 'NAME'}]; nothing was sent")
     for section in (table, reconcile, *batches.values()):
-        for name in (each.lower().replace("-", "_") for each in section):
-            if name in ("token", "payclient_token"):
-                raise ConfigurationError(
-                    f"{path}: a token must not stand here, where it is copied and shared: write it to a file of its "
-                    "own, name that by token_file, and revoke this one; nothing was sent"
-                )
-            if name not in SETTINGS and section is not reconcile:
-                known = ", ".join(sorted(SETTINGS))
-                raise ConfigurationError(
-                    f"{path}: {name}: a setting must be one of {known}; nothing was sent"
-                )
-    from payclient.profile import PRESETS  # `--help` needs no profile
-
-    place, values = path.absolute().parent, dict[str, Any]()
+        _check_names(path, section, None if section is reconcile else SETTINGS)
+    values = {}
     for name, value in {**table, **batches.get(batch, {})}.items():
-        name = name.lower().replace("-", "_")
-        if name in _PAIRS and isinstance(value, dict) and isinstance(above := table.get(name, {}), dict):
+        name, above = _plain(name), table.get(name)
+        if name in _PAIRS and isinstance(value, dict) and isinstance(above, dict):
             value = above | value
-        if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
-            value = os.path.join(place, str(value))
-        elif name == "ledger" and str(value).startswith("sqlite:"):
-            # From wherever the command is run: another file would be another memory of what was charged.
-            value = f"sqlite:{os.path.join(place, str(value)[7:])}"
-        values[name] = _flat(value)
+        values[name] = _flat(_beside(path.absolute().parent, name, value))
     return {**values, "reconcile": {name: _flat(value) for name, value in reconcile.items()}}
 
 
-def _complete(argument: Argument | None, values: Mapping[str, Any], name: str, path: Path | None) -> None:
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _check_names(path: Path, section: Mapping[str, Any], known: frozenset[str] | None) -> None:
+    """Raise `ConfigurationError` for a token in the file, and for a setting that is not among the known ones."""
+    for name in map(_plain, section):
+        if name in ("token", "payclient_token"):
+            raise ConfigurationError(
+                f"{path}: a token must not stand here, where it is copied and shared: write it to a file of its "
+                "own, name that by token_file, and revoke this one; nothing was sent"
+            )
+        if known is not None and name not in known:
+            settings = ", ".join(sorted(known))
+            raise ConfigurationError(f"{path}: {name}: a setting must be one of {settings}; nothing was sent")
+
+
+def _beside(folder: Path, name: str, value: Any) -> Any:
+    """Return a setting's value, its path taken from the folder of the file, wherever the command is run."""
+    from payclient.profile import PRESETS  # `--help` needs no profile
+
+    if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
+        return os.path.join(folder, str(value))
+    if name == "ledger" and str(value).startswith("sqlite:"):
+        # Another file would be another memory of what was charged.
+        return f"sqlite:{os.path.join(folder, str(value)[7:])}"
+    return value
+
+
+def _complete(arguments: ArgumentCollection, values: Mapping[str, Any], name: str, path: Path | None) -> None:
     """Add the pairs of a file of settings to those of the command line, without those of the same fields."""
+    argument = next((each for each in arguments if each.name == f"--{name}"), None)
     if argument is None or not argument.tokens:
         return
     from payclient.validation import from_service  # `--help` needs none

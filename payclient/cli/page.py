@@ -114,11 +114,7 @@ class RunPage:
 
     def _answers(self, lines: Collection[Line], tally: Tally) -> Mapping[str, Any]:
         """Return how long people took to answer."""
-        times: dict[str, list[float]] = {State.ACCEPTED: [], State.CANCELLED: []}
-        for line in lines:
-            answered = line.notified_at if line.notified_at is not None else line.decided_at
-            if line.state in times and answered is not None and line.created_at is not None:
-                times[line.state].append(max(answered - line.created_at, 0.0))
+        times = {state: _seconds_to_answer(lines, state) for state in (State.ACCEPTED, State.CANCELLED)}
         heard = {state: [each for each in found if each < self._window] for state, found in times.items()}
         late = {state: len(times[state]) - len(heard[state]) for state in times}
         lower, upper = (
@@ -133,6 +129,16 @@ class RunPage:
             "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)] if every else None,
             "ticks": [_span(self._window * tick / 5).replace(".0 s", " s") for tick in range(6)],
         }  # fmt: skip
+
+
+def _seconds_to_answer(lines: Collection[Line], state: str) -> list[float]:
+    """Return the seconds from its permit to its answer of each row that ended in this state."""
+    times = (
+        (line.created_at, line.decided_at if line.notified_at is None else line.notified_at)
+        for line in lines
+        if line.state == state
+    )
+    return [max(end - begin, 0.0) for begin, end in times if begin is not None and end is not None]
 
 
 def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, str]]:

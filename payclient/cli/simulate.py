@@ -78,24 +78,20 @@ def simulate(
     ] = None,
 ) -> int:
     """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
-    try:
-        chosen = named(scenario)
-        crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
-        # The name means a whole service of the simulator's, which is more than a profile holds of one.
-        settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
-        # A ledger that outlives this run must meet none of its ids again.
-        given: dict[str, object] = {"first_id": time.time_ns() // 1000}
-        settings = settings.changed(given | dict(_setting(each) for each in set_))
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-    if crowd is not None:
-        crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
     named_accounts = (pair_of("--account", each, "NAME=TOKEN, such as test=token-1") for each in account)
     accounts = {token: name for name, token in named_accounts}
     if accounts and token is not None:
         raise ConfigurationError("--token: must not be given with --account, which gives the tokens")
+    try:
+        chosen = named(scenario)
+        crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
+        settings = _settings(profile, set_)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    if crowd is not None:
+        crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
     simulator = Simulator(
         host=host,
         port=port,
@@ -112,6 +108,15 @@ def simulate(
         except ValueError:
             raise ConfigurationError("--time-of-day: must be HH:MM, such as 19:59") from None
     return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
+
+
+def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
+    """Return the simulator's settings of a profile, with what `--set` changes. Raises `ValueError`."""
+    # The name means a whole service of the simulator's, which is more than a profile holds of one.
+    settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
+    # A ledger that outlives this run must meet none of its ids again.
+    first_id: dict[str, object] = {"first_id": time.time_ns() // 1000}
+    return settings.changed(first_id | dict(map(_setting, changes)))
 
 
 def _setting(text: str) -> tuple[str, object]:

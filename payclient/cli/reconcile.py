@@ -33,7 +33,7 @@ from payclient.lifecycle import Record, State
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
 from payclient.rows.format import KEY, SHOWABLE, Format, plain
-from payclient.rows.records import read_records
+from payclient.rows.records import Records, read_records
 from payclient.validation import to_service
 
 __all__: list[str] = []
@@ -215,6 +215,23 @@ class StatementOptions:
     header_row: Count | None = None
     """The line of the header. Default: found, also under a title."""
 
+    def format(self, path: Path) -> StatementFormat:
+        """Return what is known of the file before it is read. Raises `ConfigurationError`."""
+        named = dict(pair_of("--map", each, "FIELD=COLUMN") for each in self.map)
+        if unknown := named.keys() - {*_FIELDS}:
+            raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
+        in_cents = self.amounts == "cents" or path.suffix.lower() == ".jsonl"
+        return StatementFormat(
+            named=named, amounts="cents" if in_cents else "decimal", decimal_mark=self.decimal_mark,
+            encoding=self.encoding, sheet=self.sheet, header_row=self.header_row, ignore_rest=True,
+        )  # fmt: skip
+
+    def signs(self, profile: ServiceProfile) -> dict[str, int]:
+        """Return the known words of the column state, in lower case: 1 means paid, -1 given back."""
+        states = {} if profile.status is None else profile.status.states
+        paid = ["Aceptado", *self.paid, *(word for word, state in states.items() if state == "Aceptado")]
+        return {word.casefold(): 1 for word in paid} | {word.casefold(): -1 for word in self.returned}
+
 
 def read_statement(
     path: Path, options: StatementOptions, profile: ServiceProfile
@@ -223,40 +240,13 @@ def read_statement(
 
     Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
     """
-    named = dict(pair_of("--map", each, "FIELD=COLUMN") for each in options.map)
-    if unknown := named.keys() - {*_FIELDS}:
-        raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
-    in_cents = options.amounts == "cents" or path.suffix.lower() == ".jsonl"
-    form = StatementFormat(
-        named=named, amounts="cents" if in_cents else "decimal", decimal_mark=options.decimal_mark,
-        encoding=options.encoding, sheet=options.sheet, header_row=options.header_row, ignore_rest=True,
-    )  # fmt: skip
+    form = options.format(path)
     file = read_records(path, form)
-    fields = {field for column in file.names for field in form.fields_of(column)}
-    lacking = {*named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
-    if file.delimiter and lacking:
-        tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
-        there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
-        has = f"; the line has {there}" if fields and there else ""
-        raise InvalidRequestError(f"{path.name}: line {file.line} lacks columns: give {tell}{has}")
-    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
-    for line, names, found, _ in file.records:
-        if isinstance(found, CellError):
-            faults.append(RowError(line, None, str(found)))
-        elif any(cell not in ("", None) for cell in found):
-            rows.append(
-                (
-                    line,
-                    {f: cell for name, cell in zip(names, found, strict=False) for f in form.fields_of(name)},
-                )
-            )
-    # A total below the lines names no payment.
-    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        rows.pop()
+    _check_columns(path.name, file, form)
+    rows, faults = _rows(file, form)
+    in_cents = form.amounts == "cents"
     mark = None if in_cents else _mark(path.name, options, [row.get("amount") for _, row in rows])
-    states = {} if profile.status is None else profile.status.states
-    words = ["Aceptado", *options.paid, *(word for word, meaning in states.items() if meaning == "Aceptado")]
-    signs = {word.casefold(): 1 for word in words} | {word.casefold(): -1 for word in options.returned}
+    signs = options.signs(profile)
     entries, others = list[Entry](), Counter[str]()
     for line, row in rows:
         word = str(row.get("state") or "").strip()
@@ -279,6 +269,32 @@ def read_statement(
         bom=file.for_spreadsheets,
     )
     return entries, others, dialect
+
+
+def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
+    """Raise `InvalidRequestError` where the header lacks the amount, both ids, or a column of `--map`."""
+    fields = {field for column in file.names for field in form.fields_of(column)}
+    lacking = {*form.named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
+    if file.delimiter and lacking:
+        tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
+        there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
+        has = f"; the line has {there}" if fields and there else ""
+        raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
+
+
+def _rows(file: Records, form: StatementFormat) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
+    """Return the cells of each line by field, without empty lines and a total at the end; and what cannot be read."""
+    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
+    for line, names, found, _ in file.records:
+        if isinstance(found, CellError):
+            faults.append(RowError(line, None, str(found)))
+        elif any(cell not in ("", None) for cell in found):
+            pairs = zip(names, found, strict=False)
+            rows.append((line, {field: cell for name, cell in pairs for field in form.fields_of(name)}))
+    # A total below the lines names no payment.
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        rows.pop()
+    return rows, faults
 
 
 def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:

@@ -17,8 +17,9 @@ import pytest
 
 from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
-from payclient.cli.ledger import COLUMNS, RESTS_ON, SENTENCES, is_unresolved, why
+from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, why
 from payclient.cli.report import PAID_WORDS
+from payclient.cli.texts import table, text
 from payclient.cli.transaction import show_changes
 from payclient.events import Conflicted, Created, DecidedCancelled, Evidence, Expired, Lost, Notified, Refused
 from payclient.ledger import Ledger, open_ledger
@@ -217,7 +218,7 @@ def test_show_every_state(book: Book, capfd: pytest.CaptureFixture[str]) -> None
         assert main(["ledger", "show", f"order-{state}"]) == 0
         out = " ".join(capfd.readouterr().out.split())
         record = book.get(f"order-{state}")
-        assert f"state {record.state}, because {RESTS_ON[record.evidence]}" in out
+        assert f"state {record.state}, because {text(f'evidence.{record.evidence}')}" in out
         assert f"paid {PAID_WORDS[record.state.paid]} amount USD 11.50" in out
         assert (record.transaction_id is not None) == ("transaction id 7" in out)
 
@@ -236,7 +237,7 @@ def test_show_a_refusal_with_its_message_as_text(book: Book, capfd: pytest.Captu
 def test_every_event_has_its_sentence(book: Book) -> None:
     """Whatever stands in a history is explained."""
     assert all(sentence.endswith(".") for sentence in SENTENCES.values())
-    assert RESTS_ON.keys() == set(Evidence)
+    assert table()["evidence"].keys() == set(Evidence)
 
 
 # --- resolve

@@ -229,7 +229,7 @@ def test_the_page_speaks_the_operators_language(tmp_path: Path) -> None:
     for words in (
         '<html lang="es">',
         "Cobros de c.csv",
-        "Se pagaron 1 de 2 cobros",
+        "Pago recibido de 1 de 2 cobros",
         "USD 1.250,50",
         "Quién no pagó",
     ):

@@ -17,9 +17,10 @@ __all__: list[str] = []
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     if not all(map(find_spec, ("cyclopts", "jinja2", "openpyxl", "python_calamine", "rich"))):
-        print(
-            "payclient: the command line needs more packages: pip install 'payclient[cli]'", file=sys.stderr
-        )
+        from payclient.cli.texts import choose_language, text
+
+        choose_language(None)
+        print(text("help.packages"), file=sys.stderr)
         return 2
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments) == ["--version"]:

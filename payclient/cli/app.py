@@ -142,14 +142,17 @@ def run(arguments: Sequence[str]) -> int:
     choose_language(told_language(arguments))
     try:
         code = make_app(next((each for each in arguments if each in COMMANDS), None)).meta(list(arguments))
-    except (PayError, CycloptsError) as error:
+    except PayError as error:
+        terminal.complain_of(error)
+        return 2
+    except CycloptsError as error:
         terminal.complain(reason(str(error)))
         return 2
     except KeyboardInterrupt:
-        terminal.complain("interrupted")
+        terminal.complain(reason("interrupted"))
         return 130
     except OSError as error:
-        terminal.complain(f"{type(error).__name__}: {error.strerror}")
+        terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))
         return 2
     finally:
         terminal.settle()

@@ -20,7 +20,7 @@ from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
 from payclient.cli.settings import Limits, Service
 from payclient.cli.simulate import settings_of
-from payclient.cli.texts import text
+from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
@@ -76,7 +76,7 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
     answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
     async with Simulator(settings=settings, answers=answers) as simulator:
         charges = place / CHARGES
-        terminal.say(f"{ROWS} charges in {charges}, sent to a simulator of the service: no real money moves")
+        terminal.say(text("demo.begin", count=ROWS, file=charges))
         service = Service(
             base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{place / 'demo.db'}"
         )
@@ -106,19 +106,14 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
     table.add_column("")
     twice = sum(times > 1 for times in simulator.created_per_client_id.values())
     equal = twice == 0
-    for label, word, count in pairs:
-        same = tally.counts[label] == count
+    for state, word, count in pairs:
+        same = tally.counts[state] == count
         equal = equal and same
-        words = "[green]equal[/]" if same else "[bold red]DIFFERENT[/]"
-        table.add_row(label, str(tally.counts[label]), f"{count} {word}", words)
+        words = f"[green]{text('demo.equal')}[/]" if same else f"[bold red]{text('demo.different')}[/]"
+        table.add_row(label(state), str(tally.counts[state]), counted(count, word), words)
     terminal.out().print(table)
-    terminal.tell(
-        f"Every count is what the service did, and nobody was charged twice: {did.created} sales "
-        f"for {len(simulator.created_per_client_id)} customers. Expired ones stay unknown, because the service was "
-        "made to forget them: payclient never calls a clock a proof."
-        if equal
-        else f"The counts differ from what the service did, or somebody was charged twice ({twice})."
-    )
+    customers, key = len(simulator.created_per_client_id), "demo.all_equal" if equal else "demo.differ"
+    terminal.tell(text(key, sales=did.created, customers=customers, twice=twice))
     return equal
 
 
@@ -145,12 +140,10 @@ def _say_what_next(place: Path) -> None:
     charges, profile, report = (shlex.quote(str(place / n)) for n in (CHARGES, "profile.toml", "again.csv"))
     ledger = shlex.quote(f"sqlite:{place / 'charges.db'}")
     terminal.out().print(
-        "\nTry next, in two terminals:\n"
+        f"\n{text('demo.next')}\n"
         f"  payclient simulate --port 8700 --profile {profile} --answers {CROWD} --delay {DELAY}\n"
         f"  PAYCLIENT_TOKEN=any payclient charge {charges} --base-url http://127.0.0.1:8700 --profile {profile} "
         f"--ledger {ledger} --new-ledger --report {report}",
         markup=False,
     )
-    terminal.tell(
-        "Stop the second with Ctrl-C, or kill it, and run it again: it goes on, and charges nobody twice."
-    )
+    terminal.tell(text("demo.stop"))

@@ -17,6 +17,7 @@ from payclient.cli import terminal
 from payclient.cli.settings import ChargeOptions, Service, Whole
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 
 __all__: list[str] = []
@@ -62,7 +63,7 @@ async def _follow(service: Service, since: int) -> int:
                 printing.cancel()
                 stopping.cancel()
                 await asyncio.gather(printing, stopping, return_exceptions=True)
-    terminal.say("stopped; what is open is followed by the next process that opens the ledger")
+    terminal.say(text("run.followed"))
     return 0
 
 

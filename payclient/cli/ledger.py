@@ -22,6 +22,7 @@ from payclient.cli.report import PAID_WORDS
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import csv_line, json_line
 from payclient.cli.terminal import iso
+from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open_ledger
@@ -35,20 +36,15 @@ T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]
 
-#: What an operator's word means for whoever runs the shop.
-_MEANINGS = {
-    "accepted": "It counts as paid from now on, whatever the service says. This is final.",
-    "cancelled": "It counts as not paid from now on. Only the service's word that it was accepted can change that.",
-    "refused": "This RE-OPENS CHARGING: the next charge of this client transaction id is sent to the service again. "
-    "If this attempt does exist there, the customer pays twice.",
-}
-
 _RECORD_COLUMNS = (
     "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id",
     "candidate_ids",
     "amount", "currency", "purchase", "created_at", "expires_at", "notified_at", "decided_at", "error_code",
     "error_type",
 )  # fmt: skip
+
+#: Of `ledger list`.
+_LISTED = ("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
 
 #: Of an export.
 COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
@@ -99,27 +95,6 @@ async def newest(book: Ledger, identifier: str) -> Record:
 #: Seconds after its permit from which nobody can be sending a sale any more: the total time-out and 30 s.
 SENDER_GONE = 60.0
 
-#: What a record rests on, in words.
-RESTS_ON = {
-    Evidence.PERMIT: "it was allowed to be sent; nothing else is known",
-    Evidence.ANSWER: "the service answered our request",
-    Evidence.NOT_SENT: "it is proven that no byte reached the service",
-    Evidence.NO_ANSWER: "it was sent, and no usable answer came: it may exist",
-    Evidence.RECOVERY: "its process ended while it was being sent: it may exist",
-    Evidence.QUERY: "the service said so when asked",
-    Evidence.ABSENT: "the service did not find it, twice and late enough: nothing was created",
-    Evidence.CLOCK: "nobody heard of an answer in time: presumed cancelled, not proven",
-    Evidence.LAST_QUERY: "nobody heard of an answer, to the last query: presumed cancelled, not proven",
-    Evidence.OPERATOR: "a person said so",
-    Evidence.LISTED: "a person read it in a statement",
-    Evidence.NOTIFICATION: "a notification came, which proves nothing",
-    Evidence.RETURN: "the customer's browser came back, which proves nothing",
-    Evidence.UNPAID: "the customer came back without paying, and the service knows of no payment",
-    Evidence.WITHDRAWN: "the service took our withdrawal",
-    Evidence.CONFLICT: "something that is not ours was reported",
-    Evidence.LANE_BUSY: "a later charge of this customer was refused because of a pending one: it may exist",
-}
-
 _BY_A_PERSON = (Evidence.OPERATOR, Evidence.LISTED)
 
 #: Each event's own sentence.
@@ -145,53 +120,54 @@ def last_query(record: Record, window: float) -> float:
 
 def heard_of(record: Record) -> str:
     """The candidate ids, in words."""
-    return ", ".join("others" if each == DROPPED else str(each) for each in record.candidate_ids)
+    return ", ".join(text("why.others") if each == DROPPED else str(each) for each in record.candidate_ids)
 
 
 def why(record: Record, now: float, window: float) -> str:
     """Return why a sale is where it is, in words."""
-    word = RESTS_ON[record.evidence]
+    word = text(f"evidence.{record.evidence}")
     match record.state:
         case State.SENDING if now > record.created_at + SENDER_GONE:
-            word = "its process ended while it was being sent; the next run calls it unknown, and asks"
+            word = text("why.gone")
         case State.SENDING:
-            word = "being sent, or its process has just ended"
+            word = text("why.sending")
         case State.UNKNOWN if record.candidate_ids:
-            word += f"; transaction {heard_of(record)} was heard of, unproven"
+            word += text("why.heard", ids=heard_of(record))
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
-            word = f"the customer has not answered; can until {utc(record.expires_at)}"
+            word = text("why.until", until=utc(record.expires_at))
         case State.PENDING:
-            word = "the customer's time is over; the next run asks for the last word"
+            word = text("why.over")
         case State.REVERSING:
-            word = "a request to give it back was sent, or was about to be, and has no answer"
+            word = text("why.reversing")
         case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record, window):
-            word += f"; a run that is open asks until {utc(last_query(record, window))}"
+            word += text("why.asks", until=utc(last_query(record, window)))
         case State.REFUSED if record.evidence is Evidence.ANSWER:
-            word = f"the service refused it: {refusal(record)}"
+            word = text("why.refused", words=refusal(record))
     if record.notified_at is not None and not record.state.decided:
-        word += "; a notification came"
+        word += text("why.notified")
     return word
 
 
 def refusal(record: Record) -> str:
     """Return a refusal's code and messages."""
     said = "; ".join(record.messages) or record.error_type or ""
-    return said if record.error_code is None else f"{said} (code {record.error_code})"
+    return said if record.error_code is None else text("why.code", words=said, code=str(record.error_code))
 
 
 def move(change: Change) -> str:
     """Return what happened, and between which states."""
-    between = f": {change.before or 'nothing'} → {change.after}" if change.before is not change.after else ""
-    return f"{change.event}{between}"
+    if change.before is change.after:
+        return change.event
+    return f"{change.event}: {label(change.before or 'nothing')} → {label(change.after or '')}"
 
 
 def what(change: Change) -> str:
     """Return an event's own sentence, with its details."""
     details = []
     for name, value in (json.loads(change.detail) if change.detail else {}).items():
-        text = f"{utc(value)} UTC" if name.endswith("_at") else str(value)
-        details.append(f"{name.replace('_', ' ')}: {text}")
-    return " ".join([SENTENCES.get(change.event, ""), "; ".join(details)]).strip()
+        words = f"{utc(value)} UTC" if name.endswith("_at") else str(value)
+        details.append(f"{sentence(name.replace('_', ' '))}: {words}")
+    return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
 
 
 def utc(when: float) -> str:
@@ -240,19 +216,19 @@ def list_(
             if unresolved and not stuck:
                 continue
             if not shown:
-                _print_columns("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
+                _print_columns(*map(sentence, _LISTED))
             shown, waiting = shown + 1, waiting + stuck
-            amount, paid = terminal.money(record.amount, record.currency), PAID_WORDS[record.state.paid]
-            since, reason = utc(record.created_at), why(record, now, window)
-            _print_columns(record.client_transaction_id, record.state, paid, amount, since, reason)
+            amount, word = terminal.money(record.amount, record.currency), label(record.state)
+            paid, since = label(PAID_WORDS[record.state.paid]), utc(record.created_at)
+            _print_columns(record.client_transaction_id, word, paid, amount, since, why(record, now, window))
         return shown, waiting
 
     shown, waiting = with_ledger(ledger, show)
     if not shown:
-        terminal.say("no such sale" if state or unresolved else "nothing is open")
+        terminal.say(text("ledger.none" if state or unresolved else "ledger.nothing_open"))
     else:
-        stuck = f", {waiting:,} of them unresolved: `payclient ledger resolve`" * bool(waiting)
-        terminal.say(f"{shown:,} shown{stuck}")
+        stuck = text("ledger.stuck", count=waiting) if waiting else ""
+        terminal.say(text("ledger.shown", count=shown, stuck=stuck))
     return 0
 
 
@@ -274,8 +250,10 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
         {
             "client transaction id": record.client_transaction_id,
             "purchase": None if record.purchase == record.client_transaction_id else record.purchase,
-            "state": f"{record.state}, because {RESTS_ON[record.evidence]}",
-            "paid": PAID_WORDS[record.state.paid],
+            "state": text(
+                "ledger.because", state=label(record.state), why=text(f"evidence.{record.evidence}")
+            ),
+            "paid": label(PAID_WORDS[record.state.paid]),
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
             "heard of, unproven": heard_of(record) or None,
@@ -285,12 +263,14 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
         }
     )
     for attempt in sorted({change.attempt for change in changes}):
-        out.print(f"\n[bold]attempt {attempt}[/]")
+        out.print(f"\n[bold]{text('ledger.attempt', number=attempt)}[/]")
         table = terminal.simple_table()
         for name in ("UTC", "local", "change", "evidence", "what"):
-            table.add_column(name, no_wrap=name in ("UTC", "local", "change"))
+            table.add_column(sentence(name), no_wrap=name in ("UTC", "local", "change"))
         for each in (change for change in changes if change.attempt == attempt):
-            table.add_row(utc(each.at), local(each.at), move(each), each.evidence, escape(what(each)))
+            table.add_row(
+                utc(each.at), local(each.at), move(each), sentence(each.evidence), escape(what(each))
+            )
         out.print(table)
     return 0
 
@@ -309,7 +289,7 @@ def init(*, ledger: LedgerUrl = None) -> int:
     async def run() -> str:
         book = await open_ledger(ledger)
         await book.aclose()
-        return f"the ledger is ready at {book.location}" + "; it was there already" * (not book.created)
+        return text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
 
     terminal.say(asyncio.run(run()))
     return 0
@@ -324,7 +304,7 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     if not ledger:
         raise ConfigurationError(NO_LEDGER)
     asyncio.run(backup_ledger(ledger, file))
-    terminal.say(f"the backup is in {file.absolute()}")
+    terminal.say(text("ledger.backup", file=file.absolute()))
     return 0
 
 
@@ -345,7 +325,7 @@ def archive(
         raise ConfigurationError(NO_LEDGER)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
     count = asyncio.run(archive_ledger(ledger, begins, to))
-    terminal.say(f"{terminal.counted(count, 'attempt')} archived in {to.absolute()}")
+    terminal.say(text("ledger.archived", count=count, file=to.absolute()))
     return 0
 
 
@@ -360,18 +340,15 @@ def moved(
     address = check_base_url(base_url)
     if not yes:
         terminal.check_can_ask("nothing was changed")
-    terminal.say(
-        "This ledger's charges are queried at the new address from now on. Where that is another service, a test "
-        "system for instance, it will not find them, and they could be charged twice."
-    )
-    if not terminal.agrees("Is it the same service?", "nothing was changed", yes=yes):
+    terminal.say(text("ledger.moving"))
+    if not terminal.agrees(text("ledger.is_same"), text("ask.unchanged"), yes=yes):
         return 2
 
     async def move(book: Ledger) -> None:
         await book.environment(service_fingerprint(address, book.digest_key), moved=True)
 
     with_ledger(ledger, move, changes=True)
-    terminal.say(f"the ledger belongs to {address} from now on")
+    terminal.say(text("ledger.moved", address=address))
     return 0
 
 
@@ -405,7 +382,7 @@ def resolve(
     seen = with_ledger(ledger, lambda book: newest(book, identifier), changes=True)
     _check_open(seen, as_)
     _say_what_it_means(seen, as_)
-    if not terminal.agrees("Decide it so?", "nothing was changed", yes=yes):
+    if not terminal.agrees(text("ledger.decide"), text("ask.unchanged"), yes=yes):
         return 2
 
     async def decide(book: Ledger) -> Record:
@@ -418,7 +395,7 @@ def resolve(
         return await book.apply(record, decision)
 
     after = with_ledger(ledger, decide, changes=True)
-    terminal.say(f"{identifier} is {after.state} from now on, on the word of {actor.strip()}")
+    terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor.strip()))
     return 0
 
 
@@ -430,16 +407,15 @@ def _check_open(record: Record, decision: str) -> None:
 
 def _say_what_it_means(record: Record, decision: str) -> None:
     now = time.time()
-    terminal.say(
-        f"{record.client_transaction_id}, attempt {record.attempt}, "
-        f"{terminal.money(record.amount, record.currency)}, is {record.state}: {RESTS_ON[record.evidence]}"
-    )
+    money, state = terminal.money(record.amount, record.currency), label(record.state)
+    facts = {"attempt": record.attempt, "money": money, "why": text(f"evidence.{record.evidence}")}
+    terminal.say(text("ledger.seen", key=record.client_transaction_id, state=state, **facts))
     if record.expires_at is not None and now < record.expires_at:
         left = terminal.duration(record.expires_at - now)
-        terminal.say(f"The customer may still approve it, until {utc(record.expires_at)} UTC (in {left}).")
+        terminal.say(text("ledger.may_approve", until=utc(record.expires_at), left=left))
     given_back = record.state is State.REVERSING and decision == "cancelled"
-    meaning = "It counts as given back from now on. This is final." if given_back else _MEANINGS[decision]
-    terminal.say(f"As {decision}: {meaning}")
+    meaning = text(f"meaning.{'given_back' if given_back else decision}")
+    terminal.say(text("ledger.as", decision=label(decision), meaning=meaning))
 
 
 # --- export
@@ -480,7 +456,7 @@ def export(
             raise
         raise ConfigurationError(f"--out {out.name}: cannot be written: {error.strerror}") from None
     if out is not None:
-        terminal.say(f"{terminal.counted(count, 'attempt')} written to {out}")
+        terminal.say(text("ledger.exported", count=count, file=out))
     return 0
 
 

@@ -18,7 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.report import LABELS
 from payclient.cli.run import CHUNK
 from payclient.cli.settings import Limits, location_of
-from payclient.cli.texts import counted, label, reason, text
+from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
@@ -189,9 +189,7 @@ class Plan:
             return words.append(text("plan.in_use"))
         if not (total := known.states.total()):
             return words.append(text("plan.knows_none"))
-        states = ", ".join(
-            f"{counted(known.states[each])} {label(each)}" for each in LABELS if known.states[each]
-        )
+        states = ", ".join(counted(known.states[each], each) for each in LABELS if known.states[each])
         words.append(text("plan.knows", count=total, counts=states))
         return words.append(text("plan.again", count=known.again) if known.again else "")
 

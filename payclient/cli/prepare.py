@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from payclient.cli import terminal
 from payclient.cli.settings import Amounts, ChargeOptions, Service
+from payclient.cli.texts import reason, text
 from payclient.errors import NotSentError, OutcomeUnknownError, RefusedError
 from payclient.models import PrepareRequest
 from payclient.tracking.forms import PaymentForm
@@ -53,20 +54,18 @@ def prepare(
     try:
         form, now = asyncio.run(_prepare(service, request))
     except RefusedError as error:
-        terminal.complain(str(error))
+        terminal.complain_of(error)
         return 3
     except (NotSentError, OutcomeUnknownError) as error:
-        terminal.complain(f"{error}: no form is known of")
+        terminal.complain(text("form.none", why=reason(str(error))))
         return 4
     left = {name: max(link.expires_at - now, 0.0) / 60 for name, link in form.links.items()}
-    minutes = {name: f"{each:.0f} minutes left" for name, each in left.items()}
+    minutes = {name: text("form.left", count=round(each)) for name, each in left.items()}
     terminal.print_facts({"payment id": form.payment_id, **minutes})
     for link in form.links.values():
         # Whole on one line, so that it can be copied.
         terminal.out().print(escape(link.url), soft_wrap=True, highlight=False)
-    terminal.say(
-        "send the customer there from a page of your registered domain, under Referrer-Policy: origin"
-    )
+    terminal.say(text("form.send"))
     return 0
 
 

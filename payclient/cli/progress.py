@@ -152,7 +152,7 @@ class PlainProgress(Progress):
         """Return all of it in one line."""
         now, tally = self.unfinished(), self._tally
         counts = [
-            f"{counted(count)} {label(each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"
+            f"{counted(count, each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"
             for each, count in tally.counts.most_common()
             if count
         ]
@@ -207,7 +207,7 @@ class LiveProgress(PlainProgress):
                 rows.append((f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]", tally.counts[each], sums))
         rows.append((text("progress.waiting"), now.pending, now.words()))
         if self.results is not None and self.results.stopped is not None:
-            rows.append((text("progress.stopping"), None, self.results.stopped))
+            rows.append((text("progress.stopping"), None, reason(self.results.stopped)))
         ids = {task.description: task.id for task in picture.tasks}
         for name, count, words in rows:
             task = (
@@ -260,7 +260,7 @@ class JsonProgress(Progress):
         except (OSError, ValueError):
             # The reader has gone; the charges are no less real, and the ledger and the report hold them.
             self._closed = True
-            terminal.complain("stdout is closed: no more events; the run goes on")
+            terminal.complain(text("run.closed"))
 
 
 def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]:
@@ -299,7 +299,7 @@ def say_reasons(lines: Iterable[Line]) -> None:
             reasons.setdefault((line.label, words), []).append(line.client_transaction_id)
     for (each, words), keys in sorted(reasons.items(), key=lambda found: -len(found[1]))[:REASONS]:
         named = text("run.which", keys=terminal.listed(keys)) if each == OTHER_CONTENT else ""
-        terminal.say(text("run.reason", count=len(keys), label=label(each) + named, reason=reason(words)))
+        terminal.say(f"{counted(len(keys), each)}{named}: {reason(words)}")
 
 
 def to_do(tally: Tally, ledger: str, code: int, *, window: float, files: Collection[Path]) -> Iterator[str]:

@@ -394,7 +394,7 @@ def reconcile(
                 text("reconcile.sale", key=key, money=terminal.money(pair.there, pair.currency), line=lines)
             )
         question = text("reconcile.ask", count=len(ripe))
-        if not terminal.agrees(question, text("reconcile.nothing"), yes=yes):
+        if not terminal.agrees(question, text("ask.unchanged"), yes=yes):
             return 2
         count = with_ledger(ledger, lambda book: _decide(book, ripe, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))

@@ -23,7 +23,7 @@ from payclient.cli.report import Line, Report, Tally, line_of
 from payclient.cli.settings import Limits, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
-from payclient.cli.texts import text
+from payclient.cli.texts import reason, text
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
@@ -241,7 +241,7 @@ class Run:
 
     def _fail(self, why: str) -> None:
         self._failed = True
-        terminal.complain(why)
+        terminal.complain(reason(why))
         if self.progress.results is not None:
             self.progress.results.stop(why)
 

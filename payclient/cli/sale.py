@@ -12,6 +12,7 @@ from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
 from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
+from payclient.cli.texts import label, reason, text
 from payclient.models import SaleRequest
 from payclient.wire import encode_sale
 
@@ -62,15 +63,15 @@ def sale(
     for line in run.lines.values():
         terminal.print_facts(
             {
-                "state": line.label,
-                "paid": PAID_WORDS[line.paid],
+                "state": label(line.label),
+                "paid": label(PAID_WORDS[line.paid]),
                 "amount": terminal.money(line.amount, line.currency),
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,
-                "message": line.message or None,
+                "message": reason(line.message) or None,
                 "receipt": line.receipt or None,
             }
         )
     if code == 130:
-        terminal.say("interrupted; the same command goes on waiting, and sends nothing again")
+        terminal.say(text("run.wait_on"))
     return code

@@ -18,6 +18,7 @@ from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.settings import Number, Profile, Whole, pair_of, profile_of
 from payclient.cli.signals import handled
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
@@ -152,22 +153,15 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
     try:
         with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
             async with simulator:
-                terminal.tell(f"listening on {simulator.url}")
-                words = f"this simulates the service: no real money moves; play with it at {simulator.url}/"
-                terminal.say(f"{words} ; Ctrl-C stops it")
+                terminal.tell(text("simulate.listening", url=simulator.url))
+                terminal.say(text("simulate.play", url=simulator.url))
                 if not is_loopback(host):
-                    terminal.complain(
-                        "--host: whoever reaches this address can answer for the customers and read the log"
-                    )
+                    terminal.complain(text("simulate.exposed"))
                 with _ready_file(ready_file, simulator.url, token):
                     await stopped.wait()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
-    counts = simulator.counts
-    terminal.say(
-        f"{counts.created} sales: {counts.approved} approved, {counts.rejected} rejected, "
-        f"{counts.expired} expired, {counts.pending} pending; {counts.refused} refused"
-    )
+    terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))
     return 0
 
 

@@ -25,8 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from payclient.cli.texts import counted as counted  # for all commands
-from payclient.cli.texts import language, text
-from payclient.errors import ConfigurationError
+from payclient.cli.texts import language, reason, sentence, text
+from payclient.errors import ConfigurationError, PayError, RefusedError
 
 __all__: list[str] = []
 
@@ -139,6 +139,16 @@ def complain(text: str) -> None:
     err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
 
 
+def complain_of(error: PayError) -> None:
+    """Write an error of the package, or the service's words; what has no form in this language is introduced in it."""
+    words = reason(str(error))
+    if words == str(error):
+        words = text(
+            "ask.service_said" if isinstance(error, RefusedError) else "ask.program_said", words=words
+        )
+    complain(words)
+
+
 def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
     """Ask on the terminal, unless `yes`; only a yes is a yes, and after anything else print what came of it.
 
@@ -167,9 +177,9 @@ def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
     """Return a table with a head: columns of words, then of numbers."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name in words:
-        table.add_column(name)
+        table.add_column(sentence(name))
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(sentence(name), justify="right")
     return table
 
 
@@ -178,7 +188,7 @@ def print_facts(rows: Mapping[str, object]) -> None:
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         if value is not None:
-            table.add_row(name, Text(str(value)))
+            table.add_row(sentence(name), Text(str(value)))
     out().print(table)
 
 
@@ -215,7 +225,8 @@ def iso(when: float) -> str:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(f"[yellow]{record.levelname.lower()}:[/] {escape(record.getMessage())}")
+        words = reason(record.getMessage())
+        err.print(f"[yellow]{sentence(record.levelname.lower())}:[/] {escape(words)}")
 
 
 def show_warnings() -> None:

@@ -52,8 +52,9 @@ class _Number(int):
         text = f"{int(self):,}" if _place.get() == 0 else f"{int(self):,}".replace(",", ".")
         if not noun:
             return text
-        one, many = table()["noun"].get(noun, [f"{noun}|{noun}s"] * 2)[_place.get()].split("|")
-        return f"{text} {one if self == 1 else many}"
+        forms = table()["noun"].get(noun) or table()["label"].get(noun, [noun, noun])
+        one, _, many = forms[_place.get()].partition("|")
+        return f"{text} {one if self == 1 else many or one}"
 
 
 def text(key: str, /, **values: object) -> str:
@@ -70,13 +71,13 @@ def sentence(english: str) -> str:
 
 
 def counted(number: int, noun: str = "") -> str:
-    """Return `1 charge`, or `1,234 charges`; without a noun the number alone."""
+    """Return `1 charge`, or `1,234 charges`: a number of a noun, or of what has an outcome; else the number alone."""
     return format(_Number(number), noun)
 
 
 def label(word: str) -> str:
     """Return the word of an outcome."""
-    return str(table()["label"].get(word, [word] * 2)[_place.get()])
+    return str(table()["label"].get(word, [word] * 2)[_place.get()]).partition("|")[0]
 
 
 @cache

@@ -11,7 +11,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.ledger import RESTS_ON, newest, with_ledger
+from payclient.cli.ledger import newest, with_ledger
 from payclient.cli.report import NOT_SENT_YET
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
 from payclient.cli.texts import label, text
@@ -30,13 +30,6 @@ T = TypeVar("T")
 
 #: Seconds between two looks of `--watch`.
 WATCH_EVERY = 1.0
-
-#: Before anything is undone, and after.
-_QUESTIONS = {
-    "cancel": "Withdraw the request of {which}, so that it cannot be paid any more?",
-    "reverse": "Give back the whole payment of {which}?",
-}
-_DONE = {"cancel": "withdrawn", "reverse": "reversed"}
 
 
 @Parameter(name="*")
@@ -82,7 +75,7 @@ def status(
     except (RefusedError, TransportError) as error:
         return _complain(error, refused=4)
     if report is None:
-        terminal.complain("the service does not find this transaction")
+        terminal.complain(text("undo.not_found"))
         return 3
     _show(report)
     return 0
@@ -96,7 +89,7 @@ async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitab
         found = (0, 0) if record is None else (record.attempt, record.version)
         if found != seen:
             state = label(NOT_SENT_YET if record is None else record.state)
-            why = "" if record is None else f": {RESTS_ON[record.evidence]}"
+            why = "" if record is None else f": {text(f'evidence.{record.evidence}')}"
             terminal.tell(f"{terminal.at(time.time())}  {state}{why}")
         seen = found
         if record is not None and record.state.decided:
@@ -185,8 +178,8 @@ def _undo(
     # What the settings or the profile lack is bad input.
     options.address(), options.token()
     undo_request(profile_of(options.profile), operation, number, identifier)
-    question = _QUESTIONS[operation].format(which=identifier or f"transaction {number}")
-    if not terminal.agrees(question, "nothing was sent", yes=yes):
+    question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
+    if not terminal.agrees(question, text("ask.nothing"), yes=yes):
         return 2
     try:
         outcome = _call(
@@ -198,9 +191,9 @@ def _undo(
     except (RefusedError, TransportError) as error:
         return _complain(error)
     if outcome is not None and outcome.state is State.REVERSING:
-        terminal.complain("no usable answer came: the ledger calls it reversing until a query tells")
+        terminal.complain(text("undo.no_answer"))
         return 4
-    terminal.out().print(_DONE[operation])
+    terminal.out().print(text(f"undone.{operation}"))
     return 0
 
 
@@ -214,7 +207,7 @@ def _call(options: ServiceOptions, request: Callable[[PaySession], Awaitable[T]]
 
 def _complain(error: RefusedError | TransportError, *, refused: int = 3) -> int:
     """Print what came instead, and return the exit code."""
-    terminal.complain(str(error))
+    terminal.complain_of(error)
     return refused if isinstance(error, RefusedError) else 4
 
 
@@ -222,7 +215,7 @@ def _show(report: StatusReport) -> None:
     amount = None if report.amount is None else terminal.money(report.amount, report.currency or "")
     terminal.print_facts(
         {
-            "state": report.state or "a word that the profile does not map (status.states)",
+            "state": report.state or text("undo.unmapped"),
             "transaction id": report.transaction_id,
             "client transaction id": report.client_transaction_id,
             "amount": amount,

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -87,7 +87,7 @@ async def _later(work: Coroutine[Any, Any, _T]) -> _T:
 async def sleep(clock: Clock, seconds: float) -> None:
     """Sleep by a clock."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_at(clock.monotonic() + seconds, _end, done)
+    timer = clock.call_at(clock.monotonic() + seconds, end, done)
     try:
         await done
     finally:
@@ -98,8 +98,8 @@ async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     """Await the work for at most so many seconds of a clock. `TimeoutError` also where it cannot be cancelled."""
     task = asyncio.ensure_future(work)
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task.add_done_callback(lambda _: _end(ended))
-    timer = clock.call_at(clock.monotonic() + seconds, _end, ended)
+    task.add_done_callback(lambda _: end(ended))
+    timer = clock.call_at(clock.monotonic() + seconds, end, ended)
     try:
         await ended
     finally:
@@ -112,9 +112,25 @@ async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     return task.result()
 
 
-def _end(sleeping: asyncio.Future[None]) -> None:
-    if not sleeping.done():
-        sleeping.set_result(None)
+def end(waiting: asyncio.Future[None]) -> None:
+    """End a wait, unless it has ended."""
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks, and wait until each has ended, in whatever way."""
+    tasks = tuple(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def drain(tasks: Iterable[asyncio.Future[Any]], seconds: float) -> None:
+    """Let tasks end within so many seconds of real time, and cancel those that have not."""
+    if tasks := tuple(tasks):
+        await asyncio.wait(tasks, timeout=seconds)
+        await cancel_all(tasks)
 
 
 # --- Time-outs

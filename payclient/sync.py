@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import payclient
 from payclient import ChargeResult, ChargeRow, Outcome, PaymentForm, PrepareRequest, SaleRequest
-from payclient.clock import Clock
+from payclient.clock import Clock, cancel_all
 from payclient.errors import PurchaseOpenError, TrackerClosedError, UsageError
 from payclient.logs import Log
 
@@ -108,10 +108,7 @@ class _LoopThread:
         ):
             if error is not None:
                 log("error", "tracker_close_failed", "", "a tracker did not close: %s", type(error).__name__)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await cancel_all(asyncio.all_tasks() - {asyncio.current_task()})
         await asyncio.get_running_loop().shutdown_asyncgens()
 
 

@@ -431,13 +431,14 @@ def test_the_order_of_arrival_changes_no_fault(
 
 async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> None:
     """An entry is used up by its own operation and id alone."""
-    plan = FaultPlan(Faults({Fault("html"): 1.0}))
-    plan.add(Fault("reset", client_transaction_id="a"))
-    plan.add(Fault("stall"), times=2)
+    service = Simulator(faults=Faults({Fault("html"): 1.0}))
+    service.fail_next(Fault("reset", client_transaction_id="a"))
+    service.fail_next(Fault("stall"), times=2)
+    plan = service.faults
     found = [plan.next("sale", one, one) for one in "babaa"]
     assert [fault.kind if fault else None for fault in found] == ["stall", "reset", "stall", "html", "html"]
     assert plan.next("status", "a", "a") is None
-    plan.clear()
+    service.clear_faults()
     assert plan.next("sale", "a", "a") is None
     assert plan.done == {"stall": 2, "reset": 1, "html": 2}
 
@@ -474,7 +475,7 @@ def test_a_chance_is_above_0_and_at_most_1(chance: Any) -> None:
         Faults({Fault("reset"): 0.6, Fault("html", operation="any"): 0.6})
     Faults({Fault("reset"): 0.6, Fault("html", operation="status"): 0.6})
     with pytest.raises(ValueError, match="times"):
-        FaultPlan().add(Fault("reset"), 0)
+        Simulator().fail_next(Fault("reset"), times=0)
 
 
 # Scenarios

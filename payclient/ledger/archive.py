@@ -16,12 +16,13 @@ import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from itertools import count, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError
+from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
 
 if TYPE_CHECKING:
@@ -37,18 +38,8 @@ _LINE = 1 << 20
 Lines = dict[int, str]
 
 
-class Source(Protocol):
-    """What the attempts are in."""
-
-    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
-        """Return the rows of a named statement."""
-
-    def alone(self) -> AbstractAsyncContextManager[None]:
-        """Begin a transaction beside which nobody writes, and commit it."""
-
-
 async def archive(
-    source: Source, digest_key: bytes, before: float, path: str, stopped: Callable[[], bool]
+    source: Database, digest_key: bytes, before: float, path: str, stopped: Callable[[], bool]
 ) -> int:
     """Move what was decided before a time (UTC seconds) to the file at `path`; return how many attempts the file has.
 
@@ -80,7 +71,7 @@ def _check_stopped(stopped: Callable[[], bool]) -> None:
         raise LedgerUnavailableError("the archive was interrupted: the same call goes on")
 
 
-async def _write(source: Source, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
+async def _write(source: Database, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
     """Write the file, whole or not at all."""
     unfinished = f"{path}.{secrets.token_hex(8)}.part"
     try:
@@ -111,7 +102,7 @@ async def _write(source: Source, head: dict[str, Any], path: str, stopped: Calla
         os.close(directory)
 
 
-async def _lines(source: Source, block: int, before: float) -> Lines:
+async def _lines(source: Database, block: int, before: float) -> Lines:
     """Return the attempts of a block that may leave, by id, as lines of the file."""
     first, last = block * BLOCK, (block + 1) * BLOCK
     attempts = await source.fetch("archivable", (first, last, before))
@@ -158,7 +149,7 @@ def _read(path: str, head: dict[str, Any]) -> Iterator[tuple[int, Lines]]:
             yield block, dict(lines)
 
 
-async def _move(source: Source, block: int, before: float, lines: Lines) -> int:
+async def _move(source: Database, block: int, before: float, lines: Lines) -> int:
     """Replace the attempts of a block that are as the file has them; return how many are in the ledger otherwise."""
     async with source.alone():
         held = await _lines(source, block, before)
@@ -174,7 +165,7 @@ async def _move(source: Source, block: int, before: float, lines: Lines) -> int:
 
 
 @asynccontextmanager
-async def sqlite_database(path: str) -> AsyncIterator[tuple[Source, bytes]]:
+async def sqlite_database(path: str) -> AsyncIterator[tuple[Database, bytes]]:
     """Own a SQLite ledger for as long as it is archived, and yield it with its digest key."""
     from payclient.ledger.sqlite import SqliteDatabase
     from payclient.ledger.sqlite_files import connect, open_file, unavailable
@@ -193,7 +184,7 @@ async def sqlite_database(path: str) -> AsyncIterator[tuple[Source, bytes]]:
 
 
 @asynccontextmanager
-async def postgres_database(address: Address) -> AsyncIterator[tuple[Source, bytes]]:
+async def postgres_database(address: Address) -> AsyncIterator[tuple[Database, bytes]]:
     """Connect to a PostgreSQL ledger, which others may go on using, and yield it with its digest key."""
     from payclient.ledger.postgres import PostgresDatabase
     from payclient.ledger.postgres_connection import FAULTS, Schema, connector, drop, unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Container, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 
 import attrs
@@ -87,7 +87,7 @@ Answer = tuple[Operation, Any, BaseException | None]
 
 
 class Database(Protocol):
-    """What a batch does in a database. Over SQLite none of this ever waits."""
+    """What batches and archives do in a database. Over SQLite none of this ever waits."""
 
     #: What `insert` raises, having changed nothing, for a row that the database does not take, and the others for a
     #: value; any other exception is about the database as a whole.
@@ -106,6 +106,9 @@ class Database(Protocol):
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
+
+    def alone(self) -> AbstractAsyncContextManager[None]:
+        """Begin a transaction beside which nobody writes, and commit it."""
 
     def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
         """Return a fault as callers see it, without any statement or value."""

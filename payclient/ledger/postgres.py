@@ -119,7 +119,6 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Begin a transaction beside which nobody writes attempts and changes, and commit it."""
         async with self.connection.transaction(isolation="read_committed"):
             await self.connection.execute(self._schema.statements["lock_writers_out"], timeout=ANSWER)
             yield

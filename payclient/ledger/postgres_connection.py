@@ -21,6 +21,7 @@ from typing import Any
 import asyncpg
 import attrs
 
+from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
 from payclient.ledger.records import read_statements
 from payclient.logs import Log
@@ -404,6 +405,4 @@ class Listener:
 
     async def aclose(self) -> None:
         """Stop listening."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)

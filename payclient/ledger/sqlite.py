@@ -124,7 +124,6 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Begin a transaction beside which nobody writes, and commit it."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield

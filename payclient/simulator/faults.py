@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final
 
-from attrs import asdict, evolve, field, frozen, validators
+from attrs import asdict, field, frozen, validators
 
 #: The operations that a fault may affect; "any" is every request of the merchant's.
 OPERATIONS: Final = ("sale", "prepare", "status", "confirm", "cancel", "reverse", "any", "notification")
@@ -143,25 +143,6 @@ class FaultPlan:
             "seed": self.chances.seed,
             "done": dict(self.done),
         }
-
-    def add(self, fault: Fault, times: int = 1) -> None:
-        """Let a fault affect the next `times` exchanges that it applies to; ValueError if `times` is not 1 or more."""
-        if not isinstance(fault, Fault):
-            raise TypeError(
-                f'fault must be a Fault, such as Fault("reset"); {type(fault).__name__} was given'
-            )
-        if type(times) is not int or times < 1:
-            raise ValueError("times must be a whole number from 1")
-        self.script.append((fault, times))
-
-    def add_chance(self, fault: Fault, chance: float) -> None:
-        """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
-        self.chances = evolve(self.chances, chances={**self.chances.chances, fault: chance})
-
-    def clear(self) -> None:
-        """Drop all faults to come; those that happened stay counted."""
-        self.script.clear()
-        self.chances = evolve(self.chances, chances={})
 
     def next(self, operation: str, key: str, client_transaction_id: str | None = None) -> Fault | None:
         """Return the fault of this exchange, used up and counted."""

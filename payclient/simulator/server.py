@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final, Self
 
 from aiohttp import web
-from attrs import asdict
+from attrs import asdict, evolve
 
 from .books import Books
 from .clock import JumpClock, ServiceClock, sleep
@@ -201,22 +201,30 @@ class Simulator(Books):
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
         """Let a fault affect the next exchanges that it applies to; ValueError if `times` is not 1 or more."""
-        self.faults.add(fault, times)
+        if not isinstance(fault, Fault):
+            raise TypeError(
+                f'fault must be a Fault, such as Fault("reset"); {type(fault).__name__} was given'
+            )
+        if type(times) is not int or times < 1:
+            raise ValueError("times must be a whole number from 1")
+        self.faults.script.append((fault, times))
         self.write("service", f"next {fault.operation}: {fault.kind}")
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
         """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
-        self.faults.add_chance(fault, chance)
+        chances = self.faults.chances
+        self.faults.chances = evolve(chances, chances={**chances.chances, fault: chance})
 
     def clear_faults(self) -> None:
         """Drop all faults to come; those that happened stay counted."""
-        self.faults.clear()
+        self.faults.script.clear()
+        self.faults.chances = evolve(self.faults.chances, chances={})
 
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
         self.answers = chosen.answers
-        self.faults.clear()
+        self.faults.script.clear()
         self.faults.chances = chosen.faults
         self.write("service", f"scenario {name}")
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from payclient.clock import Clock
+from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
     LedgerUnavailableError,
@@ -433,8 +433,7 @@ class OpenAsks:
         if exhausted:
             ask.exhausted = True
         for waiter in ask.waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
+            end(waiter)
 
     def close(self) -> None:
         """End every wait by `TrackerClosedError`; the ledger knows what is open."""

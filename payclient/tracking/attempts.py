@@ -14,7 +14,7 @@ import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
-from payclient.clock import start
+from payclient.clock import drain, start
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -400,11 +400,7 @@ class Attempts:
         end = record.created_at + self._total + window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
 
-    async def aclose(self, drain: float) -> None:
-        """Let the sends in flight end; what has no answer after `drain` seconds is unknown."""
-        if sends := [sent for _, sent in self._in_flight.values()]:
-            _, late = await asyncio.wait(sends, timeout=drain)
-            self._closed = True
-            for sent in late:
-                sent.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+    async def aclose(self, seconds: float) -> None:
+        """Let the sends in flight end; what has no answer after so many seconds is unknown."""
+        self._closed = True
+        await drain((sent for _, sent in self._in_flight.values()), seconds)

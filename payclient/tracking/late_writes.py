@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 
 import attrs
 
-from payclient.clock import Clock, start
+from payclient.clock import Clock, drain, start
 from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
@@ -160,11 +159,7 @@ class LateWrites:
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
         if self._late:
-            tries = [start(self.write_now(each)) for each in tuple(self._late)]
-            _, hanging = await asyncio.wait(tries, timeout=LAST_TRY)
-            for late in hanging:
-                late.cancel()
-            await asyncio.gather(*tries, return_exceptions=True)
+            await drain([start(self.write_now(each)) for each in self._late], LAST_TRY)
             if self._late:
                 log(
                     "error",

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from payclient.clock import Clock, start
+from payclient.clock import Clock, cancel_all, start
 from payclient.errors import LedgerError
 from payclient.ledger import Shared
 from payclient.lifecycle import Record, State
@@ -277,7 +277,4 @@ class Leases:
         self._closed = True
         if self._unwatch is not None:
             self._unwatch()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import orjson
 
-from payclient.clock import start, within
+from payclient.clock import cancel_all, start, within
 from payclient.errors import LedgerError
 from payclient.lifecycle import Record
 from payclient.models import FormLinks, PrepareResult
@@ -73,8 +73,7 @@ class KeptLinks:
     async def aclose(self) -> None:
         """Stop deleting; the next process goes on."""
         if self._dropping is not None:
-            self._dropping.cancel()
-            await asyncio.gather(self._dropping, return_exceptions=True)
+            await cancel_all([self._dropping])
 
 
 def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from payclient.clock import Clock, Timer, start, within
+from payclient.clock import Clock, Timer, cancel_all, end, start, within
 from payclient.errors import ConfigurationError, LedgerError
 from payclient.events import Event, Exhausted, Expired
 from payclient.ledger import Ledger, Shared
@@ -304,7 +304,7 @@ class Poller:
                 self.rate.note_request(now)
                 self._run(item, self._run_query(item), self._requests)
             for started in checks:
-                _end(started)
+                end(started)
         elif isinstance(item, ReturnedForm) and item.task is None:
             self.rate.note_request(now)
             self._run(item, self.confirmer.request(item, now), self._requests)
@@ -473,14 +473,11 @@ class Poller:
             self._timer.cancel()
         if self.asks.leases is not None:
             await self.asks.leases.aclose()
-        tasks = (*self._requests, *self._expiries, *self._works)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all((*self._requests, *self._expiries, *self._works))
         self._lines.clear()
         self.confirmer.close()
         for waiting in (*self._turns, *(each for several in self._starting.values() for each in several)):
-            _end(waiting)
+            end(waiting)
         self.asks.close()
 
 
@@ -497,11 +494,6 @@ class _UsersSchedule:
         except Exception as error:  # whatever it raises
             log("error", "schedule_failed", "", "the schedule failed: %s", type(error).__name__)
             return self._default
-
-
-def _end(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 def _failed(record: Record, error: Exception) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from payclient.clock import sleep, start
+from payclient.clock import drain, sleep, start
 from payclient.errors import (
     NotCancellableError,
     NotSentError,
@@ -159,10 +159,6 @@ class Reversals:
             raise
         return await _write(poller, record, Reversed(at=self._clock.time()))
 
-    async def aclose(self, drain: float) -> None:
-        """Let what is on its way end; what has no answer after `drain` seconds stays REVERSING until a query tells."""
-        if self._tasks:
-            _, late = await asyncio.wait(tuple(self._tasks), timeout=drain)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+    async def aclose(self, seconds: float) -> None:
+        """Let what is on its way end; what has no answer after so many seconds stays REVERSING until a query tells."""
+        await drain(self._tasks, seconds)

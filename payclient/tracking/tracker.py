@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypedDict, Unp
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_fingerprint
-from payclient.clock import Clock, LoopClock, Timeouts
+from payclient.clock import Clock, LoopClock, Timeouts, cancel_all
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
 from payclient.ledger import Change, Ledger, open_ledger
 from payclient.logs import Log
@@ -326,9 +326,7 @@ async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
         for wait in asyncio.as_completed(waits):
             yield await wait
     finally:
-        for task in waits:
-            task.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        await cancel_all(waits)
 
 
 class TrackerContext(AbstractAsyncContextManager[Tracker]):

@@ -18,7 +18,8 @@ from payclient import simulator
 from payclient.profile import PAYPHONE, ServiceProfile, StatusProfile
 from payclient.schedule import Fixed
 from payclient.simulator import JumpClock, Settings, Simulator, SimulatorThread
-from payclient.tracking.tracker import Tracker, open_tracker
+from payclient.tracking.context import open_tracker
+from payclient.tracking.tracker import Tracker
 
 __all__ = ["PayService"]
 

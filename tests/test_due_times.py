@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payclient.tracking.asks import DueTimes
 from payclient.tracking.followup import Scheduled
+from payclient.tracking.rate_limit import DueTimes
 
 
 class Named(Scheduled):

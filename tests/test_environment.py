@@ -8,7 +8,7 @@ import pytest
 import payclient
 import payclient.sync
 from payclient.simulator import PAYPHONE, Simulator
-from payclient.tracking.tracker import TrackerOptions
+from payclient.tracking.context import TrackerOptions
 
 TOKEN = "secret-of-the-environment"
 ENVIRON = {

@@ -31,8 +31,8 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresDatabase, PostgresLedger, PostgresWriter
 from payclient.ledger.postgres_connection import Address, Schema
 from payclient.lifecycle import Record, State
+from payclient.tracking.context import open_tracker
 from payclient.tracking.late_writes import LateWrites
-from payclient.tracking.tracker import open_tracker
 from postgres_server import PostgresServer
 from test_ledger import EVENTS, NOW, brought, fresh
 

@@ -22,7 +22,8 @@ from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.session import PaySession
-from payclient.tracking.tracker import Tracker, open_tracker
+from payclient.tracking.context import open_tracker
+from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
 
 __all__: list[str] = []

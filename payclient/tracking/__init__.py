@@ -1,16 +1,17 @@
 """From a request to its outcome: sends through the ledger, and follows what is open to its end.
 
-`tracker` is the front door, `attempts` the only way to send, `poller` the only loop. What they decide by is pure:
-`followup` says when to query and by which id, `evidence` what an answer means, `confirmations` what is asked about a
-form that came back, `rate_limit` when the next request may be made.
+`tracker` is the front door, which `context` opens, `attempts` the only way to send, `poller` the only loop. What they
+decide by is pure: `followup` says when to query and by which id, `evidence` what an answer means, `confirmations` what
+is asked about a form that came back, `rate_limit` when the next request may be made.
 """
 
+from payclient.tracking.context import open_tracker, open_tracker_from_env
 from payclient.tracking.followup import StatusSource, TransactionRef
 from payclient.tracking.forms import FormLink, PaymentForm
 from payclient.tracking.health import Health
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.outcomes import Outcome, PendingSale, as_decided
 from payclient.tracking.purchases import Purchase
-from payclient.tracking.tracker import Tracker, as_decided, open_tracker, open_tracker_from_env
+from payclient.tracking.tracker import Tracker
 
 __all__ = [
     "FormLink",

@@ -6,9 +6,7 @@ Every change goes through the ledger first. There may be 100,000 asks, so that a
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -25,10 +23,11 @@ from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
-from payclient.tracking.followup import Followed, Policy, Scheduled
+from payclient.tracking.followup import Followed, Policy
 from payclient.tracking.late_writes import LateWrites, unwritten
 from payclient.tracking.leases import LEASE, NO_MORE, Leases
 from payclient.tracking.outcomes import Outcome
+from payclient.tracking.rate_limit import DueTimes
 
 __all__: list[str] = []
 
@@ -43,77 +42,6 @@ AT_ONCE = 0.0
 
 #: Seconds by which clocks may seem to drift apart before asks get an offset of their own.
 SAME_OFFSET = 0.001
-
-
-class DueTimes:
-    """A heap of slots of `width` seconds. An item comes out so much late at most, never early; adding one is an append.
-
-    New asks come in crowds, and many are decided before anything is due for them. They wait in one line until the first
-    may be due. The due time of each is computed only then.
-    """
-
-    def __init__(self, width: float) -> None:
-        self._width = width
-        self._slots: dict[int, deque[Scheduled]] = {}
-        self._order: list[int] = []
-        self._new: deque[Scheduled] = deque()
-        #: When the new ones come out; infinity if there are none.
-        self.new_due: float = math.inf
-        #: Called where something is put before `alarm_at`.
-        self.alarm: Callable[[], None] = _nothing
-        self.alarm_at: float = math.inf
-
-    def put_new(self, item: Scheduled, soonest: float) -> None:
-        """Add a new item, which is not due before `soonest`; `pop_new` returns it by then, to be `put`."""
-        item.slot = self._new
-        self._new.append(item)
-        if soonest < self.new_due:
-            self.new_due = soonest
-            if soonest < self.alarm_at:
-                self.alarm()
-
-    def pop_new(self, now: float) -> Scheduled | None:
-        """Return a new item once one of them may be due; None where none may be."""
-        if self.new_due > now:
-            return None
-        while self._new:
-            item = self._new.popleft()
-            if item.slot is self._new:
-                item.slot = None
-                return item
-        self.new_due = math.inf
-        return None
-
-    def put(self, item: Scheduled, when: float) -> None:
-        """Make the item due then, and no longer when it was due before."""
-        width = self._width
-        number = math.ceil(when / width)
-        if number * width < when:  # rounded
-            number += 1
-        slot = self._slots.get(number)
-        if slot is None:
-            slot = self._slots[number] = deque()
-            heapq.heappush(self._order, number)
-        slot.append(item)
-        item.slot = slot
-        if when < self.alarm_at:
-            self.alarm()
-
-    def first(self) -> float:
-        """Return when something is due next; infinity where nothing is."""
-        return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
-
-    def pop(self, now: float) -> Scheduled | None:
-        """Return an item that is due, in the order of the slots; None where none is due."""
-        while self._order and self._order[0] * self._width <= now:
-            slot = self._slots[self._order[0]]
-            while slot:
-                item = slot.popleft()
-                if item.slot is slot:
-                    item.slot = None
-                    return item
-            del self._slots[heapq.heappop(self._order)]
-        return None
 
 
 class OpenAsks:
@@ -137,7 +65,7 @@ class OpenAsks:
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called once a form is decided: its links are dead.
-        self.form_decided: Callable[[], None] = _nothing
+        self.form_decided: Callable[[], None] = lambda: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open = self.closed = False
 
@@ -442,10 +370,6 @@ class OpenAsks:
                 _fail(waiter, _closed(ask.record, "the tracker was closed"))
         self._asks.clear()
         self._changed.set()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _fail(waiting: asyncio.Future[None], error: PayError) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import attrs
 import orjson
 
-from payclient.clock import within
+from payclient.clock import cancel_all, within
 from payclient.errors import LedgerUnavailableError, PayError, RefusedError, UsageError
 from payclient.events import Evidence, Overpaid
 from payclient.ledger import Change
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from payclient.tracking.followup import Followed
     from payclient.tracking.poller import Poller
 
-__all__ = ["Outcome", "PendingSale"]
+__all__ = ["Outcome", "PendingSale", "as_decided"]
 
 log: Log = Log("payclient.tracker")
 
@@ -260,3 +261,13 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
             if not asks.is_open:
                 return
             await changed.wait()
+
+
+async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
+    """Yield the outcomes of several sales, in the order in which they are decided."""
+    waits = [asyncio.create_task(pending.wait()) for pending in pendings]
+    try:
+        for wait in asyncio.as_completed(waits):
+            yield await wait
+    finally:
+        await cancel_all(waits)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
-import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypedDict, Unpack
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Self
 
-from payclient.auth import Secret, TokenSource, service_fingerprint
-from payclient.clock import Clock, LoopClock, Timeouts, cancel_all
+from payclient.auth import service_fingerprint
+from payclient.clock import Clock, LoopClock
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
-from payclient.ledger import Change, Ledger, open_ledger
+from payclient.ledger import Change, Ledger
 from payclient.logs import Log
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
-from payclient.profile import DOCUMENT, ServiceProfile
+from payclient.profile import ServiceProfile
 from payclient.schedule import Schedule
-from payclient.session import Exchange, PaySession, service_from_env
+from payclient.session import PaySession
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.bulk import Bulk
@@ -34,15 +30,11 @@ from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, held_until
 from payclient.tracking.recovery import LOOK_BACK, confirm_abandoned, take_over
 from payclient.tracking.reversals import Reversals, withdraw
-from payclient.transport import Connector
-from payclient.validation import check_type, is_loopback
-from payclient.wire import Transport
+from payclient.validation import check_type
 
-__all__ = ["Tracker", "as_decided", "open_tracker", "open_tracker_from_env"]
+__all__ = ["Tracker"]
 
 log: Log = Log("payclient.tracker")
-
-_P = ParamSpec("_P")
 
 
 class Tracker:
@@ -317,146 +309,3 @@ class Tracker:
                 "service, test and real, a ledger of its own; if it is the same service at a new address, say so "
                 "by `payclient ledger moved`"
             )
-
-
-async def as_decided(pendings: Iterable[PendingSale]) -> AsyncIterator[Outcome]:
-    """Yield the outcomes of several sales, in the order in which they are decided."""
-    waits = [asyncio.create_task(pending.wait()) for pending in pendings]
-    try:
-        for wait in asyncio.as_completed(waits):
-            yield await wait
-    finally:
-        await cancel_all(waits)
-
-
-class TrackerContext(AbstractAsyncContextManager[Tracker]):
-    """The tracker that `open_tracker` opens, once it is entered by `async with`."""
-
-    def __init__(self, opening: AbstractAsyncContextManager[Tracker]) -> None:
-        self._opening = opening
-
-    async def __aenter__(self) -> Tracker:
-        return await self._opening.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> bool | None:
-        return await self._opening.__aexit__(*raised)
-
-    if not TYPE_CHECKING:  # a type checker finds the mistake by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f"open_tracker(...) has no attribute {name!r}: enter it by `async with open_tracker(...) as tracker:`"
-            )
-
-
-def _entered_by_async_with(function: Callable[_P, AsyncIterator[Tracker]]) -> Callable[_P, TrackerContext]:
-    opening = asynccontextmanager(function)
-
-    @functools.wraps(function)
-    def open_tracker(*args: _P.args, **options: _P.kwargs) -> TrackerContext:
-        return TrackerContext(opening(*args, **options))
-
-    return open_tracker
-
-
-@_entered_by_async_with
-async def open_tracker(
-    base_url: str | None,
-    token: TokenSource | Secret[TokenSource],
-    *,
-    ledger: str | Secret[str] = "memory:",
-    create: bool = True,
-    status: StatusSource | None = None,
-    schedule: Schedule | None = None,
-    clock: Clock | None = None,
-    profile: ServiceProfile | str | os.PathLike[str] | None = DOCUMENT,
-    timeouts: Timeouts | None = None,
-    connector: Connector | None = None,
-    proxy: str | Secret[str] | None = None,
-    transport: Transport | None = None,
-    on_exchange: Callable[[Exchange], object] | None = None,
-    keep_links: bool = True,
-    drain: float | None = None,
-) -> AsyncIterator[Tracker]:
-    """Open a session, a ledger and a tracker over them, and close all three.
-
-    `base_url` None is the profile's. `ledger` is `memory:`, `sqlite:PATH` or `postgresql://USER@HOST/DATABASE`,
-    which many processes may share. A ledger that is not there is made, with a warning in the log; with `create` False
-    `LedgerMissingError` is raised instead. The other keywords are those of `PaySession` and `Tracker`.
-    """
-    # A frame that raises shows its local variables to error trackers.
-    token, ledger = Secret.of(token), Secret.of(ledger)
-    proxy = None if proxy is None else Secret.of(proxy)
-    session = PaySession(
-        base_url,
-        token,
-        profile=profile,
-        timeouts=timeouts,
-        connector=connector,
-        proxy=proxy,
-        transport=transport,
-        on_exchange=on_exchange,
-    )
-    if ledger.reveal() == "memory:" and not is_loopback(urlsplit(session.base_url).hostname or ""):
-        log(
-            "warning",
-            "ledger_in_memory",
-            "",
-            "the ledger is memory: and ends with this process: what it charged is forgotten, and the same request "
-            'is charged again; use ledger="sqlite:PATH"',
-        )
-    async with session:
-        book = await open_ledger(ledger, create=create)
-        try:
-            async with Tracker(
-                session,
-                book,
-                status=status,
-                schedule=schedule,
-                clock=clock,
-                keep_links=keep_links,
-                drain=drain,
-            ) as tracker:
-                yield tracker
-        finally:
-            await book.aclose()
-
-
-class TrackerOptions(TypedDict, total=False):
-    """The keywords of `open_tracker` that no environment variable stands for."""
-
-    create: bool
-    status: StatusSource | None
-    schedule: Schedule | None
-    clock: Clock | None
-    timeouts: Timeouts | None
-    connector: Connector | None
-    proxy: str | Secret[str] | None
-    transport: Transport | None
-    on_exchange: Callable[[Exchange], object] | None
-    keep_links: bool
-    drain: float | None
-
-
-def open_tracker_from_env(
-    environ: Mapping[str, str] = os.environ,
-    *,
-    ledger: str | Secret[str] | None = None,
-    profile: ServiceProfile | str | os.PathLike[str] | None = None,
-    **options: Unpack[TrackerOptions],
-) -> TrackerContext:
-    """Do what `open_tracker` does, by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN`, `PAYCLIENT_PROFILE`, `PAYCLIENT_LEDGER`.
-
-    `PAYCLIENT_TOKEN_FILE` names a file that holds the token, and is read again after a 401. A profile that names its
-    service's address needs no `PAYCLIENT_BASE_URL`; without a profile it is `DOCUMENT`. An empty variable is not set.
-    `ledger` and `profile` go before their variables. There is no default ledger: `memory:` must be written.
-
-    Raises `ConfigurationError` that names the variable that is not set.
-    """
-    ledger = Secret.of(ledger or environ.get("PAYCLIENT_LEDGER") or "")
-    if not ledger.reveal():
-        raise ConfigurationError(
-            "PAYCLIENT_LEDGER is not set; set it to sqlite:PATH or postgresql://USER@HOST/DATABASE"
-        )
-    base_url, token, found = service_from_env(environ, profile)
-    return open_tracker(base_url, token, ledger=ledger, profile=found, **options)

@@ -372,54 +372,48 @@ def reconcile(
     if resolve != bool(name):
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
-    check_output("--report", report, ".csv", ".xlsx", ".jsonl")
     check_page(html)
-    if report is not None and report.exists() and report.stat().st_size:
-        before = read_table(report, COLUMNS)
-        if before is None or not all(COLUMNS[0] in row for row in before[:1]):
-            raise ConfigurationError(
-                f"--report {report.name}: is there already and is not a report of this command"
-            )
+    _check_report(report)
     days = _day("--since", since, 0, float("-inf")), _day("--until", until, 1, float("inf"))
     entries, others, dialect = read_statement(statement, written, profile_of(profile))
     records, silent = with_ledger(ledger, lambda book: _records(book, entries, *days))
-    if len(currencies := {record.currency for record in records}) == 1:
-        (only,) = currencies
-        entries = [attrs.evolve(each, currency=each.currency or only) for each in entries]
+    entries = _with_currency(entries, {record.currency for record in records})
     pairs = compare(records, entries)
     if resolve and (ripe := [pair for pair in pairs if pair.can_be_resolved]):
-        for pair in ripe:
-            key, *_, lines = _cells(pair)[1:]
-            terminal.say(
-                text("reconcile.sale", key=key, money=terminal.money(pair.there, pair.currency), line=lines)
-            )
-        question = text("reconcile.ask", count=len(ripe))
-        if not terminal.agrees(question, text("ask.unchanged"), yes=yes):
+        _list_ripe(ripe)
+        if not terminal.agrees(text("reconcile.ask", count=len(ripe)), text("ask.unchanged"), yes=yes):
             return 2
         count = with_ledger(ledger, lambda book: _decide(book, ripe, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))
         records, silent = with_ledger(ledger, lambda book: _records(book, entries, *days))
         pairs = compare(records, entries)
-    words = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
-    ripe = [pair for pair in pairs if pair.can_be_resolved]
-    counts = {"others": others.total(), "silent": silent, "ripe": len(ripe)}
-    facts = [text(f"reconcile.{key}", count=count, words=words) for key, count in counts.items() if count]
-    parts = [(str(kind), [pair for pair in pairs if pair.kind is kind]) for kind in Class]
-    classes = [(kind, own, _sums(own)) for kind, own in parts]
-    terminal.out().print(_table([*classes, ("all", pairs, _sums(pairs))]))
-    for kind, own in parts:
-        if own and kind != Class.AGREED:
-            name, keys = text(f"class.{kind}"), ", ".join(map(_named, own[:_NAMED]))
-            more = text("reconcile.more", count=len(own) - _NAMED) if len(own) > _NAMED else ""
-            terminal.tell(f"{name}: {keys}{more}")
-    for fact in facts:
-        terminal.say(fact)
+    facts = _facts(pairs, others, silent)
+    classes = _show(pairs, facts)
     if report is not None:
         _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, map(_cells, pairs), dialect))
     if html is not None:
         values = {"title": statement.name, "classes": classes, "facts": facts, "cells_of": _cells}
         _write("--html", html, render("reconcile.html.j2", **values))
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
+
+
+def _check_report(report: Path | None) -> None:
+    """Raise `ConfigurationError` where the path holds something else than a report of this command."""
+    check_output("--report", report, ".csv", ".xlsx", ".jsonl")
+    if report is not None and report.exists() and report.stat().st_size:
+        before = read_table(report, COLUMNS)
+        if before is None or not all(COLUMNS[0] in row for row in before[:1]):
+            raise ConfigurationError(
+                f"--report {report.name}: is there already and is not a report of this command"
+            )
+
+
+def _with_currency(entries: list[Entry], currencies: set[str]) -> list[Entry]:
+    """Return the lines, those without a currency in the ledger's where it has one only."""
+    if len(currencies) != 1:
+        return entries
+    (only,) = currencies
+    return [attrs.evolve(each, currency=each.currency or only) for each in entries]
 
 
 async def _records(
@@ -485,12 +479,46 @@ def _write(option: str, path: Path, content: bytes) -> None:
 
 # --- What is shown
 
+#: A class or "all", its payments, and cents here and there by currency.
+Totals = tuple[str, Sequence[Pair], list[tuple[str, int, int]]]
+
 
 def _named(pair: Pair) -> str:
     """Return the id of a payment, with its line in the statement."""
     key, number, *_, lines = _cells(pair)[1:]
     where = text("reconcile.at_line", line=lines) if lines else ""
     return f"{key or number}{where}"
+
+
+def _list_ripe(pairs: Iterable[Pair]) -> None:
+    """Print what `--resolve` would decide, one line each."""
+    for pair in pairs:
+        key, *_, lines = _cells(pair)[1:]
+        money = terminal.money(pair.there, pair.currency)
+        terminal.say(text("reconcile.sale", key=key, money=money, line=lines))
+
+
+def _facts(pairs: Iterable[Pair], others: Counter[str], silent: int) -> list[str]:
+    """Return what to know beside the classes: words of other states, open asks, what `--resolve` could decide."""
+    words = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
+    ripe = sum(pair.can_be_resolved for pair in pairs)
+    counts = {"others": others.total(), "silent": silent, "ripe": ripe}
+    return [text(f"reconcile.{key}", count=count, words=words) for key, count in counts.items() if count]
+
+
+def _show(pairs: Sequence[Pair], facts: Iterable[str]) -> Sequence[Totals]:
+    """Print the classes, the first payments of those that do not agree, and the facts; return the classes."""
+    groups = [(str(kind), [pair for pair in pairs if pair.kind is kind]) for kind in Class]
+    classes = [(kind, own, _sums(own)) for kind, own in groups]
+    terminal.out().print(_table([*classes, ("all", pairs, _sums(pairs))]))
+    for kind, own, _ in classes:
+        if own and kind != Class.AGREED:
+            name, keys = text(f"class.{kind}"), ", ".join(map(_named, own[:_NAMED]))
+            more = text("reconcile.more", count=len(own) - _NAMED) if len(own) > _NAMED else ""
+            terminal.tell(f"{name}: {keys}{more}")
+    for fact in facts:
+        terminal.say(fact)
+    return classes
 
 
 def _cells(pair: Pair) -> Sequence[object]:
@@ -514,7 +542,7 @@ def _sums(pairs: Sequence[Pair]) -> list[tuple[str, int, int]]:
     return [(currency, here[currency], there[currency]) for currency in sorted(here)]
 
 
-def _table(classes: Sequence[tuple[str, Sequence[Pair], list[tuple[str, int, int]]]]) -> Table:
+def _table(classes: Iterable[Totals]) -> Table:
     names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
     for kind, pairs, sums in classes:

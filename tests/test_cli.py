@@ -48,9 +48,15 @@ Canceled = "Cancelado"
 class Service:
     """A running `payclient simulate`."""
 
-    def __init__(self, url: str, profile: Path) -> None:
+    def __init__(self, url: str, profile: Path, process: "subprocess.Popen[str] | None" = None) -> None:
         self.url = url
         self.profile = profile
+        self.process = process
+
+    def stop(self) -> None:
+        """Let it go, in the midst of what it does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
 
     def counts(self) -> dict[str, Any]:
         counts: dict[str, Any] = control.call_process(self.url, "counts")
@@ -79,7 +85,7 @@ def simulated(directory: Path, *arguments: str, window: float) -> Iterator[Servi
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on http://127.0.0.1:"), line
-            yield Service(line.split()[-1], profile)
+            yield Service(line.split()[-1], profile, process)
         finally:
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=10)

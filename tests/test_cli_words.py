@@ -2,13 +2,16 @@
 
 import re
 import string
+import threading
 from pathlib import Path
 
 import pytest
 
 import payclient
 from payclient.cli import main
+from payclient.cli.reach import Reach
 from payclient.cli.texts import choose_language, counted, reason, table, text
+from payclient.session import Exchange
 from test_cli import (
     Service,
     charge_arguments,
@@ -16,6 +19,7 @@ from test_cli import (
     rows_of,
     service,
     silent,
+    simulated,
     willing,
     write_csv,
 )
@@ -207,6 +211,45 @@ def test_what_is_to_do_stands_at_the_end(
     assert re.search(r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", err)
 
 
+def exchange(status: int | None, error: str | None = None) -> Exchange:
+    return Exchange(
+        operation="status", method="GET", path="/", http_status=status, seconds=0.1, sent=True, error=error,
+        client_transaction_id=None,
+    )  # fmt: skip
+
+
+def test_a_service_that_has_gone_is_told_of_once() -> None:
+    """After two requests and ten seconds without any answer; a 5xx is one, and an error of the ledger says nothing."""
+    reach, gone = Reach(), exchange(None, "TransportError")
+    found = [
+        reach.note(gone, 100.0), reach.note(gone, 109.0), reach.note(exchange(502, "TransportError"), 109.5),
+        reach.note(gone, 110.0), reach.note(exchange(None, "LedgerUnavailableError"), 121.0),
+        reach.note(exchange(None, "OutcomeUnknownError"), 122.0), reach.note(gone, 130.0),
+    ]  # fmt: skip
+    assert found == [None, None, None, None, None, "unreachable", None]
+    assert reach.since == 110.0
+    assert [reach.note(exchange(200), 131.0), reach.note(exchange(200), 132.0)] == ["reachable", None]
+
+
+def test_a_run_says_that_the_service_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """While it waits for customers whose sales are open."""
+    monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
+    with simulated(tmp_path, "--answers", "ignore=1", window=4) as leaving:
+        file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
+        stopper = threading.Timer(2, leaving.stop)
+        stopper.start()
+        try:
+            code = main([*charge_arguments(leaving, file), "--language", "es"])
+        finally:
+            stopper.join()
+    assert code == 4
+    err = " ".join(capfd.readouterr().err.split())
+    assert err.count("el servicio no responde desde las") == 1
+    assert "revise la red de esta máquina" in err
+
+
 def test_doubles_are_suspected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The same customer with the same amount is named by lines, and not refused."""
     rows = rows_of("twice", 4)
@@ -215,6 +258,30 @@ def test_doubles_are_suspected(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert "1 customer with the same amount more than once: lines 3 and 4" in " ".join(
         capfd.readouterr().out.split()
     )
+
+
+def test_the_plan_counts_what_it_corrects_and_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Phones with the shape that they have now, lines above, between and below the rows, and the end by the clock."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    monkeypatch.setattr("payclient.cli.terminal.at", lambda when: f"<{when:g}>")
+    file = tmp_path / "c.csv"
+    file.write_text(
+        "Cobros de marzo;;\n;;\nclave;telefono;valor\na;593987000031;12,50\n;;\nb;+593 98 700 0032;1,00\n"
+        "c;0987000033;1,00\nTotal;;14,50\n"
+    )
+    arguments = [
+        "charge", str(file), "--dry-run", "--profile", "payphone", "--key", "clave", "--map", "phone_number=telefono",
+        "--map", "amount_without_tax=valor", "--set", "country_code=593", "--set", "currency=USD",
+        "--amounts", "decimal",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    out = capfd.readouterr().out
+    assert "2 rows with the phone corrected to 0######### (593): 4, 6" in out
+    assert "2 lines above the header; 1 line empty: 5; 1 line of totals below the rows: 8" in out
+    assert re.search(r"3 charges; over in \d+ min \d+ s at the latest, at <[\d.]+> if begun now", out)
 
 
 def test_the_page_speaks_the_language(

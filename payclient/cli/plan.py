@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from payclient.errors import ConfigurationError, LedgerInUseError, LedgerMissing
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
 from payclient.profile import ServiceProfile
-from payclient.rows import ChargeFile
+from payclient.rows import ChargeFile, Row
 from payclient.rows.cells import RowError
 
 __all__: list[str] = []
@@ -147,13 +148,16 @@ class Plan:
             good.append(text("plan.bad", count=len(file.bad)), "bold red")
             good.append(text("plan.skipped", path=self.skip_bad) if self.skip_bad else "")
         yield "rows", good
+        left = [text("plan.above", count=file.above)] if file.above else []
         for name, lines in (("empty", file.empty), ("total_line", file.total_lines)):
             if lines:
-                yield "left_out", text(f"plan.{name}", lines=terminal.listed(lines))
+                left.append(text(f"plan.{name}", count=len(lines), lines=terminal.listed(lines)))
+        if left:
+            yield "left_out", "; ".join(left)
         for fault in file.total_faults:
             yield "sum", Text(in_words(fault), "bold red")
-        if respelled := [row.line for row in file.rows if row.respelled and not row.errors]:
-            yield "phones", text("plan.respelled", count=len(respelled), lines=terminal.listed(respelled))
+        if respelled := [row for row in file.rows if row.respelled and row.request and not row.errors]:
+            yield "phones", self._respelled(respelled)
         if file.unread:
             yield "unread", text("plan.columns", count=len(file.unread), names=terminal.listed(file.unread))
         if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
@@ -179,6 +183,12 @@ class Plan:
         if self.base_url is not None:
             yield "to", text("plan.service", url=self.base_url, name=self.profile.name)
 
+    def _respelled(self, rows: Sequence[Row]) -> str:
+        countries = sorted({row.request.country_code for row in rows if row.request is not None})
+        shapes = ", ".join(f"{self.profile.phone_shapes[each]} ({each})" for each in countries)
+        lines = terminal.listed([row.line for row in rows])
+        return text("plan.respelled", count=len(rows), shapes=shapes, lines=lines)
+
     def _ledger(self) -> Text:
         if self.ledger is None:
             return Text(text("plan.no_ledger"))
@@ -199,7 +209,8 @@ class Plan:
         if self.file.bad and self.skip_bad is None:
             return text("plan.nothing_bad", count=self.to_send)
         seconds = self.limits.longest(self.profile, self.to_send, longest_lane)
-        return text("plan.send", count=self.to_send, time=terminal.duration(seconds))
+        end = terminal.at(time.time() + seconds)
+        return text("plan.send", count=self.to_send, time=terminal.duration(seconds), at=end)
 
 
 def in_words(error: RowError) -> str:

@@ -221,7 +221,9 @@ class LiveProgress(PlainProgress):
 
 
 class JsonProgress(Progress):
-    """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `end`. Cents and UTC."""
+    """One JSON object a line on stdout: `begin`, `row`, `progress`, `stopping`, `waiting`, `unreachable`, `reachable`,
+    `end`. Cents and UTC.
+    """
 
     _closed = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from payclient.batch import ChargeRow, charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
+from payclient.cli.reach import Reach
 from payclient.cli.report import Line, Report, Tally, line_of
 from payclient.cli.settings import Limits, Service
 from payclient.cli.signals import handled
@@ -27,6 +29,7 @@ from payclient.cli.texts import reason, text
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
+from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
@@ -83,6 +86,7 @@ class Run:
         #: Rows without a result of `charge_all`.
         self._under_way = {request.client_transaction_id: request for request in requests}
         self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
+        self._reach = Reach()
         self._reading: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False
@@ -95,7 +99,7 @@ class Run:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
-            async with service.tracker() as tracker:
+            async with service.tracker(self._note) as tracker:
                 self.progress.begin(service.ledger)
                 if self._report is None:
                     await self._send(tracker)
@@ -123,6 +127,12 @@ class Run:
                 ):
                     self._count(self._line(request, pending.outcome))
         return list(self.lines.values())
+
+    def _note(self, exchange: Exchange) -> None:
+        now = time.monotonic()
+        if (news := self._reach.note(exchange, now)) is not None:
+            since = terminal.at(time.time() - (now - self._reach.since))
+            self.progress.note(news, text(f"run.{news}", since=since))
 
     async def _send(self, tracker: Tracker) -> None:
         self.progress.tracker, profile = tracker, tracker.profile

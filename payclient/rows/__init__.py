@@ -85,6 +85,8 @@ class ChargeFile:
     #: The header of a table, and what stands between its columns.
     names: tuple[str, ...]
     delimiter: str
+    #: Lines above the header, such as a title.
+    above: int = 0
     #: Columns that nothing was read of, lines without a cell, and lines of totals below the rows.
     unread: list[str] = attrs.field(factory=list)
     empty: list[int] = attrs.field(factory=list)
@@ -235,6 +237,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         delimiter=file.delimiter,
         mark=mark,
         for_spreadsheets=file.for_spreadsheets,
+        above=max(file.line - 1, 0),
         unread=header.unread if file.delimiter else [],
         empty=empty,
         total_lines=[record[0] for record in totals],

@@ -3,6 +3,7 @@
 import re
 import string
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ ROOT = Path(payclient.__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def _english() -> None:
+def _english() -> Iterator[None]:
+    choose_language("en")
+    yield
     choose_language("en")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -28,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     from payclient.cli.app import run
 
-    return run(arguments)
+    # Language and settings are those of one run, also where a program makes several.
+    return copy_context().run(run, arguments)
 
 
 def installed_version() -> str:

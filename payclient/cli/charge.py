@@ -120,6 +120,12 @@ class ShownOptions:
     json: bool = False
     """One JSON object a line on stdout, for machines."""
 
+    def look(self) -> Look:
+        """Return how a run shows itself. Raises `ConfigurationError` for two ways at once."""
+        if self.quiet and self.json:
+            raise ConfigurationError("--quiet and --json: give one of them")
+        return "json" if self.json else "quiet" if self.quiet else "auto"
+
 
 def charge(
     file: Annotated[
@@ -139,9 +145,56 @@ def charge(
     they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
     interrupted, run it again.
     """
-    if shown.quiet and shown.json:
-        raise ConfigurationError("--quiet and --json: give one of them")
+    look = shown.look()
     service = options.told_service() if shown.dry_run else options.service()
+    _check_apart(file, options, written, shown)
+    profile = profile_of(options.profile)
+    rows = read_file(file, written.format(), profile=profile)
+    good = can_go_on(rows, written.skip_bad)
+    if not (good or shown.dry_run):
+        return 2
+    delimiter = _delimiter(shown.report_delimiter)
+    mark = shown.report_decimal_mark or written.decimal_mark
+    carried = carried_from(rows, written.keep, delimiter=delimiter, mark=mark)
+    skipped = None
+    if written.skip_bad is not None and good and rows.bad:
+        skipped = _Skipped(written.skip_bad, rows, carried.dialect)
+    report = None if shown.report is None else Report(shown.report, carried)
+    page = None
+    if shown.html is not None:
+        page = RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
+    earlier = {} if report is None else report.earlier()
+    plan = Plan(
+        file=rows,
+        known=asyncio.run(read_ledger(options.ledger, rows, limits, earlier)),
+        limits=limits,
+        profile=profile,
+        base_url=options.base_url or profile.base_url,
+        ledger=options.ledger,
+        has_token=options.has_token,
+        skip_bad=written.skip_bad,
+        guessed_cents=written.amounts is None and rows.delimiter != "",
+    )
+    _show_plan(plan, shown, service)
+    if shown.dry_run or service is None:
+        return _end_dry_run(rows, good)
+    if not shown.yes:
+        if not _agrees(plan):
+            return 2
+        # The plan showed that the ledger is new.
+        service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
+    if skipped is not None:
+        skipped.write()
+    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
+    if look != "quiet":
+        files = [each for each in (file, shown.report, shown.html, written.skip_bad) if each is not None]
+        for words in to_do(run.tally, service.ledger, code, window=profile.sale_window, files=files):
+            terminal.say(words, whole=True)
+    return code
+
+
+def _check_apart(file: Path, options: ChargeOptions, written: FileOptions, shown: ShownOptions) -> None:
+    """Raise `ConfigurationError` where one file is named for two things."""
     kind, _, place = (options.ledger or "").partition(":")
     check_apart(
         {
@@ -154,69 +207,35 @@ def charge(
             "--profile": Path(options.profile) if options.profile else None,
         }
     )
-    profile = profile_of(options.profile)
-    rows = read_file(file, written.format(), profile=profile)
-    good = can_go_on(rows, written.skip_bad)
-    if not (good or shown.dry_run):
-        return 2
-    told = {
-        "delimiter": _delimiter(shown.report_delimiter),
-        "mark": shown.report_decimal_mark or written.decimal_mark,
-    }
-    carried = carried_from(rows, written.keep, **told)
-    skipped = None
-    if written.skip_bad is not None and good and rows.bad:
-        skipped = _Skipped(written.skip_bad, rows, carried.dialect)
-    report = None if shown.report is None else Report(shown.report, carried)
-    page = (
-        None
-        if shown.html is None
-        else RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
-    )
-    plan = Plan(
-        file=rows,
-        known=asyncio.run(
-            read_ledger(options.ledger, rows, limits, {} if report is None else report.earlier())
-        ),
-        limits=limits,
-        profile=profile,
-        base_url=options.base_url or profile.base_url,
-        ledger=options.ledger,
-        has_token=options.has_token,
-        skip_bad=written.skip_bad,
-        guessed_cents=written.amounts is None and rows.delimiter != "",
-    )
+
+
+def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None:
+    """Print the plan, unless `--yes` wants none. Raises `ConfigurationError` or `LedgerInUseError` for a bad one."""
     if plan.known.in_use and not shown.dry_run:
-        place = location_of(options.ledger or "")
+        place = location_of(plan.ledger or "")
         raise LedgerInUseError(f"the ledger {place} is in use by another run; nothing was sent")
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
-    plan.check("" if report is None else report.path.name)
+    plan.check("" if shown.report is None else shown.report.name)
     if plan.known.new and shown.yes and service is not None:
         service.check_consent()
-    if shown.dry_run or service is None:
-        if good:
-            key, count = "file.dry_bad" if rows.bad else "file.dry", len(rows.requests)
-            terminal.say(text(key, name=file.name, count=count, bad=len(rows.bad)))
-        return 0 if good else 2
-    if not shown.yes:
-        question = text("ask.send", count=plan.to_send)
-        if plan.to_send and not terminal.agrees(question, text("ask.nothing")):
-            return 2
-        # The plan showed that the ledger is new.
-        service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
-    if skipped is not None:
-        skipped.write()
-    look: Look = "json" if shown.json else "quiet" if shown.quiet else "auto"
-    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
-    if look != "quiet":
-        files = [each for each in (file, shown.report, shown.html, written.skip_bad) if each is not None]
-        for words in to_do(run.tally, service.ledger, code, window=profile.sale_window, files=files):
-            terminal.say(words, whole=True)
-    return code
+
+
+def _end_dry_run(file: ChargeFile, good: bool) -> int:
+    """Print that the file could be charged, where it could, and return the exit code."""
+    if good:
+        key, count = "file.dry_bad" if file.bad else "file.dry", len(file.requests)
+        terminal.say(text(key, name=file.path.name, count=count, bad=len(file.bad)))
+    return 0 if good else 2
+
+
+def _agrees(plan: Plan) -> bool:
+    """Ask whether the rows may be sent; where none is to be sent, there is nothing to ask."""
+    question = text("ask.send", count=plan.to_send)
+    return not plan.to_send or terminal.agrees(question, text("ask.nothing"))
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:

@@ -141,7 +141,21 @@ class Plan:
         return Group(table, facts, Text(""))
 
     def _facts(self) -> Iterator[tuple[str, Text | str]]:
-        file, lanes, loud = self.file, self.file.lanes, "bold yellow"
+        yield from self._file_facts()
+        if lanes := self.file.lanes:
+            count, longest = len(lanes), max(lanes.values())
+            words = counted(count) if longest < 2 else text("plan.longest", count=count, longest=longest)
+            yield "customers", words
+        yield "ledger", self._ledger()
+        yield "to_send", self._to_send(max(lanes.values(), default=0))
+        if not self.has_token:
+            yield "token", text("plan.no_token")
+        if self.base_url is not None:
+            yield "to", text("plan.service", url=self.base_url, name=self.profile.name)
+
+    def _file_facts(self) -> Iterator[tuple[str, Text | str]]:
+        """Yield what the file holds, and what a person should look at twice."""
+        file, loud = self.file, "bold yellow"
         yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
         good = Text(text("plan.good", count=len(file.requests)))
         if file.bad:
@@ -169,19 +183,6 @@ class Plan:
             largest = max(file.requests, key=lambda each: each.amount)
             words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))
             yield "amounts", Text(words, loud)
-        longest = max(lanes.values(), default=0)
-        if lanes:
-            alone = counted(len(lanes))
-            yield (
-                "customers",
-                alone if longest < 2 else text("plan.longest", count=len(lanes), longest=longest),
-            )
-        yield "ledger", self._ledger()
-        yield "to_send", self._to_send(longest)
-        if not self.has_token:
-            yield "token", text("plan.no_token")
-        if self.base_url is not None:
-            yield "to", text("plan.service", url=self.base_url, name=self.profile.name)
 
     def _respelled(self, rows: Sequence[Row]) -> str:
         countries = sorted({row.request.country_code for row in rows if row.request is not None})

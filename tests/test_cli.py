@@ -648,6 +648,26 @@ def test_one_sale_and_its_status(
     assert main(["status", "--client-transaction-id", "sale-1", *where]) == 4
 
 
+def test_a_sale_has_the_phone_of_its_customer(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However the number is spelled it is one sale, as in a file of charges; what cannot be one is bad input."""
+    profile = tmp_path / "shaped.toml"
+    shapes = '[phone_shapes]\n593 = "0#########"\n[status]'
+    profile.write_text(willing.profile.read_text().replace("[status]", shapes, 1))
+    arguments = sale_arguments(
+        Service(willing.url, profile), tmp_path, "sale-shape", "--amount-with-tax", "1150"
+    )
+    place = arguments.index("0977123456")
+    for phone in ("0977123456", "+593977123456", "593 97 712 3456"):
+        arguments[place] = phone
+        assert main([*arguments, "--tax", "0"]) == 0
+        assert ("the phone was corrected to 0#########" in capfd.readouterr().err) is (phone != "0977123456")
+    arguments[place] = "12345"
+    assert main([*arguments, "--tax", "0"]) == 2
+    assert "--phone-number: is not a phone of country 593, such as 0#########" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("amount", ["10.50", "1,000", "1e3", "ten", "-5", "true"])
 def test_an_amount_that_is_no_cents_is_bad_input(
     willing: Service, tmp_path: Path, amount: str, capfd: pytest.CaptureFixture[str]

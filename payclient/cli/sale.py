@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -13,7 +13,10 @@ from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
 from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
 from payclient.cli.texts import label, reason, text
+from payclient.errors import ConfigurationError
 from payclient.models import SaleRequest
+from payclient.profile import ServiceProfile
+from payclient.rows.cells import shaped_phone
 from payclient.wire import encode_sale
 
 __all__: list[str] = []
@@ -55,8 +58,8 @@ def sale(
 
     Run again, the same command sends nothing: it goes on waiting.
     """
-    request = SaleRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
     service = options.service()
+    request = SaleRequest(**_corrected(fields, service.profile), **attrs.asdict(amounts))
     encode_sale(request, service.profile)  # what the profile forbids is bad input
     run = Run([request], Limits(wait=wait))
     code = asyncio.run(run.charge(service))
@@ -75,3 +78,16 @@ def sale(
     if code == 130:
         terminal.say(text("run.wait_on"))
     return code
+
+
+def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
+    """Return the fields with the phone as a row of a file has it, so that one customer is one; say where it differs."""
+    values, country = attrs.asdict(fields), fields.country_code.removeprefix("+")
+    shape = profile.phone_shapes.get(country)
+    if shape is None or fields.phone_number is None:
+        return values
+    if (phone := shaped_phone(fields.phone_number, country, shape)) is None:
+        raise ConfigurationError(f"--phone-number: is not a phone of country {country}, such as {shape}")
+    if phone != fields.phone_number:
+        terminal.say(text("run.respelled", shape=shape))
+    return values | {"phone_number": phone, "country_code": country}

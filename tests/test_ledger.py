@@ -182,25 +182,24 @@ async def test_permit_is_for_a_fresh_attempt(ledger: Ledger, record: Record) -> 
     assert await ledger.get("order-1") is None
 
 
-@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: str(kind.__name__))
 @pytest.mark.parametrize("state", State)
-async def test_apply_is_advance(ledger: Ledger, state: State, kind: type[Event]) -> None:
+async def test_apply_is_advance(ledger: Ledger, state: State) -> None:
     """Each event in each state does what the lifecycle says, or raises and changes nothing."""
-    record = await brought(ledger, state)
-    history = await ledger.history("order-1")
-    event = EVENTS[kind]
-    if kind in TRANSITIONS[state]:
-        after = await ledger.apply(record, event)
-        assert after == advance(record, event) == await ledger.get("order-1")
-        change = (await ledger.history("order-1"))[-1]
-        assert (change.event, change.before, change.after) == (kind.__name__, state, after.state)
-        assert (change.at, change.evidence, change.attempt) == (event.at, event.evidence, 1)
-    else:
-        with pytest.raises(TransitionError) as caught:
-            await ledger.apply(record, event)
-        assert caught.value.client_transaction_id == "order-1"
-        assert await ledger.get("order-1") == record
-        assert await ledger.history("order-1") == history
+    for kind, event in EVENTS.items():
+        record = await brought(ledger, state, kind.__name__)
+        history = await ledger.history(kind.__name__)
+        if kind in TRANSITIONS[state]:
+            after = await ledger.apply(record, event)
+            assert after == advance(record, event) == await ledger.get(kind.__name__)
+            change = (await ledger.history(kind.__name__))[-1]
+            assert (change.event, change.before, change.after) == (kind.__name__, state, after.state)
+            assert (change.at, change.evidence, change.attempt) == (event.at, event.evidence, 1)
+        else:
+            with pytest.raises(TransitionError) as caught:
+                await ledger.apply(record, event)
+            assert caught.value.client_transaction_id == kind.__name__
+            assert await ledger.get(kind.__name__) == record
+            assert await ledger.history(kind.__name__) == history
 
 
 async def test_apply_to_a_newer_record(ledger: Ledger) -> None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import attrs
+
 import payclient
 from manual_clock import ManualClock
 from payclient.events import Evidence
@@ -16,14 +18,20 @@ from payclient.simulator import PAYPHONE, Answers, Simulator
 
 ROOT = Path(payclient.__file__).parents[1]
 
+#: The preset and its service, without 2 s between two queries.
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=60_000)
+UNLIMITED = attrs.evolve(PAYPHONE, queries_per_minute=None)
+
 #: What both processes do first, and then each its own part.
 SHOP = """
 import asyncio, sys
-import payclient
+import attrs, payclient
 from payclient.session import PaySession
 
+PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=60_000)
+
 async def main(base_url, ledger):
-    async with payclient.open_tracker(base_url, "token", ledger=ledger, profile="payphone") as tracker:
+    async with payclient.open_tracker(base_url, "token", ledger=ledger, profile=PROFILE) as tracker:
         {part}
 
 asyncio.run(main(*sys.argv[1:]))
@@ -79,7 +87,7 @@ async def test_a_form_paid_before_a_crash_is_confirmed_and_not_reversed(tmp_path
     """Killed between return and confirmation, started again, confirmed; a form that nobody confirms is reversed."""
     ledger = f"sqlite:{tmp_path / 'charges.db'}"
     clock = ManualClock()
-    async with Simulator(token="token", settings=PAYPHONE, clock=clock) as service:
+    async with Simulator(token="token", settings=UNLIMITED, clock=clock) as service:
         async with running(FIRST, service.url, ledger) as shop:
             payment_id = await said(shop)
             back = await service.pay(payment_id)
@@ -90,7 +98,7 @@ async def test_a_form_paid_before_a_crash_is_confirmed_and_not_reversed(tmp_path
             shop.send_signal(signal.SIGKILL)
             assert await shop.wait() == -signal.SIGKILL
         assert service.forms[payment_id].confirmed_at is None
-        async with payclient.PaySession(service.url, "token", profile="payphone") as session:
+        async with payclient.PaySession(service.url, "token", profile=PROFILE) as session:
             other = await session.prepare(
                 payclient.PrepareRequest(
                     amount_without_tax=100, currency="USD", client_transaction_id="form-2", store_id="S1",
@@ -115,8 +123,8 @@ async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
     """The customer may have been quicker; the X of a form leads back, and the service knows of no payment."""
     answers = Answers(approve=0.0, reject=0.0, ignore=1.0, delay=(60.0, 0.0))
     async with (
-        Simulator(token="token", settings=PAYPHONE, answers=answers) as service,
-        payclient.open_tracker(service.url, "token", profile="payphone") as tracker,
+        Simulator(token="token", settings=UNLIMITED, answers=answers) as service,
+        payclient.open_tracker(service.url, "token", profile=PROFILE) as tracker,
     ):
         for number, quicker in enumerate((False, True)):
             pending = await tracker.sale(

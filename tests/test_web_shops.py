@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
+import attrs
 import pytest
 from aiohttp import web
 
@@ -22,12 +23,14 @@ from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from payclient.web import Page
 from postgres_server import PostgresServer
 from shops import shop
-from shops.serving import COMMANDS, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
+from shops.serving import COMMANDS, PRESET, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
 
 SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
     status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
 )
+#: The preset's service, which sheds no queries.
+UNLIMITED = attrs.evolve(PAYPHONE, queries_per_minute=None)
 
 
 class HeldSimulator(Simulator):
@@ -235,44 +238,6 @@ async def forms(customer: Customer, service: HeldSimulator) -> None:
     assert (status, "A card form of this order is open until" in page) == (409, True)
 
 
-@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
-async def test_forms_that_must_be_confirmed(kind: str, tmp_path: Path) -> None:
-    """Where an unconfirmed payment is given back: paid, declined, closed and forged returns of the preset's service."""
-    clock = ManualClock()
-    async with HeldSimulator(clock, PAYPHONE) as service:
-        preset = {"PAYCLIENT_PROFILE": "payphone"}
-        with serving(kind, service.url, tmp_path, environ=preset) as shop:
-            async with customer_of(shop) as customer:
-                link = await customer.form("cart-1")
-                own = await service.pay(payment_id(link))
-                for query in ("id=x", "id=1&clientTransactionId=another", "msg=" + "x" * 5000):
-                    page = await customer.get(f"{urlsplit(own).path}?{query}")
-                    assert "Confirming your payment" in page
-                assert "Paid. Thank you!" in await customer.get(own)
-                await clock.advance(301)
-                assert "Paid. Thank you!" in await customer.get(own)  # once more
-                assert (service.counts.collected, service.counts.reversed_unconfirmed) == (1150, 0)
-                for end in ("declined", "closed"):
-                    link = await customer.form("cart-2")
-                    if end == "declined":
-                        back = await service.pay(payment_id(link), declined=True)
-                    else:
-                        back = await service.cancel_form(payment_id(link)) or ""
-                    page = await customer.get(back)
-                    assert 'id="card"' in page
-                    if end == "declined":
-                        assert "Not paid. You may pay in another way." in page
-                        assert 'id="push"' in page
-                    else:
-                        assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
-                        assert 'id="push"' not in page
-                    # The X is known to the browser alone: its form may still be paid, so that no other is made.
-                    assert (await customer.form("cart-2") == link) is (end == "closed")
-                    (form,) = [one for one in service.forms.values() if link.endswith(one.payment_id)]
-                    assert await customer.decided(form.client_transaction_id) is False
-    assert service.counts.forms_paid == 1
-
-
 async def forged(customer: Customer, service: HeldSimulator) -> None:
     """However it comes and whatever it says, the answer is the same and nobody is paid by it."""
     await customer.pay("forged", "0984111205")
@@ -356,83 +321,113 @@ async def test_what_a_shop_leaks_is_noticed(leak: str, said: str, tmp_path: Path
 # --- One order, paid once
 
 
-PRESET = {"PAYCLIENT_PROFILE": "payphone"}
-
-
 def assert_collected_once(service: HeldSimulator, orders: int = 1) -> None:
     """What the service has of the customers, in cents."""
     assert service.counts.collected == 1150 * orders
 
 
 @pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
-async def test_one_order_and_two_ways_to_pay_it(kind: str, tmp_path: Path) -> None:
-    """Push, then card, and card, then push; double clicks in two tabs; clicks after it is paid."""
-    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
-        with serving(kind, service.url, tmp_path, environ=PRESET) as shop:
+async def test_a_shop_whose_forms_must_be_confirmed(kind: str, tmp_path: Path) -> None:
+    """The preset's service: returns of forms, one order and two ways to pay it, and a number that is withdrawn."""
+    clock = ManualClock()
+    async with HeldSimulator(clock, UNLIMITED) as service:
+        with serving(kind, service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer, customer_of(shop) as tab:
-                assert 'id="push"' in await customer.get("/")
-                pages = await asyncio.gather(*(each.pay("a", "0984111222") for each in (customer, tab) * 3))
-                assert all("Approve the payment on your phone" in page for page in pages)
-                assert 'href="/pay/a"' in pages[0]
-                status, page = await tab.click("card", "a")
-                assert status == 409
-                assert re.search(r"There is an open request on your phone until \d\d:\d\d", page)
-                assert (await tab.click("pay", "a", "0999999999"))[
-                    0
-                ] == 200  # another phone, the same request
-                await service.reject(service.of("a-1").transaction_id)
-                assert await customer.decided("a-1") is False
-                assert "Not paid. You may pay in another way." in await customer.get("/orders/a")
-                links = await asyncio.gather(*(each.form("a") for each in (customer, tab) * 3))
-                assert len(set(links)) == 1
-                status, page = await tab.click("pay", "a")
-                assert status == 409
-                assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
-                assert "Paid. Thank you!" in await customer.get(await service.pay(payment_id(links[0])))
-                for way in ("pay", "card", "pay"):
-                    status, page = await tab.click(way, "a")
-                    assert (status, "Paid. Thank you!" in page) == (200, True)
-                # Card, then push.
-                back = await service.pay(payment_id(await customer.form("b")), declined=True)
-                assert "Not paid." in await customer.get(back)
-                await customer.pay("b", "0984111222")
-                await service.approve(service.of("b-2").transaction_id)
-                assert await customer.decided("b-2") is True
-                assert "Paid. Thank you!" in (await customer.click("card", "b"))[1]
-                # Nothing that is typed is an error of the shop's.
-                for phone in ("", "x" * 3000, "09' OR 1=1", "\x00"):
-                    assert (await customer.click("pay", "c", phone))[0] == 409
-                assert (await customer.click("pay", "d" * 300))[0] == 409
-                assert (await customer.click("card", "%0d%0aSet-Cookie:x=1"))[0] == 409
-                assert (await customer.click("back", "nobody"))[0] == 404
-    assert_collected_once(service, 2)
-    assert (service.counts.created, len(service.forms)) == (2, 2)
+                await confirmed(customer, service, clock)
+                await paid_in_two_ways(customer, tab, service)
+                await withdrawn(customer, service)
+    assert_collected_once(service, 5)
+    assert (service.counts.created, len(service.forms)) == (5, 6)
 
 
-@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
-async def test_a_wrong_number_is_withdrawn(kind: str, tmp_path: Path) -> None:
+async def confirmed(customer: Customer, service: HeldSimulator, clock: ManualClock) -> None:
+    """Where an unconfirmed payment is given back: paid, declined, closed and forged returns."""
+    link = await customer.form("cart-1")
+    own = await service.pay(payment_id(link))
+    for query in ("id=x", "id=1&clientTransactionId=another", "msg=" + "x" * 5000):
+        page = await customer.get(f"{urlsplit(own).path}?{query}")
+        assert "Confirming your payment" in page
+    assert "Paid. Thank you!" in await customer.get(own)
+    await clock.advance(301)
+    assert "Paid. Thank you!" in await customer.get(own)  # once more
+    assert (service.counts.collected, service.counts.reversed_unconfirmed) == (1150, 0)
+    for end in ("declined", "closed"):
+        link = await customer.form("cart-2")
+        if end == "declined":
+            back = await service.pay(payment_id(link), declined=True)
+        else:
+            back = await service.cancel_form(payment_id(link)) or ""
+        page = await customer.get(back)
+        assert 'id="card"' in page
+        if end == "declined":
+            assert "Not paid. You may pay in another way." in page
+            assert 'id="push"' in page
+        else:
+            assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
+            assert 'id="push"' not in page
+        # The X is known to the browser alone: its form may still be paid, so that no other is made.
+        assert (await customer.form("cart-2") == link) is (end == "closed")
+        (form,) = [one for one in service.forms.values() if link.endswith(one.payment_id)]
+        assert await customer.decided(form.client_transaction_id) is False
+    assert service.counts.forms_paid == 1
+
+
+async def paid_in_two_ways(customer: Customer, tab: Customer, service: HeldSimulator) -> None:
+    """Push, then card, and card, then push; double clicks in two tabs; clicks after it is paid."""
+    assert 'id="push"' in await customer.get("/")
+    pages = await asyncio.gather(*(each.pay("a", "0984111222") for each in (customer, tab) * 3))
+    assert all("Approve the payment on your phone" in page for page in pages)
+    assert 'href="/pay/a"' in pages[0]
+    status, page = await tab.click("card", "a")
+    assert status == 409
+    assert re.search(r"There is an open request on your phone until \d\d:\d\d", page)
+    assert (await tab.click("pay", "a", "0999999999"))[0] == 200  # another phone, the same request
+    await service.reject(service.of("a-1").transaction_id)
+    assert await customer.decided("a-1") is False
+    assert "Not paid. You may pay in another way." in await customer.get("/orders/a")
+    links = await asyncio.gather(*(each.form("a") for each in (customer, tab) * 3))
+    assert len(set(links)) == 1
+    status, page = await tab.click("pay", "a")
+    assert status == 409
+    assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
+    assert "Paid. Thank you!" in await customer.get(await service.pay(payment_id(links[0])))
+    for way in ("pay", "card", "pay"):
+        status, page = await tab.click(way, "a")
+        assert (status, "Paid. Thank you!" in page) == (200, True)
+    # Card, then push.
+    back = await service.pay(payment_id(await customer.form("b")), declined=True)
+    assert "Not paid." in await customer.get(back)
+    await customer.pay("b", "0984111222")
+    await service.approve(service.of("b-2").transaction_id)
+    assert await customer.decided("b-2") is True
+    assert "Paid. Thank you!" in (await customer.click("card", "b"))[1]
+    # Nothing that is typed is an error of the shop's.
+    for phone in ("", "x" * 3000, "09' OR 1=1", "\x00"):
+        assert (await customer.click("pay", "c", phone))[0] == 409
+    assert (await customer.click("pay", "d" * 300))[0] == 409
+    assert (await customer.click("card", "%0d%0aSet-Cookie:x=1"))[0] == 409
+    assert (await customer.click("back", "nobody"))[0] == 404
+
+
+async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
     """From the page with another way: the right number is asked then, or the card. Who was quicker has paid."""
-    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
-        with serving(kind, service.url, tmp_path, environ=PRESET) as shop:
-            async with customer_of(shop) as customer:
-                await customer.pay("a", "0984111299")
-                assert 'id="withdraw"' in await customer.get("/pay/a")
-                assert 'id="withdraw"' in (await customer.click("card", "a"))[1]
-                assert "Not paid." in (await customer.withdraw("a"))
-                assert service.of("a-1").how == "cancelled"
-                await customer.pay("a", "0984111222")
-                await service.approve(service.of("a-2").transaction_id)
-                assert await customer.decided("a-2") is True
-                await customer.pay("b", "0984111299")
-                await service.approve(service.of("b-1").transaction_id)
-                assert await customer.decided("b-1") is True
-                assert "Paid. Thank you!" in await customer.withdraw("b")
-                # Nothing is open, or only a form: nothing is withdrawn.
-                assert 'id="push"' in await customer.withdraw("c")
-                link = await customer.form("c")
-                await customer.withdraw("c")
-                assert await customer.form("c") == link
-    assert_collected_once(service, 2)
+    await customer.pay("e", "0984111299")
+    assert 'id="withdraw"' in await customer.get("/pay/e")
+    assert 'id="withdraw"' in (await customer.click("card", "e"))[1]
+    assert "Not paid." in (await customer.withdraw("e"))
+    assert service.of("e-1").how == "cancelled"
+    await customer.pay("e", "0984111222")
+    await service.approve(service.of("e-2").transaction_id)
+    assert await customer.decided("e-2") is True
+    await customer.pay("f", "0984111299")
+    await service.approve(service.of("f-1").transaction_id)
+    assert await customer.decided("f-1") is True
+    assert "Paid. Thank you!" in await customer.withdraw("f")
+    # Nothing is open, or only a form: nothing is withdrawn.
+    assert 'id="push"' in await customer.withdraw("g")
+    link = await customer.form("g")
+    await customer.withdraw("g")
+    assert await customer.form("g") == link
 
 
 async def test_four_workers_over_one_postgresql(
@@ -440,8 +435,8 @@ async def test_four_workers_over_one_postgresql(
 ) -> None:
     """Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid."""
     command = gunicorn("shops.starlette_shop:app", 4)
-    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
-        with serving(command, service.url, tmp_path, ledger=postgres.url(database), environ=PRESET) as shop:
+    async with HeldSimulator(ManualClock(), UNLIMITED) as service:
+        with serving(command, service.url, tmp_path, ledger=postgres.url(database), profile=PRESET) as shop:
             async with AsyncExitStack() as stack:
                 tabs = [await stack.enter_async_context(customer_of(shop)) for _ in range(12)]
                 links = await asyncio.gather(*(tab.form("a") for tab in tabs))
@@ -475,7 +470,7 @@ async def test_an_old_form_that_is_paid_late() -> None:
     """Loaded in its last minute, paid when its link is no longer handed out: no push beside it, before or after."""
     clock, phone = ManualClock(), b"phone=0984111222"
     async with (
-        HeldSimulator(clock, PAYPHONE) as service,
+        HeldSimulator(clock, UNLIMITED) as service,
         payclient.open_tracker(service.url, "secret", profile="payphone", clock=clock) as tracker,
     ):
         assert (await during(clock, shop.card(tracker, "a"))).status == 200
@@ -518,8 +513,8 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
     """It is started again over its ledger, and the customer clicks on everything: the order is collected once."""
     way = "pay" if step in ("sending", "sent") else "card"
     back = ""
-    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
-        with suppress(AssertionError), serving("starlette", service.url, tmp_path, environ=PRESET) as shop:
+    async with HeldSimulator(ManualClock(), UNLIMITED) as service:
+        with suppress(AssertionError), serving("starlette", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
                 if step == "sending":
                     await killed(service, shop, customer.click("pay", "a"))
@@ -540,7 +535,7 @@ async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path
                 shop.process.kill()
                 shop.process.wait()
         service.released.set()
-        with serving("starlette", service.url, tmp_path, environ=PRESET) as shop:
+        with serving("starlette", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
                 for each in ("pay", "card", "pay"):
                     assert (await customer.click(each, "a"))[0] in (200, 409)
@@ -608,8 +603,8 @@ async def test_a_shop_of_the_guides_runs(name: str, tmp_path: Path) -> None:
     command = ("-c", AIOHTTP) if name == "shop_aiohttp" else (*UVICORN, f"{name}:app")
     for module, text in BLOCKS:
         (tmp_path / f"{module}.py").write_text(text.partition("\n")[2], "utf-8")
-    async with HeldSimulator(ManualClock(), PAYPHONE) as service:
-        with serving(command, service.url, tmp_path, environ=PRESET) as shop:
+    async with HeldSimulator(ManualClock(), UNLIMITED) as service:
+        with serving(command, service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
                 assert "Pay by card" in await customer.get("/")
                 pages = await asyncio.gather(*(customer.pay("order-1", "0984111222") for _ in range(3)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,8 +14,8 @@ from cyclopts import Group, Parameter
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write, check_apart, check_output
 from payclient.cli.page import RunPage
-from payclient.cli.plan import Plan, in_words, read_ledger
-from payclient.cli.progress import Look, say_reasons, to_do
+from payclient.cli.plan import Known, Plan, in_words, read_ledger
+from payclient.cli.progress import Look, next_steps, say_reasons
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Count, Limits, Service, location_of, pair_of, profile_of
@@ -153,44 +153,62 @@ def charge(
     good = can_go_on(rows, written.skip_bad)
     if not (good or shown.dry_run):
         return 2
+    skipped, report, page = _outputs(rows, written, shown, profile.sale_window)
+    known = asyncio.run(read_ledger(options.ledger, rows, limits, report.earlier() if report else {}))
+    plan = _plan(rows, known, options, written, limits)
+    _show_plan(plan, shown, service)
+    if shown.dry_run or service is None:
+        return _end_dry_run(rows, good)
+    if not shown.yes and not _agrees(plan):
+        return 2
+    # Without --yes the plan showed that the ledger is new.
+    service = attrs.evolve(service, new_ledger=service.new_ledger or (known.new and not shown.yes))
+    if skipped is not None:
+        skipped.write()
+    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
+    if look != "quiet":
+        files = [*filter(None, (file, shown.report, shown.html, written.skip_bad))]
+        _say_all(next_steps(run.tally, service.ledger, code, window=profile.sale_window, files=files))
+    return code
+
+
+def _say_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        terminal.say(line, whole=True)
+
+
+def _outputs(
+    file: ChargeFile, written: FileOptions, shown: ShownOptions, window: float
+) -> tuple[_Skipped | None, Report | None, RunPage | None]:
+    """Return what a run writes beside the ledger: bad rows, a report, a page. Raises `ConfigurationError`."""
     delimiter = _delimiter(shown.report_delimiter)
     mark = shown.report_decimal_mark or written.decimal_mark
-    carried = carried_from(rows, written.keep, delimiter=delimiter, mark=mark)
+    carried = carried_from(file, written.keep, delimiter=delimiter, mark=mark)
     skipped = None
-    if written.skip_bad is not None and good and rows.bad:
-        skipped = _Skipped(written.skip_bad, rows, carried.dialect)
+    if written.skip_bad is not None and file.requests and file.bad:
+        skipped = _Skipped(written.skip_bad, file, carried.dialect)
     report = None if shown.report is None else Report(shown.report, carried)
     page = None
     if shown.html is not None:
-        page = RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
-    earlier = {} if report is None else report.earlier()
-    plan = Plan(
-        file=rows,
-        known=asyncio.run(read_ledger(options.ledger, rows, limits, earlier)),
+        page = RunPage(shown.html, title=file.path.name, window=window, carried=carried)
+    return skipped, report, page
+
+
+def _plan(
+    file: ChargeFile, known: Known, options: ChargeOptions, written: FileOptions, limits: Limits
+) -> Plan:
+    profile = profile_of(options.profile)
+    return Plan(
+        file=file,
+        known=known,
         limits=limits,
         profile=profile,
         base_url=options.base_url or profile.base_url,
         ledger=options.ledger,
         has_token=options.has_token,
         skip_bad=written.skip_bad,
-        guessed_cents=written.amounts is None and rows.delimiter != "",
+        guessed_cents=written.amounts is None and file.delimiter != "",
     )
-    _show_plan(plan, shown, service)
-    if shown.dry_run or service is None:
-        return _end_dry_run(rows, good)
-    if not shown.yes:
-        if not _agrees(plan):
-            return 2
-        # The plan showed that the ledger is new.
-        service = attrs.evolve(service, new_ledger=options.new_ledger or plan.known.new)
-    if skipped is not None:
-        skipped.write()
-    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
-    if look != "quiet":
-        files = [each for each in (file, shown.report, shown.html, written.skip_bad) if each is not None]
-        for words in to_do(run.tally, service.ledger, code, window=profile.sale_window, files=files):
-            terminal.say(words, whole=True)
-    return code
 
 
 def _check_apart(file: Path, options: ChargeOptions, written: FileOptions, shown: ShownOptions) -> None:

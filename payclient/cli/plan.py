@@ -155,7 +155,21 @@ class Plan:
 
     def _file_facts(self) -> Iterator[tuple[str, Text | str]]:
         """Yield what the file holds, and what a person should look at twice."""
+        yield from self._line_facts()
         file, loud = self.file, "bold yellow"
+        if file.unread:
+            yield "unread", text("plan.columns", count=len(file.unread), names=terminal.listed(file.unread))
+        if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
+            words = text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles))
+            yield "twice", Text(words, loud)
+        if self.are_small:
+            largest = max(file.requests, key=lambda each: each.amount)
+            words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))
+            yield "amounts", Text(words, loud)
+
+    def _line_facts(self) -> Iterator[tuple[str, Text | str]]:
+        """Yield which lines are charged, and which are not."""
+        file = self.file
         yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
         good = Text(text("plan.good", count=len(file.requests)))
         if file.bad:
@@ -172,17 +186,6 @@ class Plan:
             yield "sum", Text(in_words(fault), "bold red")
         if respelled := [row for row in file.rows if row.respelled and row.request and not row.errors]:
             yield "phones", self._respelled(respelled)
-        if file.unread:
-            yield "unread", text("plan.columns", count=len(file.unread), names=terminal.listed(file.unread))
-        if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
-            yield (
-                "twice",
-                Text(text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles)), loud),
-            )
-        if self.are_small:
-            largest = max(file.requests, key=lambda each: each.amount)
-            words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))
-            yield "amounts", Text(words, loud)
 
     def _respelled(self, rows: Sequence[Row]) -> str:
         countries = sorted({row.request.country_code for row in rows if row.request is not None})

@@ -304,14 +304,20 @@ def say_reasons(lines: Iterable[Line]) -> None:
         terminal.say(f"{counted(len(keys), each)}{named}: {reason(words)}")
 
 
-def to_do(tally: Tally, ledger: str, code: int, *, window: float, files: Collection[Path]) -> Iterator[str]:
-    """Yield a line for each thing that is to do after a run, with its command; the first thing comes first.
+def _ledger_option(ledger: str) -> str:
+    """Return the option that names the ledger in a command; nothing where the environment names it."""
+    origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
+    return "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location_of(ledger))}"
+
+
+def next_steps(
+    tally: Tally, ledger: str, code: int, *, window: float, files: Collection[Path]
+) -> Iterator[str]:
+    """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
     `window`: seconds that a customer has. `files`: those that a run of other rows has beside them.
     """
-    counts, again = tally.counts, terminal.again()
-    book = "" if origins.get().get("ledger", ("", "PAYCLIENT"))[1].startswith("PAYCLIENT") else ledger
-    at_ledger = f" --ledger {shlex.quote(location_of(book))}" if book else ""
+    counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(ledger)
     unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, State.EXPIRED, PURCHASE_OPEN)
     if code == 130:
         yield text("run.go_on", command=again)

@@ -29,24 +29,25 @@ from payclient.validation import is_loopback
 __all__: list[str] = []
 
 
-def _whole(_: object, tokens: Sequence[Token]) -> int:
-    # The library's own reading of an int rounds "10.50" to 10.
+def _read_integer(_: object, tokens: Sequence[Token]) -> int:
+    """Return the whole number that an option's value is, where cyclopts would round "10.50" to 10."""
     text = tokens[0].value
     if not re.fullmatch(r"-?[0-9]{1,19}", text):
         raise ValueError("must be a whole number; amounts are cents, 1050 for 10.50")
     return int(text)
 
 
-def _number(_: object, tokens: Sequence[Token]) -> float:
+def _read_number(_: object, tokens: Sequence[Token]) -> float:
+    """Return the number that an option's value is; cyclopts would take nan, inf and 1e9 too."""
     text = tokens[0].value
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         raise ValueError("must be a number, 0 or more")
     return float(text)
 
 
-Whole: Parameter = Parameter(converter=_whole)
-Number: Parameter = Parameter(converter=_number)
-Count = Annotated[int, Parameter(converter=_whole, validator=Range(gte=1))]
+Whole: Parameter = Parameter(converter=_read_integer)
+Number: Parameter = Parameter(converter=_read_number)
+Count = Annotated[int, Parameter(converter=_read_integer, validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
 BaseUrl = Annotated[
     str | None,

@@ -1,5 +1,6 @@
 """What an operator reads: in two languages by one table, with what is to do after a run."""
 
+import ast
 import re
 import string
 import threading
@@ -53,6 +54,8 @@ def test_both_languages_say_the_same_of_everything() -> None:
             assert all(forms), (section, name)
             if section == "noun":
                 assert all(form.count("|") == 1 for form in forms), name
+            elif section in ("reason", "error", "foreign"):
+                assert forms[1].format(*fields(forms[0])), (section, name)
             else:
                 assert fields(forms[0]) == fields(forms[1]), (section, name)
 
@@ -74,7 +77,7 @@ def test_every_text_is_used_and_every_use_has_a_text() -> None:
 def test_every_reason_is_said_by_the_package() -> None:
     """Between what differs, the English form stands in the sources as it is."""
     code = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
-    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    code = re.sub(r"[\"']\s*\n\s*f?[\"']", "", code)
     for section in ("reason", "error"):
         for name, (english, _) in table()[section].items():
             for part in english.split("{}"):
@@ -121,6 +124,43 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
     choose_language("es")
     assert (counted(1234, "row"), counted(1, "row")) == ("1.234 filas", "1 fila")
     assert text("ask.send", count=3000) == "¿Enviar 3.000 cobros?"
+
+
+def words_of(node: ast.expr) -> str | None:
+    """Return a literal text, with @ in the place of each value; None: it is another expression."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(each.value) if isinstance(each, ast.Constant) else "@" for each in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def calls() -> Iterator[tuple[str, str, str]]:
+    """Yield each call in the command line, and in what reads its files, with a literal text that is given to it."""
+    for path in (*(ROOT / "cli").glob("*.py"), *(ROOT / "rows").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                for argument in node.args:
+                    if words := words_of(argument):
+                        yield f"{path.name}:{node.lineno}", ast.unparse(node.func), words
+
+
+def test_nothing_is_printed_but_by_the_table() -> None:
+    """A literal sentence would be English for everybody; what is no sentence may stand there."""
+    printing = re.compile(r"(terminal|err|out|self)?(\(\))?\.?(say|tell|plain|complain|agrees|print)")
+    for place, function, words in calls():
+        if printing.fullmatch(function.removeprefix("terminal.")) or printing.fullmatch(function):
+            assert not re.search(
+                "[a-z]{2}", re.sub(r"\[.*?\]|payclient:|(PAYCLIENT_TOKEN=any )?payclient .*", "", words)
+            ), (place, words)
+
+
+def test_what_the_command_line_refuses_is_said_in_spanish() -> None:
+    """Each error that it raises, with whatever values."""
+    choose_language("es")
+    for place, function, words in calls():
+        if function.endswith(("Error", "_fail")) and "the report is closed" not in words:
+            said = re.sub(r"--[\w-]+", "", reason(words))
+            assert said != words or not ENGLISH.search(words), (place, words)
+            assert not ENGLISH.search(said), (place, said)
 
 
 @pytest.mark.parametrize(

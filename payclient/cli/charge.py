@@ -91,7 +91,9 @@ def _delimiter(named: str | None) -> str | None:
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for each in given:
-        name, value = pair_of(option, each, "FIELD=COLUMN" if option == "--map" else "FIELD=VALUE")
+        name, value = pair_of(
+            option, each, "must be FIELD=COLUMN" if option == "--map" else "must be FIELD=VALUE"
+        )
         if name in pairs:
             raise ConfigurationError(f"{option} {name}: is given twice")
         pairs[name] = value

@@ -22,7 +22,7 @@ from rich.markup import escape
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, ServiceOptions, location_of, profile_of
-from payclient.cli.texts import text
+from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
@@ -104,14 +104,14 @@ def check_settings(options: ServiceOptions) -> Iterator[Check]:
         place = _from("base_url") or text("doctor.from", place=text("doctor.of_profile"))
         yield Check("ok", text("doctor.value", name="base_url", value=options.address(), place=place))
     except ConfigurationError as error:
-        yield Check("wrong", str(error))
+        yield Check("wrong", reason(str(error)))
     try:
         token = options.token()
         count = len(token if isinstance(token, str) else token.read())
         place = _from("token_file") or text("doctor.from", place="PAYCLIENT_TOKEN")
         yield Check("ok", text("doctor.token", count=count, place=place))
     except ConfigurationError as error:
-        yield Check("wrong", str(error))
+        yield Check("wrong", reason(str(error)))
     for name, (value, _) in origins.get().items():
         if name not in ("base_url", "token_file", "site"):
             shown = ", ".join(value) if isinstance(value, list) else str(value)
@@ -124,7 +124,7 @@ def check_named(profile: str | None) -> Iterator[Check]:
     try:
         found = profile_of(profile)
     except ConfigurationError as error:
-        yield Check("wrong", str(error))
+        yield Check("wrong", reason(str(error)))
     else:
         yield Check("ok", text("doctor.value", name=text("doctor.profile"), value=found.name, place=""))
         yield from check_profile(found)
@@ -165,7 +165,7 @@ def check_reach(base_url: str) -> Iterator[Check]:
 async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
     """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
-        return [Check("gap", text("doctor.no_ledger", how=NO_LEDGER))]
+        return [Check("gap", text("doctor.no_ledger", how=reason(NO_LEDGER)))]
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
@@ -181,7 +181,7 @@ async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
             return [Check("note", text("doctor.no_database"))]
         return [await _try_place(os.path.dirname(os.path.abspath(path)))]  # noqa: ASYNC240 - asks no disk
     except (ConfigurationError, LedgerError) as error:
-        return [Check("wrong", str(error))]
+        return [Check("wrong", reason(str(error)))]
     lines = [Check("ok", text("doctor.opens", kind=kind))]
     if states:
         unknown = sum(state is not State.PENDING for state in states)
@@ -194,9 +194,9 @@ async def _try_place(directory: str) -> Check:
         with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
             await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
     except (ConfigurationError, LedgerError) as error:
-        return Check("wrong", str(error))
+        return Check("wrong", reason(str(error)))
     except OSError as error:
-        return Check("wrong", text("doctor.place", why=error.strerror))
+        return Check("wrong", text("doctor.place", why=reason(error.strerror or "")))
     return Check("ok", text("doctor.safe"))
 
 

@@ -217,7 +217,7 @@ class StatementOptions:
 
     def format(self, path: Path) -> StatementFormat:
         """Return what is known of the file before it is read. Raises `ConfigurationError`."""
-        named = dict(pair_of("--map", each, "FIELD=COLUMN") for each in self.map)
+        named = dict(pair_of("--map", each, "must be FIELD=COLUMN") for each in self.map)
         if unknown := named.keys() - {*_FIELDS}:
             raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
         in_cents = self.amounts == "cents" or path.suffix.lower() == ".jsonl"

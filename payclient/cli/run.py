@@ -246,7 +246,7 @@ class Run:
             else:
                 self._report.rewrite(self.lines.values())
         except OSError as error:
-            self._fail(text("run.no_report", why=error.strerror))
+            self._fail(text("run.no_report", why=reason(error.strerror or "")))
             self._report, self.reported = None, False
 
     def _fail(self, why: str) -> None:
@@ -261,7 +261,7 @@ class Run:
                 rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
                 self._report.rewrite(line for line in rows if line is not None)
             except OSError as error:
-                self._fail(text("run.no_report", why=error.strerror))
+                self._fail(text("run.no_report", why=reason(error.strerror or "")))
                 self.reported = False
         code = self.tally.exit_code
         if not self.reported:
@@ -280,7 +280,7 @@ class Run:
             self._page.write(self.lines.values(), self.tally, total=len(self._requests), code=code)
         except OSError as error:
             # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
-            terminal.complain(text("run.no_page", why=error.strerror))
+            terminal.complain(text("run.no_page", why=reason(error.strerror or "")))
             self._page = None
 
     async def _refresh_page(self) -> None:

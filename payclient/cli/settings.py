@@ -258,7 +258,7 @@ def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
     """Return what stands before and behind the first `=`. Raises `ConfigurationError` where either is missing."""
     name, _, value = text.partition("=")
     if not name.strip() or not value.strip():
-        raise ConfigurationError(f"{option}: must be {form}")
+        raise ConfigurationError(f"{option}: {form}")
     return name, value
 
 

@@ -81,7 +81,9 @@ def simulate(
     """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    named_accounts = (pair_of("--account", each, "NAME=TOKEN, such as test=token-1") for each in account)
+    named_accounts = (
+        pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account
+    )
     accounts = {token: name for name, token in named_accounts}
     if accounts and token is not None:
         raise ConfigurationError("--token: must not be given with --account, which gives the tokens")

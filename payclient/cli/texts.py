@@ -82,7 +82,7 @@ def label(word: str) -> str:
 
 @cache
 def _reasons() -> list[tuple[re.Pattern[str], str]]:
-    pairs = [*table()["reason"].values(), *table()["error"].values()]
+    pairs = [pair for section in ("reason", "error", "foreign") for pair in table()[section].values()]
     return [(re.compile("(.+?)".join(map(re.escape, en.split("{}"))), re.DOTALL), es) for en, es in pairs]
 
 
@@ -97,6 +97,9 @@ def reason(english: str) -> str:
             if match := pattern.fullmatch(english[:cut]):
                 rest = english[cut + 2 :]
                 return spanish.format(*map(reason, match.groups())) + (f"; {reason(rest)}" if rest else "")
-    # What it is about comes first, such as a column.
+    # What came of it is last, and what it is about comes first, such as a column.
+    head, semicolon, tail = english.rpartition("; ")
+    if semicolon and (said := reason(tail)) != tail:
+        return f"{reason(head)}; {said}"
     about, colon, rest = english.partition(": ")
     return f"{about}: {reason(rest)}" if colon else english

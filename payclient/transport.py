@@ -225,7 +225,7 @@ class AiohttpTransport:
     async def aclose(self) -> None:
         """Close the connections that are our own."""
         if self._session is not None:
-            # aiohttp 3.14 raises it for a TLS connection that was closed twice, after an answer it could not parse.
+            # aiohttp 3.14 raises one for a TLS connection that was closed twice, after an answer it could not parse.
             with contextlib.suppress(AttributeError):
                 await self._session.close()
 

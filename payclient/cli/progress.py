@@ -149,7 +149,7 @@ class PlainProgress(Progress):
             terminal.say(self.sentence())
 
     def sentence(self) -> str:
-        """Return all of it in one line."""
+        """Return how the run is doing, in one line."""
         now, tally = self.unfinished(), self._tally
         counts = [
             f"{counted(count, each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"

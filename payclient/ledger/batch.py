@@ -198,12 +198,12 @@ class Batch:
                 self.answers.append((each, True if isinstance(each, Permit) else each.after, None))
             else:
                 rest.append(each)
-        return await self._reconsider(database, rest, fault) if rest else []
+        return await self._settle_untaken(database, rest, fault) if rest else []
 
-    async def _reconsider(
+    async def _settle_untaken(
         self, database: Database, writes: list[Write], fault: BaseException | None
     ) -> list[Write]:
-        """Answer by what the ledger holds what it did not take, or aim it at that."""
+        """Answer the writes that the database did not take by what it holds; return those to try again."""
         try:
             known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
             asks = await self._find_asks(database, writes)

@@ -83,7 +83,7 @@ class OpenAsks:
             if record.version > ask.record.version:
                 self.update(ask, record)
             if ask.elsewhere and self.holds(ask):
-                self._reconsider(ask)
+                self._follow_again(ask)
             return ask
         if record.state.decided or self.closed or (ask and ask.record.attempt > record.attempt):
             return None
@@ -175,8 +175,8 @@ class OpenAsks:
         ask.elsewhere = True
         self.due.put(ask, self.policy.patience(ask, self.clock.monotonic(), LEASE))
 
-    def _reconsider(self, ask: Followed) -> None:
-        """Follow an ask that another process followed, if the lease is ours by now; else bound its wait."""
+    def _follow_again(self, ask: Followed) -> None:
+        """Query an ask whose lease is ours by now; while it is another process's, plan the look that ends a wait."""
         if not self.is_elsewhere(ask.record):
             ask.elsewhere = False
             self._plan_first(ask, self.clock.monotonic())

@@ -249,7 +249,7 @@ class Attempts:
         return await self._poller.write(attempt.record, event)
 
     async def _find_existing(self, attempt: Attempt, known: Record) -> Record | None:
-        """Return what the attempt would charge again; None where nothing exists of the known one, which was refused."""
+        """Return the attempt that exists already, if its content is this one's; None: the known one created nothing."""
         found: Record | None = known
         if known.state is State.REFUSED:
             found = await self._refusals.find_refused(known) if attempt.kind == "sale" else None

@@ -171,9 +171,9 @@ class LateWrites:
 
 
 def unwritten(record: Record, event: Event) -> Record:
-    """Return what may be said of an attempt before the ledger took the event: of one that was sent, that it may exist.
+    """Return the record to show while the ledger has not taken the event: UNKNOWN where the attempt was sent.
 
-    The version stays the ledger's.
+    Its version is the ledger's. An attempt that is not SENDING there is shown as it is.
     """
     if record.state is not State.SENDING:
         return record

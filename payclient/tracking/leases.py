@@ -204,7 +204,7 @@ class Leases:
             self._claiming = None
 
     async def _claim(self) -> None:
-        """Claim the asks whose lease has ended, with their processes, and follow them."""
+        """Claim the asks that are due and that no living process holds, a page at a time, and follow them."""
         while True:
             records = await self._ledger.claim_due(PAGE, LEASE)
             for record in records:

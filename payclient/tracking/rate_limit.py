@@ -104,7 +104,7 @@ class RateLimit:
             self.pause(now, pause)
 
     def answered(self, made_at: float) -> None:
-        """Undo a slowdown by successes of requests that were made since the 429."""
+        """Speed up after a success; that of a request made before the last 429 says nothing."""
         if made_at > self._slowed_at and self._slowdown:
             self._slowdown *= self._backoff.relief
             if self._slowdown < max(self._known_gap, FIRST_SLOWDOWN / 10):

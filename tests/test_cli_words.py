@@ -341,6 +341,7 @@ def test_the_page_speaks_the_language(
         "Pago recibido de 0 de 2 cobros",
         "Quién no pagó",
         "Cancelado: 2",
+        "100,0 %",
         "USD 11,51",
     ):
         assert words in html

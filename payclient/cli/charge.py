@@ -169,7 +169,7 @@ def charge(
         skipped.write()
     code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
     if look != "quiet":
-        files = [*filter(None, (file, shown.report, shown.html, written.skip_bad))]
+        files = {"FILE": file, "--report": shown.report, "--html": shown.html, "--skip-bad": written.skip_bad}
         _say_all(next_steps(run.tally, service.ledger, code, window=profile.sale_window, files=files))
     return code
 

@@ -67,7 +67,7 @@ def _templates() -> Environment:
         autoescape=True, undefined=StrictUndefined, loader=FileSystemLoader(Path(__file__).parent)
     )
     jinja.globals.update(text=text, word=label, counted=counted, reason=reason, language=language)
-    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, receipt=_receipt)
+    jinja.filters.update(plain=sanitize_text, hash=hash_of, money=_money, receipt=_receipt, written=_written)
     return jinja
 
 
@@ -127,7 +127,7 @@ class RunPage:
             "answered": {str(state): len(found) for state, found in heard.items()},
             "silent": tally.counts[State.EXPIRED] + late[State.CANCELLED] + tally.counts[State.UNKNOWN],
             "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)] if every else None,
-            "ticks": [_span(self._window * tick / 5).replace(".0 s", " s") for tick in range(6)],
+            "ticks": [_span(self._window * tick / 5).replace(_written(".0 s"), " s") for tick in range(6)],
         }  # fmt: skip
 
 
@@ -167,8 +167,13 @@ def _receipt(receipt: str) -> str:
     return ", ".join(f"{name} {value}" for name, value in json.loads(receipt).items())
 
 
+def _written(number: str) -> str:
+    """Return a number with the language's decimal mark."""
+    return number if language() == "en" else number.replace(".", ",")
+
+
 def _span(seconds: float) -> str:
     if seconds < 60:
-        return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+        return _written(f"{seconds:.1f} s") if 0 < seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -311,11 +311,11 @@ def _ledger_option(ledger: str) -> str:
 
 
 def next_steps(
-    tally: Tally, ledger: str, code: int, *, window: float, files: Collection[Path]
+    tally: Tally, ledger: str, code: int, *, window: float, files: Mapping[str, Path | None]
 ) -> Iterator[str]:
     """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
-    `window`: seconds that a customer has. `files`: those that a run of other rows has beside them.
+    `window`: seconds that a customer has. `files`: those of the run, by their options.
     """
     counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(ledger)
     unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, State.EXPIRED, PURCHASE_OPEN)

@@ -12,10 +12,11 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 from rich import box
@@ -99,14 +100,22 @@ def settle() -> None:
                 pass
 
 
-def again(beside: Collection[Path] = ()) -> str:
-    """Return this run's own command line, without the password of a ledger; with new files beside some of its own."""
+def again(beside: Mapping[str, Path | None] = MappingProxyType({})) -> str:
+    """Return this run's own command line, without the password of a ledger; with new files beside some of its own.
+
+    `beside`: those by their options; one that the settings name is given as an option.
+    """
     tokens = [*map(without_password, command_line.get())]
-    for path in beside:
+    for option, path in beside.items():
+        if path is None:
+            continue
+        new = str(path.with_stem(f"{path.stem}-2"))
         # A file, or the end of --report=FILE.
         ends = re.compile(rf"(?s)(--[a-z-]+=)?{re.escape(str(path))}")
-        new = str(path.with_stem(f"{path.stem}-2"))
-        tokens = [f"{match[1] or ''}{new}" if (match := ends.fullmatch(each)) else each for each in tokens]
+        found = [ends.fullmatch(token) for token in tokens]
+        tokens = [f"{m[1] or ''}{new}" if m else token for token, m in zip(tokens, found, strict=True)]
+        if option.startswith("--") and not any(found):
+            tokens += [option, new]
     return shlex.join(("payclient", *tokens))
 
 

@@ -146,8 +146,8 @@ class Columns:
         self.known: list[str] = [*chain.from_iterable(self.fields)]
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.key} | {field: n for n, fields in pairs for field in fields}
-        #: Columns that nothing is read of.
-        self.unread: list[str] = [n for n, fields in pairs if n and not fields]
+        #: Columns that nothing is read of, and that nobody keeps.
+        self.unread: list[str] = [n for n, fields in pairs if n and not fields and plain(n) not in form.kept]
         #: What is wrong with the names.
         self.faults: list[str] = [
             _unknown(name, number, form)

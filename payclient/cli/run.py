@@ -291,6 +291,7 @@ class Run:
     # --- Signals
 
     def _interrupt(self) -> None:
+        """Stop sending at the first signal, stop waiting at the second, and end the process at the third."""
         self._signals += 1
         if self._signals == 1:
             if self.progress.results is not None:

@@ -68,6 +68,7 @@ class Writer:
     # One log line a minute about an outage, however many operations fail
 
     def _failed(self, fault: BaseException) -> None:
+        """Log, one line a minute, that the database takes nothing."""
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now

@@ -128,7 +128,7 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     if match := _SEP.fullmatch(lines[0]):
         told, lines[0] = told or match[1], ""
     # The delimiter by which most columns are known, or else are there.
-    tables = {each: [_split(line, each) for line in lines[:MAX_HEADER]] for each in told or ",;\t|"}
+    tables = {each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in told or ",;\t|"}
     known = {each: _find_header(table, form, name) for each, table in tables.items()}
     delimiter = max(known, key=lambda each: known[each][1:])
     begin = known[delimiter][0] + 1
@@ -177,7 +177,7 @@ def _find_header(table: Sequence[Sequence[Any]], form: Format, name: str) -> tup
     return row, best, filled.get(row, 0)
 
 
-def _split(header: str, delimiter: str) -> list[str]:
+def _header_cells(header: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([header], delimiter=delimiter, strict=True), [])
     except csv.Error:

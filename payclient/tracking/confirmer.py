@@ -80,8 +80,8 @@ class Confirmer:
         if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
 
-    def unless_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
-        """Confirm a form that a query found accepted. Report it as pending while the service may reverse it."""
+    def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
+        """Return the report of a form; as pending, and confirm it, while the payment that it shows is unconfirmed."""
         if report.state != "Aceptado" or not self.confirms or record.state in OVER:
             return report
         if find_mismatch(record, report):
@@ -150,7 +150,7 @@ class Confirmer:
         unpaid = report is None or report.state == "Cancelado"
         if unpaid and not self._poller.queries.can_see(record):
             return True
-        if report is not None and self.unless_confirmed(record, report) is not report:
+        if report is not None and self.pending_until_confirmed(record, report) is not report:
             return True
         return await self._take(form, read_form(record, report, self._poller.clock.time()))
 

@@ -274,27 +274,31 @@ class Poller:
             self.asks.drop(ask)
 
     def _start_ready(self) -> None:
-        """Expire and query as many of those that are due as may be at once."""
+        """Start what may start now: expiries, and as many requests as the rate allows."""
         now = self.clock.monotonic()
         while self._to_expire and len(self._expiries) < EXPIRIES_AT_ONCE:
             ask = self._to_expire.popleft()
             if ask.task is None and self.asks.holds(ask):
                 self._run(ask, self._expire(ask), self._expiries)
-        while self.rate.ready_at() <= now:
-            queries = self._lines and len(self._requests) < REQUESTS_AT_ONCE
-            if self._turns and (self._turns_first or not queries):
-                self._turns_first = False
-                turn = self._turns.popleft()
-                if not turn.done():
-                    self.rate.note_request(now)
-                    turn.set_result(None)
-                continue
-            item = self._lines.pop(now, ranked=self.rate.binds) if queries else None
-            if item is None:
-                break
+        while self.rate.ready_at() <= now and self._start_request(now):
+            pass
+        self._arm()
+
+    def _start_request(self, now: float) -> bool:
+        """Give a request to a caller of `wait_for_turn` or to a due ask, in turn; return False where nobody waits."""
+        may_query = bool(self._lines) and len(self._requests) < REQUESTS_AT_ONCE
+        if self._turns and (self._turns_first or not may_query):
+            self._turns_first = False
+            turn = self._turns.popleft()
+            if not turn.done():
+                self.rate.note_request(now)
+                turn.set_result(None)
+            return True
+        item = self._lines.pop(now, ranked=self.rate.binds) if may_query else None
+        if item is not None:
             self._turns_first = True
             self._request(item, now)
-        self._arm()
+        return item is not None
 
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
@@ -329,6 +333,7 @@ class Poller:
     # --- What is done for one item
 
     async def _write_again(self, late: LateWrite) -> None:
+        """Write what the ledger could not take, and plan another try for what is left."""
         left = True
         try:
             left = await self.asks.write_late(late.client_transaction_id)
@@ -384,7 +389,7 @@ class Poller:
         if not answered:
             return None
         if report is not None and ask.record.kind == "form":
-            report = self.confirmer.unless_confirmed(ask.record, report)
+            report = self.confirmer.pending_until_confirmed(ask.record, report)
         reading = self.queries.read(ask, query, report)
         if reading.looks_at_all:
             if not await self.wait_for_turn(self.policy.total_timeout):

@@ -12,7 +12,9 @@ import pytest
 import payclient
 from payclient.cli import main
 from payclient.cli.reach import Reach
+from payclient.cli.terminal import complain_of
 from payclient.cli.texts import choose_language, counted, reason, table, text
+from payclient.errors import ConfigurationError, RefusedError
 from payclient.session import Exchange
 from test_cli import (
     Service,
@@ -55,7 +57,7 @@ def test_both_languages_say_the_same_of_everything() -> None:
             if section == "noun":
                 assert all(form.count("|") == 1 for form in forms), name
             elif section in ("reason", "error", "foreign"):
-                assert forms[1].format(*fields(forms[0])), (section, name)
+                assert forms[1].replace(":state", "").format(*fields(forms[0])), (section, name)
             else:
                 assert fields(forms[0]) == fields(forms[1]), (section, name)
 
@@ -81,7 +83,7 @@ def test_every_reason_is_said_by_the_package() -> None:
     for section in ("reason", "error"):
         for name, (english, _) in table()[section].items():
             for part in english.split("{}"):
-                for words in re.split(r"; |: |\(|\)", part):
+                for words in re.split(r"; |: |\. |\(|\)", part):
                     assert words.strip() in code, (section, name, words)
 
 
@@ -124,6 +126,46 @@ def test_numbers_are_written_as_the_language_writes_them() -> None:
     choose_language("es")
     assert (counted(1234, "row"), counted(1, "row")) == ("1.234 filas", "1 fila")
     assert text("ask.send", count=3000) == "¿Enviar 3.000 cobros?"
+    assert (counted(1, "accepted"), counted(2, "accepted")) == ("1 aceptado", "2 aceptados")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("chrge", 'comando desconocido "chrge"; ¿quiso decir "charge"?'),
+        ("charge", "falta FILE: payclient charge lo necesita"),
+        ("charge c.csv --dri-run", "opción desconocida: --dri-run; ¿quiso decir --dry-run?"),
+        ("charge c.csv --amounts units", '--amounts: "units" no vale; elija entre "cents", "decimal"'),
+        ("charge c.csv --max-pending 0", "--max-pending: debe ser 1 o más"),
+        ("charge nothing-here.csv --dry-run", "nothing-here.csv: no se puede leer: no existe"),
+        ("charge c.csv --dry-run --config no.toml", "no.toml: no se puede leer: no existe"),
+        ("ledger list", "dé --ledger, como sqlite:cobros.db"),
+        ("ledger list --ledger sqlite:nothing-here.db", "no hay ninguno en"),
+        ("sale --country-code 593 --currency USD --client-transaction-id 1 --amount x",
+         "--amount: debe ser un número entero; los valores son centavos"),
+        ("status --client-transaction-id a --profile payphone --base-url http://127.0.0.1:1",
+         "no se alcanza el servicio: nadie escucha en esa dirección (ECONNREFUSED); no se envió nada"),
+    ],
+)  # fmt: skip
+def test_a_frequent_error_is_said_in_spanish(
+    arguments: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an operator meets on the first day."""
+    monkeypatch.setenv("LANG", "es_EC.UTF-8")
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
+    assert main(arguments.split()) in (2, 4)
+    assert said in capfd.readouterr().err
+
+
+def test_what_has_no_spanish_form_is_introduced(capfd: pytest.CaptureFixture[str]) -> None:
+    """The service's words, and an error of the package that nobody has translated."""
+    choose_language("es")
+    complain_of(RefusedError("Cliente no registrado", error_code=22))
+    complain_of(ConfigurationError("the moon must be full"))
+    assert capfd.readouterr().err.splitlines() == [
+        "payclient: el servicio dijo: [22] Cliente no registrado",
+        "payclient: el programa dijo, en inglés: the moon must be full",
+    ]
 
 
 def words_of(node: ast.expr) -> str | None:

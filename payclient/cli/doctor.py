@@ -221,7 +221,7 @@ def check_site(url: str) -> Iterator[Check]:
     if urlsplit(url).netloc != first:
         yield Check("note", text("doctor.moved", host=urlsplit(url).hostname))
     for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
-        yield Check("ok" if finding.good else "wrong", finding.text)
+        yield Check("ok" if finding.good else "wrong", reason(finding.text))
     policy = answer.headers.get("Content-Security-Policy", "")
     if "-src" in policy and "'unsafe-inline'" not in policy:
         yield Check("note", text("doctor.policy"))

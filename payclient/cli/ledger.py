@@ -233,7 +233,7 @@ def list_(
 
 
 def _print_columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> None:
-    terminal.plain(f"{identifier:<36}  {state:<9}  {paid:<7}  {amount:>16}  {since:<19}  {reason}")
+    terminal.plain(f"{identifier:<36}  {state:<11}  {paid:<11}  {amount:>16}  {since:<19}  {reason}")
 
 
 @ledger.command

@@ -86,6 +86,13 @@ def _reasons() -> list[tuple[re.Pattern[str], str]]:
     return [(re.compile("(.+?)".join(map(re.escape, en.split("{}"))), re.DOTALL), es) for en, es in pairs]
 
 
+class _Part(str):
+    """What differs in a reason: itself one, such as a file's, or (`{:state}`) the word of an outcome."""
+
+    def __format__(self, kind: str) -> str:
+        return label(self) if kind else reason(self)
+
+
 def reason(english: str) -> str:
     """Return why something cannot be, as the errors say it, in this run's language, as far as it is known."""
     if _place.get() == 0:
@@ -96,7 +103,7 @@ def reason(english: str) -> str:
         for pattern, spanish in _reasons():
             if match := pattern.fullmatch(english[:cut]):
                 rest = english[cut + 2 :]
-                return spanish.format(*map(reason, match.groups())) + (f"; {reason(rest)}" if rest else "")
+                return spanish.format(*map(_Part, match.groups())) + (f"; {reason(rest)}" if rest else "")
     # What came of it is last, and what it is about comes first, such as a column.
     head, semicolon, tail = english.rpartition("; ")
     if semicolon and (said := reason(tail)) != tail:

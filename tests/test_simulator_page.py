@@ -135,7 +135,9 @@ async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service:
 
 #: Of each text the contrast with what is behind it, where that is one colour: the least, and of which text.
 CONTRAST = """() => {
-    const parts = (color) => (color.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+    const numbers = (color) => (color.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+    // What `color-mix` makes is color(srgb ...), of parts from 0 to 1.
+    const parts = (color) => numbers(color).map((x, at) => color.startsWith("color(") && at < 3 ? 255 * x : x);
     const light = (color) => {
         const [r, g, b] = parts(color).map((x) => x / 255)
             .map((x) => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);

@@ -87,9 +87,9 @@ class SharedLedger(MemoryLedger):
         for each in set(seconds) & await self.held():
             self.holders[each] = (self.name, self._now() + seconds[each])
 
-    async def reserve(self, queries: int, gap: float) -> float:
+    async def reserve(self, gap: float) -> float:
         begin = max(self.rate[0], self._now())
-        self.rate[0] = begin + queries * gap
+        self.rate[0] = begin + gap
         return begin - self._now()
 
     async def pause(self, seconds: float) -> None:

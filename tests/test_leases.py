@@ -462,10 +462,10 @@ async def test_a_429_is_for_all(url: str) -> None:
         limit = SharedRateLimit(60.0, ledgers[0], clock := SystemClock(), LateWrites(ledgers[0], clock))
         limit.rate_limited(0.0, -1.0, 40.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve(1, 1.0) == pytest.approx(40, abs=5)
+        assert await ledgers[1].reserve(1.0) == pytest.approx(40, abs=5)
         limit.note_request(0.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve(1, 1.0) == pytest.approx(42, abs=5)
+        assert await ledgers[1].reserve(1.0) == pytest.approx(42, abs=5)
         assert limit.is_paused(39.0)
     finally:
         for ledger in ledgers:

@@ -191,8 +191,8 @@ class Shared(Ledger, Protocol):
         A notification shortens that to 30 seconds, whether the holder lives or not; what nobody holds is due at once.
         """
 
-    async def reserve(self, queries: int, gap: float) -> float:
-        """Take so many queries, `gap` seconds apart, from the rate of all processes; the seconds until the first."""
+    async def reserve(self, gap: float) -> float:
+        """Take a query from the rate of all processes, `gap` seconds before the next; the seconds until it."""
 
     async def pause(self, seconds: float) -> None:
         """No query by any process for so many seconds, but for those reserved already."""

@@ -338,8 +338,8 @@ class PostgresLedger(StoredLedger):
     async def defer(self, seconds: Mapping[str, float]) -> None:
         await self._read("defer", self._writer.owner, list(seconds), list(seconds.values()))
 
-    async def reserve(self, queries: int, gap: float) -> float:
-        return float((await self._read("reserve", queries, gap))[0][0])
+    async def reserve(self, gap: float) -> float:
+        return float((await self._read("reserve", gap))[0][0])
 
     async def pause(self, seconds: float) -> None:
         await self._read("pause", seconds)

@@ -626,9 +626,9 @@ WHERE holder = $1
 -- Seconds until the first of so many queries, each of which takes so many seconds of the rate.
 -- name: reserve
 UPDATE payclient.meta
-SET next_query_at = greatest(next_query_at, clock_timestamp()) + make_interval(secs => $1::integer * $2::float8)
+SET next_query_at = greatest(next_query_at, clock_timestamp()) + make_interval(secs => $1)
 RETURNING greatest(
-    extract(epoch FROM next_query_at - make_interval(secs => $1::integer * $2::float8) - clock_timestamp()), 0)::float8
+    extract(epoch FROM next_query_at - make_interval(secs => $1) - clock_timestamp()), 0)::float8
 
 -- name: pause
 UPDATE payclient.meta SET next_query_at = greatest(next_query_at, clock_timestamp() + make_interval(secs => $1))

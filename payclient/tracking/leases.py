@@ -104,7 +104,7 @@ class SharedRateLimit(RateLimit):
             return
         seconds = max(PRESUMED * self._known_gap, self.gap)
         try:
-            seconds = await self._ledger.reserve(1, self.gap)
+            seconds = await self._ledger.reserve(self.gap)
         except LedgerError as error:
             self._late.failed(error)
         finally:

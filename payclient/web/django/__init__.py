@@ -18,12 +18,11 @@ from django.urls import URLPattern, path
 from payclient.errors import PayError, UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
-from payclient.web.health import health_status
-from payclient.web.order_status import ASSETS, JSON_HEADERS, MaySee, order_status
 from payclient.web.pages import Language, Page
 from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
+from payclient.web.routes import ASSETS, JSON_HEADERS, MaySee, health_status, order_status
 
 __all__ = [
     "TrackerApplication",

@@ -1,4 +1,4 @@
-"""The answers of `order_routes` in each framework: the state of a sale as JSON, and the pages' style and scripts."""
+"""What the routes answer in each framework: the state of a sale, the pages' style and scripts, and health."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import inspect
 import json
 from collections.abc import Callable
 from typing import Any
+
+import attrs
 
 from payclient.tracking.tracker import Tracker
 from payclient.web import redirect, sale_page
@@ -38,3 +40,10 @@ async def order_status(
             return 404, b"{}"
     sale = await tracker.find(client_transaction_id)
     return (404, b"{}") if sale is None else (200, json.dumps(sale_page.sale_status(sale)).encode())
+
+
+async def health_status(tracker: Tracker) -> tuple[int, bytes]:
+    """Return the HTTP status, 200 or 503, and the JSON body: the fields of `Health`, `ok` and `problems`."""
+    health = await tracker.health()
+    body = {"ok": health.ok, "problems": health.problems, **attrs.asdict(health)}
+    return 200 if health.ok else 503, json.dumps(body).encode()

@@ -206,7 +206,7 @@ def test_a_statement_is_compared_and_told(
     for _ in range(2):
         assert main(arguments) == 3
     shown = capfd.readouterr()
-    assert "1 line passed over, of other states: Cancelado (1)" in shown.err
+    assert "1 line passed over, of other states: Cancelado (1); --paid WORD" in shown.err
     assert "1 undecided here and listed as paid: --resolve --actor NAME decides them" in shown.err
     assert "not listed, which decides nothing" in shown.err
     with report.open(encoding="utf-8-sig", newline="") as lines:

@@ -331,6 +331,8 @@ def test_a_run_says_that_the_service_has_gone(
             stopper.join()
     assert code == 4
     err = " ".join(capfd.readouterr().err.split())
+    assert err.count("por hacer:") == 1
+    assert "2 filas sin final conocido; ejecute otra vez más tarde" in err
     assert err.count("el servicio no responde desde las") == 1
     assert "revise la red de esta máquina" in err
 

@@ -318,7 +318,7 @@ def next_steps(
     `window`: seconds that a customer has. `files`: those of the run, by their options.
     """
     counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(ledger)
-    unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, State.EXPIRED, PURCHASE_OPEN)
+    unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN)
     if code == 130:
         yield text("run.go_on", command=again)
     elif code == 5:

@@ -256,11 +256,8 @@ def _part(file: Records, header: Columns) -> tuple[list[Record], list[int], list
     while records and _is_total(records[-1], header):
         totals.insert(0, records.pop())
     last, kept = records[-1][0] if records else 0, {record[0] for record in records}
-    return (
-        records,
-        [record[0] for record in file.records if record[0] < last and record[0] not in kept],
-        totals,
-    )
+    empty = [record[0] for record in file.records if record[0] < last and record[0] not in kept]
+    return records, empty, totals
 
 
 def _is_total(record: Record, header: Columns) -> bool:

@@ -102,12 +102,8 @@ class Arrivals:
     async def returned(self, record: Record, back: Return) -> Outcome:
         """Record what a browser brought back, confirm it once, and say what is known then."""
         if back.unusable:
-            log(
-                "warning",
-                "form_unusable",
-                record.client_transaction_id,
-                "the form could not be used: is it opened from the registered domain?",
-            )
+            what = "the form could not be used: is it opened from the registered domain?"
+            log("warning", "form_unusable", record.client_transaction_id, what)
         if record.state in OVER or (back.transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._confirmer.form(record)

@@ -135,18 +135,10 @@ class Attempts:
         if purchase is not None:
             check_purchase(purchase)
         http = self._session.encode_sale(request)
+        digest, identifier, lane = self._digest(http.body), request.client_transaction_id, self.lane(request)
         return Attempt(
-            "sale",
-            request.client_transaction_id,
-            http,
-            self._digest(http.body),
-            request.amount,
-            request.currency,
-            self.lane(request),
-            purchase,
-            beside_open_form,
-            is_new,
-        )
+            "sale", identifier, http, digest, request.amount, request.currency, lane, purchase, beside_open_form, is_new
+        )  # fmt: skip
 
     def for_form(self, request: PrepareRequest, purchase: str | None) -> Attempt:
         """Encode a form, checked by the profile."""

@@ -375,8 +375,6 @@ def read_form(record: Record, report: StatusReport | None, at: float) -> Reading
         return Reading([Abandoned(at=at)])
     if mismatch := find_mismatch(record, report):
         return Reading([Conflicted(at=at, what=mismatch)])
-    return (
-        Reading(report=report)
-        if report.state == "Pendiente"
-        else verdict(record, report, report.transaction_id, at, sale_window=0.0)
-    )
+    if report.state == "Pendiente":
+        return Reading(report=report)
+    return verdict(record, report, report.transaction_id, at, sale_window=0.0)

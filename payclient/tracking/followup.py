@@ -387,11 +387,8 @@ class Policy:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
         if not self.can_query:
             # Expired, and the ledger could not take it yet.
-            return (
-                now + 10 * self.scale
-                if ask.record.state is State.PENDING or is_presumed(ask.record)
-                else None
-            )
+            is_unwritten = ask.record.state is State.PENDING or is_presumed(ask.record)
+            return now + 10 * self.scale if is_unwritten else None
         later = (ask.expires + age * self.scale for age in RECHECK_AGES)
         return next((when for when in later if when > now), None)
 

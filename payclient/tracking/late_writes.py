@@ -68,14 +68,8 @@ class LateWrites:
         now = self._clock.monotonic()
         if now >= self._silent_until:
             self._silent_until = now + LINE_EVERY
-            log(
-                "error",
-                "ledger_failed",
-                "",
-                "the ledger failed: %s, %d times since the last line; trying again",
-                type(error).__name__,
-                self._failures,
-            )
+            what = "the ledger failed: %s, %d times since the last line; trying again"
+            log("error", "ledger_failed", "", what, type(error).__name__, self._failures)
             self._failures = 0
 
     def failed_write(self, error: Exception) -> None:
@@ -161,13 +155,8 @@ class LateWrites:
         if self._late:
             await drain([start(self.write_now(each)) for each in self._late], LAST_TRY)
             if self._late:
-                log(
-                    "error",
-                    "ends_not_written",
-                    "",
-                    "the ledger could not take the end of %d attempts",
-                    len(self._late),
-                )
+                what = "the ledger could not take the end of %d attempts"
+                log("error", "ends_not_written", "", what, len(self._late))
 
 
 def unwritten(record: Record, event: Event) -> Record:

@@ -87,13 +87,8 @@ class StatusQueries:
             for event in reading.events:
                 await self._asks.apply(ask, event)
             if reading.conflict is not None:
-                log(
-                    "error",
-                    "status_conflicted",
-                    identifier,
-                    "a status report is not ours: %s",
-                    reading.conflict,
-                )
+                what = "a status report is not ours: %s"
+                log("error", "status_conflicted", identifier, what, reading.conflict)
         if reading.warning is not None:
             self.say("status_strange", identifier, reading.warning)
 

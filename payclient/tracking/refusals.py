@@ -82,13 +82,9 @@ class Refusals:
         named = [each for each in reversed(before.candidate_ids) if each != DROPPED]
         if queries.source is not None:
             await self._wait_for_turn()
-            report = await queries.status(
-                TransactionRef(
-                    client_transaction_id=identifier,
-                    transaction_id=None,
-                    candidate_id=next(iter(named), None),
-                )
-            )
+            first = next(iter(named), None)
+            query = TransactionRef(client_transaction_id=identifier, transaction_id=None, candidate_id=first)
+            report = await queries.status(query)
             return None if report is None or find_mismatch(before, report) is not None else report
         for candidate_id in named if queries.by_id else ():
             report = await self._query(transaction_id=candidate_id)
@@ -132,13 +128,8 @@ class Refusals:
             await asyncio.shield(self._poller.write(record, lost))
             raise
         except Exception as failed:  # whatever it is, it tells nothing
-            log(
-                "warning",
-                "existing_not_found",
-                identifier,
-                "refused as existing, and the query failed: %s",
-                type(failed).__name__,
-            )
+            what = "refused as existing, and the query failed: %s"
+            log("warning", "existing_not_found", identifier, what, type(failed).__name__)
             return await self._poller.write(record, lost)
         if not self._poller.queries.can_see(record):
             return await self._poller.write(record, lost)  # the token was renewed meanwhile

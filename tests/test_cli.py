@@ -703,5 +703,7 @@ def test_prepare_prints_both_links_and_their_time_left(
     assert "Referrer-Policy" in printed.err
     assert main(arguments) == 2
     assert "was used already" in capfd.readouterr().err
+    assert main([*arguments, "--form-language", "en", "--language", "en"]) == 2
+    assert "a form's language needs language_field in the profile" in capfd.readouterr().err
     assert main([*arguments[:2], "usd", *arguments[3:]]) == 2
     assert "currency" in capfd.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -37,7 +37,7 @@ class FormOptions:
     """Where the X of the form leads."""
     reference: str | None = attrs.field(default=None, repr=False)
     """What the customer reads."""
-    language: Literal["es", "en"] | None = None
+    language: Annotated[Literal["es", "en"] | None, Parameter(name="--form-language")] = None
     """The language of the form."""
 
 

@@ -137,12 +137,11 @@ def compare(records: Iterable[Record], entries: Iterable[Entry]) -> list[Pair]:
 def _match(entry: Entry, known: Mapping[int | str, Sequence[Record]]) -> Record | None:
     """Return the attempt that a line is about: the one of its transaction, else of its client transaction id."""
     number, key = entry.transaction_id, entry.client_transaction_id
-    # Two ids that name two sales are one of neither, and an attempt of another transaction is another payment.
-    possible = [each for each in known.get(number or "", ()) if key in (None, each.client_transaction_id)]
-    if not known.get(number or ""):
-        possible = [
-            each for each in known.get(key or "", ()) if number is None or each.transaction_id is None
-        ]
+    of_number, of_key = (known.get(each, ()) if each else () for each in (number, key))
+    if of_number:  # two ids that name two sales are one of neither
+        possible = [each for each in of_number if key in (None, each.client_transaction_id)]
+    else:  # an attempt of another transaction is another payment
+        possible = [each for each in of_key if number is None or each.transaction_id is None]
     return max(possible, key=_likelihood, default=None)
 
 

@@ -261,7 +261,7 @@ class _Listener:
     async def settle(self) -> None:
         """Wait until every connection has ended, once the client has closed its own."""
         await turns()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for connection in self.connections:
                 await connection.ended.wait()
 

@@ -88,7 +88,7 @@ def simulated(directory: Path, *arguments: str, window: float) -> Iterator[Servi
             yield Service(line.split()[-1], profile, process)
         finally:
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=10)
+            _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "no real money moves" in said
 
@@ -424,7 +424,7 @@ def test_without_its_packages_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['cyclopts'] = None; from payclient.cli import main; sys.exit(main(['demo']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "pip install 'payclient[cli]'" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -448,7 +448,7 @@ def interrupted(
                 line = process.stderr.readline()
                 assert line, said
                 said.append(line)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     return process.returncode, "".join(said) + err
 
 
@@ -523,7 +523,7 @@ def test_sigterm_is_ctrl_c_once_and_later_twice(silent: Service, tmp_path: Path)
     ) as process:
         wait_until(lambda: len(silent.truth("term-")) >= 5)
         process.terminate()
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "waiting for 5 customers" in err
     assert "stopped waiting" in err
@@ -547,7 +547,7 @@ def test_two_runs_on_one_ledger_are_refused(silent: Service, tmp_path: Path) -> 
             process.send_signal(signal.SIGCONT)
         assert second.returncode == 2
         assert second.stderr.count("\n") == 1
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 3
     assert len(read_report(report)) == 5
 

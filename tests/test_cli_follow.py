@@ -74,7 +74,7 @@ def charging(service: SimulatorThread, ledger: str) -> sync.Tracker:
 
 def charge(tracker: sync.Tracker, identifier: str, phone: str) -> None:
     """Charge, and again while the ledger is not back: raising means that nothing was sent."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         try:
             tracker.sale(sale(identifier, phone=phone))
@@ -111,11 +111,11 @@ def test_each_outcome_is_a_line(service: SimulatorThread, tmp_path: Path) -> Non
         assert refused["message"]
         assert (opened["client_transaction_id"], opened["paid"]) == ("open", True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     with following(service, tmp_path, ledger, "--since", str(refused["cursor"])) as process:
         assert lines(process, 1) == [opened]
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
@@ -135,7 +135,7 @@ def test_over_postgresql_it_prints_what_others_send(
                 (line,) = lines(process, 1)
                 assert (line["client_transaction_id"], line["paid"]) == (f"order-{number}", True)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
 
 def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
     with following(service, tmp_path, ledger) as process:
         assert process.stdout is not None
         process.stdout.close()
-        assert process.wait(20) == 2
+        assert process.wait(60) == 2
     assert "the outcomes cannot be written" in (tmp_path / "err").read_text()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -166,7 +166,7 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     os.close(reader)
     os.close(writer)
 
@@ -200,7 +200,7 @@ def test_the_guides_worker_fulfils_once(service: SimulatorThread, tmp_path: Path
             for line in lines(process, 2):
                 reader.stdin.write(json.dumps(line) + "\n")
             reader.stdin.close()
-            assert reader.wait(20) == 0
+            assert reader.wait(60) == 0
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert cursor() > before

@@ -325,7 +325,7 @@ def test_a_loop_without_signal_handlers_simulates_and_charges(tmp_path: Path, wi
         assert process.stdout is not None
         assert process.stdout.readline().startswith("listening on")
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     file = write_csv(tmp_path / "charges.csv", rows_of("windows", 2))
     done = subprocess.run(

@@ -79,7 +79,7 @@ async def running(part: str, *arguments: str) -> AsyncIterator[asyncio.subproces
 async def said(process: asyncio.subprocess.Process) -> str:
     """Its next line."""
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return (await process.stdout.readline()).decode().strip()
 
 
@@ -136,7 +136,7 @@ async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
             assert pending.transaction_id is not None
             if quicker:
                 await service.approve(pending.transaction_id)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 outcome = await tracker.cancel(pending)
             assert outcome.paid is quicker
         form = await tracker.prepare(

@@ -125,11 +125,11 @@ async def test_the_feed_ends_when_the_tracker_closes(
         service.decide("Aceptado")
         await pending.check()
         reading = asyncio.create_task(read(tracker))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await some.wait()
     if closes_ledger:
         await ledger.aclose()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reading
     assert told == [State.ACCEPTED]
     assert closes_ledger or [each.state async for each in tracker.outcomes()] == [State.ACCEPTED]
@@ -179,7 +179,7 @@ async def test_a_ledger_that_cannot_be_read_delays_the_feed(
         service.decide("Aceptado", 1004)
         assert (await pending.check()).paid is True
         await service.clock.advance(3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await reading
     assert caplog.text.count("outcomes cannot be read now") == 2
 

@@ -261,7 +261,7 @@ def test_a_terminal_shows_code_as_it_is_copied() -> None:
         with contextlib.suppress(OSError):  # what a terminal raises at its end
             while part := reading.read(4096):
                 shown += part
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     plain = re.sub(r"\x1b(\[[0-9;]*m|\]8;[^\x1b]*\x1b\\\\)", "", shown.decode()).replace("\r\n", "\n")
     assert "\npayclient ledger list --unresolved --ledger sqlite:charges.db\n" in plain
 

@@ -105,7 +105,7 @@ async def settled(limit: SharedRateLimit, now: float, *, wanted: bool = False) -
 
 async def until(true: Callable[[], object]) -> None:
     """Poll what another task makes true."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - no event of ours tells
             await asyncio.sleep(0.01)
 
@@ -123,7 +123,7 @@ async def begun(worker: Worker) -> None:
 
 async def followed_by(worker: Worker, identifier: str = "order-17") -> None:
     """Until a process follows it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while identifier not in await worker.ledger.held():  # noqa: ASYNC110 - no event of ours tells
             await asyncio.sleep(0.01)
 
@@ -320,7 +320,7 @@ async def test_an_expired_sale_that_nobody_holds(
         assert (await passing(service, waiting)).state is State.EXPIRED
         due = "SELECT due > clock_timestamp() + interval '5 minutes' FROM payclient.open_attempts"
         connection = await asyncpg.connect(url)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await connection.fetchval(due):  # noqa: ASYNC110 - no event of ours tells
                 await asyncio.sleep(0.01)
     monkeypatch.setattr(leases, "RENEW", 1000.0)
@@ -397,7 +397,7 @@ async def test_a_stopped_process_lets_go(service: FakeService, url: str, quick: 
             while "order-17" not in await second.ledger.held():
                 await first.ledger.defer({"order-17": 0.0})
                 await asyncio.sleep(0.01)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await first.tracker.health()).open:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.01)
             assert pending.state is State.PENDING

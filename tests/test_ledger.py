@@ -592,7 +592,7 @@ async def test_forgotten(url: str) -> None:
         await _collected(warned)
     del warned  # it quotes the ledger
     gc.collect()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - the writer's
             await asyncio.sleep(0.01)
     ledger = await open_ledger(url)

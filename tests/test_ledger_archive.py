@@ -344,7 +344,7 @@ def test_a_cancelled_call(urls: Iterator[str], tmp_path: Path, monkeypatch: pyte
             async with alone(database):
                 yield
             loop.call_soon_threadsafe(begun.set)
-            go_on.wait(20)
+            go_on.wait(60)
 
         with monkeypatch.context() as patched:
             patched.setattr(kind, "alone", held)

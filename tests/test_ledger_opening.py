@@ -111,7 +111,7 @@ async def test_a_schema_of_its_own(postgres: PostgresServer, new_database: str) 
         assert isinstance(ledger, Shared)
         heard.append([])
         ledger.watch(heard[-1].append)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while [] in heard:  # noqa: ASYNC110 - until all listen
             await asyncio.sleep(0.01)
     assert [ledger.created for ledger in ledgers] == [True] * 3
@@ -120,7 +120,7 @@ async def test_a_schema_of_its_own(postgres: PostgresServer, new_database: str) 
     for number, ledger in enumerate(ledgers):
         await brought(ledger, State.ACCEPTED)
         assert await ledger.environment(bytes([number] * 16)) == bytes([number] * 16)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not all("order-1" in each for each in heard):  # noqa: ASYNC110 - until all have heard
             await asyncio.sleep(0.01)
     assert [each.count("order-1") for each in heard] == [1] * 3

@@ -381,7 +381,7 @@ async def test_processes_that_write_in_another_order(url: str, ledger: PostgresL
     """Of the same ids asked for in opposite orders each permit goes to one, and nobody waits for nobody."""
     names = [f"order-{number}" for number in range(500)]
     async with opened(url) as other:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             first, second = await asyncio.gather(
                 asyncio.gather(*(ledger.permit(fresh(name)) for name in names)),
                 asyncio.gather(*(other.permit(fresh(name)) for name in reversed(names))),
@@ -565,7 +565,7 @@ async def test_a_server_that_falls_silent(
         proxy.silent = True
         for work in (ledger.permit(fresh()), ledger.get("warm"), ledger.changes()):
             with pytest.raises(LedgerUnavailableError):
-                await asyncio.wait_for(work, 5)
+                await asyncio.wait_for(work, 60)
         proxy.silent = False
         monkeypatch.setattr(postgres_ledger, "PATIENCE", 5.0)
         monkeypatch.setattr(postgres_ledger, "ANSWER", 5.0)
@@ -959,7 +959,7 @@ async def test_processes_that_write_and_renew_at_once(url: str, ledger: Postgres
                 await other.renew(3.0)
                 await other.defer(dict.fromkeys(names[:10], 0.0))
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(
                 renew(),
                 *(ledger.apply(record, Notified(at=NOW, transaction_id=7)) for record in reversed(records)),

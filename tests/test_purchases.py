@@ -323,7 +323,7 @@ async def _first(outcomes: AsyncIterator[payclient.Outcome], number: int) -> Asy
 
 async def _wiped(ledger: Ledger, directory: Path) -> None:
     """Until no byte of the links is in any file, each time after the ledger's thread has done what was asked of it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while b"pay.example" in _bytes(directory):
             await ledger.get("nobody")
 

@@ -347,7 +347,7 @@ async def test_close_ends_calls_over_a_borrowed_connector() -> None:
         try:
             await server.charged()
             await session.aclose()
-            done, _ = await asyncio.wait([call], timeout=5)
+            done, _ = await asyncio.wait([call], timeout=60)
             assert done
             assert type(call.exception()) is OutcomeUnknownError
         finally:

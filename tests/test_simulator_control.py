@@ -386,7 +386,7 @@ def ready(tmp_path: Path) -> Iterator[Path]:
             yield path
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
     assert process.returncode == 0
     assert not path.exists()
     assert list(tmp_path.iterdir()) == []
@@ -448,7 +448,7 @@ def asked(method: str, url: str, token: str, body: object = None) -> tuple[int, 
     }
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urlopen(Request(url, data, headers, method=method), timeout=20) as answer:  # noqa: S310 - of this test
+        with urlopen(Request(url, data, headers, method=method), timeout=60) as answer:  # noqa: S310 - of this test
             return answer.status, answer.headers, json.load(answer)
     except HTTPError as error:
         with error:
@@ -499,7 +499,7 @@ def test_the_options_set_what_a_client_meets(tmp_path: Path) -> None:
             )
             assert status == 200
             number = body["transactionId"]
-            assert told.get(timeout=20) == f"/told?id={number}&clientTransactionId=order-17"
+            assert told.get(timeout=60) == f"/told?id={number}&clientTransactionId=order-17"
             assert asked("GET", f"{url}/api/Sale/{number}", "first")[2]["transactionStatus"] == "Approved"
             assert asked("GET", f"{url}/api/Sale/{number}", "second")[0] == 401  # another account's
             by_name = f"{url}/api/Sale/client/order-17"
@@ -509,7 +509,7 @@ def test_the_options_set_what_a_client_meets(tmp_path: Path) -> None:
         finally:
             receiver.shutdown()
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
 
 def test_the_help_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:

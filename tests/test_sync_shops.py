@@ -63,7 +63,7 @@ def writing(folder: Path, service: SimulatorThread) -> Callable[[str], None]:
 
 def request(url: str, path: str, method: str = "GET") -> tuple[int, str, str]:
     """The status, the body, and where it redirects to."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -82,7 +82,7 @@ def shopping(service: SimulatorThread, url: str, count: int = 3) -> None:
         (pushed,) = [each for each in service.sales.values() if each.client_transaction_id == identifier]
         assert request(url, f"/pay/{identifier}", "POST")[0] == 303, "a double click"
         service.approve(pushed.transaction_id)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while '"waiting":true' in request(url, f"{location}/status")[1].replace(" ", ""):
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -123,7 +123,7 @@ def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, t
     module("flask")
     command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
     with serving(command, service.url, tmp_path, write=writing(tmp_path, service)) as shop:
-        until, said = time.monotonic() + 20, ""
+        until, said = time.monotonic() + 60, ""
         while "PostgreSQL" not in said and time.monotonic() < until:
             status, said, _ = request(shop.url, f"/pay/order-{time.monotonic_ns()}", "POST")
             assert status in {303, 409}
@@ -146,13 +146,13 @@ def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path
     ) as shop:
         click = threading.Thread(target=lambda: suppressed(request, shop.url, "/pay/order-1", "POST"))
         click.start()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not service.sales:
             assert time.monotonic() < until
             time.sleep(0.05)
         shop.process.send_signal(signal.SIGTERM)
-        shop.process.wait(10)
-        click.join(10)
+        shop.process.wait(60)
+        click.join(60)
     options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": tmp_path / "shop.toml"}
     with sync.open_tracker(service.url, "secret", **options) as tracker:
         sale = tracker.find("order-1")
@@ -194,7 +194,7 @@ def running(
         try:
             yield process
             process.send_signal(signal.SIGTERM)
-            process.wait(20)
+            process.wait(60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -208,7 +208,7 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         writing(tmp_path, service)(url)
         with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while True:
                 try:
                     request(url, "/")
@@ -235,13 +235,13 @@ def test_a_celery_task(service: SimulatorThread, tmp_path: Path, pool: str) -> N
         "import tasks\n"
         'tasks.app.config_from_object("celeryconfig")\n'
         'both = [tasks.charge.delay("order-1") for _ in range(2)]\n'
-        "print([each.get(timeout=20) for each in both])\n"
+        "print([each.get(timeout=60) for each in both])\n"
         "if tasks.app.conf.task_always_eager: print(tasks.tracker.find('order-1').state)\n",
         encoding="utf-8",
     )
     if pool == "eager":
         with running(tmp_path, service, "deliver.py") as process:
-            process.wait(20)
+            process.wait(60)
         assert (tmp_path / "err").read_text().splitlines()[-2:] == ["[None, None]", "pending"]
     else:
         worker = ("-m", "celery", "-A", "tasks", "--config", "celeryconfig", "worker", "-P", "prefork", "-c", "1",

@@ -432,7 +432,7 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
                 while words not in (said := process.stderr.readline()):
                     assert said
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=10) == 130
+            assert process.wait(timeout=60) == 130
             connection.close()
             process.communicate()
 
@@ -448,7 +448,7 @@ def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> 
             while not events[-1].get("pending"):
                 events.append(json.loads(process.stdout.readline()))
             process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=20)
+            rest, _ = process.communicate(timeout=60)
         events += events_of(rest)
     assert process.returncode == 130
     kinds = [event["event"] for event in events]

@@ -401,7 +401,7 @@ async def test_a_page_waits_without_javascript(browser: Browser, service: Site, 
 async def waited(shop: Shop, identifier: str) -> None:
     """Until the shop says that the waiting is over; its name is the browser's only."""
     url = f"{shop.url.replace(SHOP, '127.0.0.1')}/orders/{identifier}/status"
-    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             async with session.get(url) as answer:
                 if not (await answer.json())["waiting"]:

@@ -108,7 +108,7 @@ class Customer:
 
     async def decided(self, identifier: str) -> object:
         """Look as the waiting page does, until the waiting is over; what `paid` then is."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (status := await self.status(identifier))["waiting"]:  # noqa: ASYNC110 - another process knows
                 await asyncio.sleep(0.01)  # for the shop's own work
         return status["paid"]
@@ -208,7 +208,7 @@ async def early(customer: Customer, service: HeldSimulator) -> None:
     """The customer answers before our POST has its answer."""
     service.released.clear()
     paying = asyncio.create_task(customer.pay("early", "0984111204"))
-    await asyncio.wait_for(service.held.wait(), 20)
+    await asyncio.wait_for(service.held.wait(), 60)
     await service.approve(service.of("early-1").transaction_id)
     assert service.of("early-1").notification == "HTTP 200"
     service.released.set()
@@ -572,7 +572,7 @@ async def killed(service: HeldSimulator, shop: Shop, clicking: Coroutine[object,
     service.released.clear()
     with suppress(aiohttp.ClientError):
         click = asyncio.create_task(clicking)
-        await asyncio.wait_for(service.held.wait(), 20)
+        await asyncio.wait_for(service.held.wait(), 60)
         shop.process.kill()
         await click
 
@@ -639,7 +639,7 @@ async def test_a_shop_of_the_guides_runs(name: str, tmp_path: Path) -> None:
                 assert "Not paid." in await customer.withdraw("order-5")
                 assert service.of("order-5-1").how == "cancelled"
                 if name == "shop_fastapi":
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         while fulfilled(tmp_path) != ["order-1", "order-2"]:  # noqa: ASYNC110 - by another process
                             await asyncio.sleep(0.01)
     assert_collected_once(service, 2)

@@ -153,7 +153,7 @@ def serving(
     try:
         yield shop
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     finally:
         process.kill()
         process.wait()

@@ -63,6 +63,26 @@ def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path
     assert "\t125050\t1250.50\tUSD\t" in report.read_text(encoding="utf-8-sig")
 
 
+def test_a_report_of_another_file_is_replaced_with_a_word(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the plan, and with --yes in a line; nothing where the same file is charged again."""
+    report = tmp_path / "r.csv"
+    first = charge_arguments(
+        willing, write_csv(tmp_path / "a.csv", rows_of("first", 3)), "--report", str(report)
+    )
+    assert main(first) == 0
+    assert main(first) == 0
+    assert "is replaced" not in capfd.readouterr().err
+    second = charge_arguments(
+        willing, write_csv(tmp_path / "b.csv", rows_of("first", 1)), "--report", str(report)
+    )
+    assert main([*second, "--dry-run"]) == 0
+    assert "the report that is there tells of 2 rows" in " ".join(capfd.readouterr().out.split())
+    assert main(second) == 0
+    assert "tells of 2 rows that this file lacks, and is replaced" in " ".join(capfd.readouterr().err.split())
+
+
 def test_a_plain_file_has_a_plain_report(willing: Service, tmp_path: Path) -> None:
     """UTF-8 with commas: no byte order mark, a decimal point."""
     report = tmp_path / "r.csv"

@@ -156,8 +156,9 @@ def charge(
     if not (good or shown.dry_run):
         return 2
     skipped, report, page = _outputs(rows, written, shown, profile.sale_window)
-    known = asyncio.run(read_ledger(options.ledger, rows, limits, report.earlier() if report else {}))
-    plan = _plan(rows, known, options, written, limits)
+    earlier = report.earlier() if report else {}
+    known = asyncio.run(read_ledger(options.ledger, rows, limits, earlier))
+    plan = attrs.evolve(_plan(rows, known, options, written, limits), reported=earlier)
     _show_plan(plan, shown, service)
     if shown.dry_run or service is None:
         return _end_dry_run(rows, good)
@@ -239,6 +240,8 @@ def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
+    elif plan.replaced:
+        terminal.say(text("plan.replaced", count=plan.replaced))
     plan.check("" if shown.report is None else shown.report.name)
     if plan.known.new and shown.yes and service is not None:
         service.check_consent()

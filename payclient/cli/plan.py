@@ -97,6 +97,8 @@ class Plan:
     #: A dry run needs none.
     has_token: bool = True
     ledger: str | None = attrs.field(repr=False)  # its address may hold a password
+    #: What an earlier report holds; see `Report.earlier`.
+    reported: Mapping[str, bool] = attrs.field(factory=dict, repr=False)
     #: Nobody said whether whole numbers are cents.
     guessed_cents: bool = False
 
@@ -110,6 +112,12 @@ class Plan:
         """Whether all amounts may be units that were read as cents, since nobody said which they are."""
         amounts = [each.amount for each in self.file.requests]
         return self.guessed_cents and max(amounts, default=SMALL) < SMALL
+
+    @property
+    def replaced(self) -> int:
+        """Rows of an earlier report that are not in the file, and so not in its next one."""
+        mine = {each.client_transaction_id for each in self.file.requests}
+        return sum(key not in mine and key[:1] != "'" for key in self.reported)
 
     def check(self, report: str) -> None:
         """Raise `ConfigurationError` where nothing may be sent. `report`: the name of an earlier run's report."""
@@ -162,6 +170,8 @@ class Plan:
         if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
             words = text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles))
             yield "twice", Text(words, loud)
+        if self.replaced:
+            yield "report", Text(text("plan.replaced", count=self.replaced), loud)
         if self.are_small:
             largest = max(file.requests, key=lambda each: each.amount)
             words = text("plan.small", largest=terminal.money(largest.amount, largest.currency))

@@ -137,9 +137,14 @@ def test_a_dry_run_with_bad_rows_shows_both(sample: Path, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("dry", [True, False])
-@pytest.mark.parametrize("what", ["keep", "lost", "token", "small", "taken", "consent"])
+@pytest.mark.parametrize("what", ["keep", "lost", "token", "small", "taken", "consent", "place"])
 def test_a_dry_run_refuses_what_the_run_refuses(
-    willing: Service, tmp_path: Path, what: str, dry: bool, capfd: pytest.CaptureFixture[str]
+    willing: Service,
+    tmp_path: Path,
+    what: str,
+    dry: bool,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the same words and the same exit code; neither sends or leaves a ledger behind."""
     rows = rows_of(f"alike-{what}-{dry}", 3)
@@ -156,10 +161,13 @@ def test_a_dry_run_refuses_what_the_run_refuses(
         "token": (["--token-file", str(tmp_path / "empty")], "the token file"),
         "small": ([], "give --amounts decimal where 25 means 25.00"),
         "taken": (["--skip-bad", str(tmp_path / "bad.csv")], "is there already, with other rows"),
+        "place": (["--report", str(report)], "--report report.csv: cannot be written: Permission denied"),
         "consent": ([], "is not there, and a new one knows no earlier charge"),
     }[what]
     file = write_csv(tmp_path / "charges.csv", rows)
     arguments = charge_arguments(willing, file, *options)
+    if what == "place":
+        monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may write anywhere
     if what == "consent":
         arguments.remove("--new-ledger")
     if what == "lost":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,9 @@ def check_output(option: str, path: Path | None, *endings: str) -> None:
     check_regular(option, path)
     if not path.parent.is_dir():
         raise ConfigurationError(f"{option} {path.name}: its directory does not exist; nothing was sent")
+    if not os.access(path.parent, os.W_OK):  # the file is made beside, and takes the place of an earlier one
+        why = os.strerror(errno.EACCES)
+        raise ConfigurationError(f"{option} {path.name}: cannot be written: {why}; nothing was sent")
 
 
 def check_apart(named: Mapping[str, Path | None]) -> None:

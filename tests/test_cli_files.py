@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -268,3 +269,79 @@ def test_a_token_that_is_written_anew_goes_on(
     assert main(arguments) == 0
     assert {line["paid"] for line in read_report(report).values()} == {"true"}
     assert len(willing.truth("rotates-")) == 20
+
+
+@pytest.mark.parametrize("option", ["FILE", "--report", "--html", "--profile", "--token-file", "--skip-bad"])
+@pytest.mark.parametrize("what", ["pipe", "device", "directory"])
+def test_a_pipe_or_a_device_is_refused(
+    willing: Service, tmp_path: Path, option: str, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, without waiting for somebody to write into it."""
+    ending = {"FILE": ".csv", "--report": ".csv", "--html": ".html", "--skip-bad": ".csv"}.get(option, "")
+    odd = tmp_path / f"odd{ending}"
+    if what == "pipe":
+        os.mkfifo(odd)
+    elif what == "device":
+        odd.symlink_to("/dev/full")
+    else:
+        odd.mkdir()
+    file = write_csv(
+        tmp_path / "charges.csv", [*rows_of(f"odd{what}", 1), rows_of("x", 1)[0] | {"currency": "usd"}]
+    )
+    arguments = charge_arguments(willing, odd if option == "FILE" else file)
+    if option != "FILE":
+        arguments += ["--skip-bad", str(tmp_path / "bad.csv")] * (option != "--skip-bad") + [option, str(odd)]
+    if option == "--profile":
+        arguments.remove(str(willing.profile))
+        arguments.pop(arguments.index("--profile"))
+    assert main(arguments) == 2
+    err = capfd.readouterr().err
+    assert "must be a regular file" in " ".join(err.split())
+    assert "Traceback" not in err
+    assert willing.truth(f"odd{what}") == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("--report", "--skip-bad"),
+        ("--report", "FILE"),
+        ("--skip-bad", "FILE"),
+        ("--ledger", "FILE"),
+        ("--report", "--token-file"),
+    ],
+)
+def test_one_file_for_two_things_is_refused(
+    willing: Service, tmp_path: Path, first: str, second: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also by another name, and where it does not exist yet."""
+    file = write_csv(tmp_path / "charges.csv", rows_of("twice-named", 2))
+    (tmp_path / "link.csv").symlink_to(file if second == "FILE" else tmp_path / "new.csv")
+    arguments = charge_arguments(willing, file)
+    if first == "--ledger":
+        arguments[arguments.index("--ledger") + 1] = f"sqlite:{tmp_path / 'link.csv'}"
+    else:
+        arguments += [first, str(tmp_path / "link.csv")]
+    if second != "FILE":
+        (tmp_path / "new.csv").write_text(TOKEN)
+        arguments += [second, str(tmp_path / "new.csv")]
+    before = file.read_bytes()
+    assert main(arguments) == 2
+    assert "is the same file as" in capfd.readouterr().err
+    assert file.read_bytes() == before
+    assert willing.truth("twice-named") == {}
+
+
+def test_files_are_their_owners(willing: Service, tmp_path: Path) -> None:
+    """Report and page name customers' orders: mode 0600, also where an earlier one was readable by all."""
+    file, report, page = (
+        write_csv(tmp_path / "c.csv", rows_of("mode", 2)),
+        tmp_path / "r.csv",
+        tmp_path / "p.html",
+    )
+    arguments = charge_arguments(willing, file, "--report", str(report), "--html", str(page))
+    for _ in range(2):
+        assert main(arguments) == 0
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (report, page)] == [0o600] * 2
+        report.chmod(0o644)
+        page.chmod(0o644)

@@ -21,7 +21,17 @@ from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, why
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.texts import table, text
 from payclient.cli.transaction import show_changes
-from payclient.events import Conflicted, Created, DecidedCancelled, Evidence, Expired, Lost, Notified, Refused
+from payclient.events import (
+    Conflicted,
+    Created,
+    DecidedCancelled,
+    Evidence,
+    Expired,
+    FoundAccepted,
+    Lost,
+    Notified,
+    Refused,
+)
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
 from test_ledger import NOW, brought, fresh
@@ -525,3 +535,39 @@ def test_a_ledger_in_use(book: Book, capfd: pytest.CaptureFixture[str]) -> None:
         holder.communicate(b"")
     assert holder.returncode == 0
     assert main(["ledger", "list"]) == 0
+
+
+def test_a_long_ledger_is_listed_as_it_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """`ledger list --state accepted` writes each line as it reads it, and holds no table of all."""
+
+    async def fill() -> None:
+        book = await open_ledger(f"sqlite:{tmp_path / 'l.db'}")
+
+        async def accept(number: int) -> None:
+            key = f"order-{number}"
+            await book.permit(fresh(key))
+            record: Record = await book.apply(
+                fresh(key), Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 9)
+            )
+            await book.apply(record, FoundAccepted(at=NOW, transaction_id=number + 1))
+
+        for begin in range(0, 1500, 500):
+            await asyncio.gather(*(accept(number) for number in range(begin, begin + 500)))
+        await book.aclose()
+
+    asyncio.run(fill())
+    capfd.readouterr()
+    assert main(["ledger", "list", "--state", "accepted", "--ledger", f"sqlite:{tmp_path / 'l.db'}"]) == 0
+    said = capfd.readouterr()
+    assert said.out.count("order-") == 1500
+    assert "1,500 shown" in said.err
+    # The first line is there before the last record is read.
+    with subprocess.Popen(
+        [*(sys.executable, "-m", "payclient", "ledger", "list", "--state", "accepted"),
+         *("--ledger", f"sqlite:{tmp_path / 'l.db'}")],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert b"client transaction id" in process.stdout.readline()
+        process.stdout.close()
+    assert process.returncode == 0

@@ -1,7 +1,9 @@
 """The report for the user's own spreadsheet: its form, what it takes over from the file, and the page's names."""
 
+import asyncio
 import csv
 import io
+import json
 from pathlib import Path
 
 import openpyxl
@@ -13,9 +15,24 @@ from payclient.cli.page import RunPage
 from payclient.cli.report import Carried, Line, Report, Tally
 from payclient.cli.texts import choose_language
 from payclient.errors import ConfigurationError
-from test_cli import Service, charge_arguments, clean_environment, rows_of, willing, write_csv
+from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
+from postgres_server import PostgresServer
+from test_cli import (
+    PYTHON,
+    ROOT,
+    TOKEN,
+    Service,
+    charge_arguments,
+    clean_environment,
+    read_report,
+    rows_of,
+    silent,
+    wait_until,
+    willing,
+    write_csv,
+)
 
-__all__ = ["clean_environment", "willing"]
+__all__ = ["clean_environment", "silent", "willing"]
 
 CARRIED = Carried(names=("nombre",), rows={"row-1": (2, ("Ana",)), "row-2": (4, ("=Zoé",))})
 LINES = [
@@ -272,3 +289,94 @@ def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
     (tmp_path / "there").rmdir()
     with pytest.raises(ConfigurationError, match="cannot be written"), lost.begin():
         pass
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
+    willing: Service,
+    silent: Service,
+    tmp_path: Path,
+    ending: str,
+    paid: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Rows that it calls paid, or sent and not decided, would be charged again by a ledger that does not know them."""
+    file, report = write_csv(tmp_path / "charges.csv", rows_of(f"knows{ending}", 4)), tmp_path / f"r.{ending}"
+    willing = willing if paid else silent
+    arguments = charge_arguments(willing, file, "--report", str(report), *([] if paid else ["--wait", "0"]))
+    assert main(arguments) == (0 if paid else 4)
+    rows = (
+        read_report(report).values() if ending == "csv" else map(json.loads, report.read_text().splitlines())
+    )
+    assert {(row["state"], row["transaction_id"] is None) for row in rows} == {
+        ("accepted" if paid else "pending", False)
+    }
+    before = willing.counts()
+    kept = report.read_bytes()
+    (tmp_path / "ledger.db").unlink()
+    assert main(arguments) == 2
+    err = " ".join(capfd.readouterr().err.split())
+    assert f"calls 4 rows paid or open that the ledger does not know (knows{ending}-0," in err
+    assert "nothing was sent" in err
+    assert willing.counts() == before
+    assert report.read_bytes() == kept
+
+
+async def test_a_report_ends_with_the_ledgers_word(
+    postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """A row that was refused on this host, and that another charged meanwhile, is paid at the end."""
+    profile = tmp_path / "profile.toml"
+    profile.write_text(
+        "not_found_codes = [20]\nsale_window = 8\nqueries_per_minute = 6000\n[status]\n"
+        'by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"\nstate_field = "transactionStatus"\n'
+    )
+    rows, report = rows_of("word", 2), tmp_path / "r.csv"
+    both, one = write_csv(tmp_path / "both.csv", rows), write_csv(tmp_path / "one.csv", rows[:1])
+    settings = Settings(
+        sale_window=8, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
+    )
+    answers = Answers(approve=0, reject=0, ignore=1)
+    with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
+        service.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
+        options = [
+            "--base-url", service.url, "--profile", str(profile), "--ledger", postgres.url(database),
+            "--yes",
+        ]  # fmt: skip
+        command = [*PYTHON, "charge", str(both), *options, "--new-ledger", "--report", str(report)]
+        first = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(wait_until, lambda: report.exists() and "refused" in report.read_text())
+            command = [*PYTHON, "charge", str(one), *options, "--retry", "refused"]
+            second = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
+            await asyncio.to_thread(wait_until, lambda: "word-0" in service.created_per_client_id)
+            await asyncio.to_thread(service.approve, "word-0")
+            assert await second.wait() == 0
+            assert read_report(report)["word-0"]["state"] == "refused"
+            await first.communicate()
+    lines = read_report(report)
+    assert list(lines) == ["word-0", "word-1"]
+    assert (lines["word-0"]["state"], lines["word-0"]["paid"]) == ("accepted", "true")
+    assert lines["word-1"]["state"] == "cancelled"
+    assert first.returncode == 3
+
+
+def test_a_row_charged_with_other_content_is_called_so(
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not "never sent": the id is paid, with another amount, and the page and the table say it."""
+    rows = rows_of("content", 2)
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
+    rows[0]["amount_with_tax"] = 7
+    file, report, page = write_csv(tmp_path / "charges.csv", rows), tmp_path / "r.csv", tmp_path / "p.html"
+    capfd.readouterr()
+    assert main(charge_arguments(willing, file, "--report", str(report), "--html", str(page))) == 4
+    said = capfd.readouterr()
+    assert "other content" in said.out
+    assert "not sent yet" not in said.out
+    line = read_report(report)["content-0"]
+    assert (line["state"], line["paid"], line["amount"]) == ("", "", "157")
+    assert "with other content and accepted" in line["message"]
+    assert "Other content: 1" in page.read_text()
+    assert willing.counts()["duplicates"] == {}

@@ -46,7 +46,8 @@ def run(program: str, *arguments: object, within: tuple[str, ...] = ()) -> str:
 #: Opens a ledger in another process, and prints what came of it.
 OPEN = """
 import asyncio, sys
-from payclient import PayError, open_ledger
+from payclient.errors import PayError
+from payclient.ledger import open_ledger
 
 async def main():
     try:
@@ -95,7 +96,8 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 #: Reads a ledger in another process, and prints how many attempts it has, and whether it can be written.
 READ = """
 import asyncio, sys
-from payclient import LedgerUnavailableError, open_ledger
+from payclient.errors import LedgerUnavailableError
+from payclient.ledger import open_ledger
 from payclient.lifecycle import Record
 
 async def main():
@@ -193,7 +195,7 @@ def test_a_child_keeps_nothing_of_its_parent(tmp_path: Path) -> None:
     said = run(
         """
         import asyncio, os, subprocess, sys
-        from payclient import open_ledger
+        from payclient.ledger import open_ledger
 
         path, program = sys.argv[1:]
 
@@ -231,7 +233,8 @@ def test_a_child_can_own_another_ledger(tmp_path: Path) -> None:
     said = run(
         """
         import asyncio, gc, os, sys
-        from payclient import LedgerInUseError, open_ledger
+        from payclient.errors import LedgerInUseError
+        from payclient.ledger import open_ledger
 
         async def parent():
             return await open_ledger("sqlite:" + sys.argv[1])

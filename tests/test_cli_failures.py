@@ -1,13 +1,10 @@
-"""What went wrong with `payclient charge` in the world outside: files, disks, pipes, signals, ledgers, other hosts."""
+"""`payclient charge` where what is around it fails: its ledger, pipes, disks, signals and the service."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import resource
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,15 +13,9 @@ from pathlib import Path
 import pytest
 
 from payclient.cli import main
-from payclient.events import Created, FoundAccepted
-from payclient.ledger import open_ledger
-from payclient.lifecycle import Record
-from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
-from postgres_server import PostgresServer
 from test_cli import (
     PYTHON,
     ROOT,
-    TOKEN,
     Service,
     charge_arguments,
     clean_environment,
@@ -36,7 +27,6 @@ from test_cli import (
     willing,
     write_csv,
 )
-from test_ledger import NOW, fresh
 
 __all__ = ["clean_environment", "silent", "willing"]  # fixtures
 
@@ -97,117 +87,6 @@ def test_one_charge_needs_the_consent_as_well(
     assert main(arguments) == 2
     assert "is not there" in capfd.readouterr().err
     assert not (tmp_path / "l.db").exists()
-
-
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-@pytest.mark.parametrize("paid", [True, False])
-def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
-    willing: Service,
-    silent: Service,
-    tmp_path: Path,
-    ending: str,
-    paid: bool,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """Rows that it calls paid, or sent and not decided, would be charged again by a ledger that does not know them."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of(f"knows{ending}", 4)), tmp_path / f"r.{ending}"
-    willing = willing if paid else silent
-    arguments = charge_arguments(willing, file, "--report", str(report), *([] if paid else ["--wait", "0"]))
-    assert main(arguments) == (0 if paid else 4)
-    rows = (
-        read_report(report).values() if ending == "csv" else map(json.loads, report.read_text().splitlines())
-    )
-    assert {(row["state"], row["transaction_id"] is None) for row in rows} == {
-        ("accepted" if paid else "pending", False)
-    }
-    before = willing.counts()
-    kept = report.read_bytes()
-    (tmp_path / "ledger.db").unlink()
-    assert main(arguments) == 2
-    err = " ".join(capfd.readouterr().err.split())
-    assert f"calls 4 rows paid or open that the ledger does not know (knows{ending}-0," in err
-    assert "nothing was sent" in err
-    assert willing.counts() == before
-    assert report.read_bytes() == kept
-
-
-# --- Files that are not files
-
-
-@pytest.mark.parametrize("option", ["FILE", "--report", "--html", "--profile", "--token-file", "--skip-bad"])
-@pytest.mark.parametrize("what", ["pipe", "device", "directory"])
-def test_a_pipe_or_a_device_is_refused(
-    willing: Service, tmp_path: Path, option: str, what: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In one line, without waiting for somebody to write into it."""
-    ending = {"FILE": ".csv", "--report": ".csv", "--html": ".html", "--skip-bad": ".csv"}.get(option, "")
-    odd = tmp_path / f"odd{ending}"
-    if what == "pipe":
-        os.mkfifo(odd)
-    elif what == "device":
-        odd.symlink_to("/dev/full")
-    else:
-        odd.mkdir()
-    file = write_csv(
-        tmp_path / "charges.csv", [*rows_of(f"odd{what}", 1), rows_of("x", 1)[0] | {"currency": "usd"}]
-    )
-    arguments = charge_arguments(willing, odd if option == "FILE" else file)
-    if option != "FILE":
-        arguments += ["--skip-bad", str(tmp_path / "bad.csv")] * (option != "--skip-bad") + [option, str(odd)]
-    if option == "--profile":
-        arguments.remove(str(willing.profile))
-        arguments.pop(arguments.index("--profile"))
-    assert main(arguments) == 2
-    err = capfd.readouterr().err
-    assert "must be a regular file" in " ".join(err.split())
-    assert "Traceback" not in err
-    assert willing.truth(f"odd{what}") == {}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("--report", "--skip-bad"),
-        ("--report", "FILE"),
-        ("--skip-bad", "FILE"),
-        ("--ledger", "FILE"),
-        ("--report", "--token-file"),
-    ],
-)
-def test_one_file_for_two_things_is_refused(
-    willing: Service, tmp_path: Path, first: str, second: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Also by another name, and where it does not exist yet."""
-    file = write_csv(tmp_path / "charges.csv", rows_of("twice-named", 2))
-    (tmp_path / "link.csv").symlink_to(file if second == "FILE" else tmp_path / "new.csv")
-    arguments = charge_arguments(willing, file)
-    if first == "--ledger":
-        arguments[arguments.index("--ledger") + 1] = f"sqlite:{tmp_path / 'link.csv'}"
-    else:
-        arguments += [first, str(tmp_path / "link.csv")]
-    if second != "FILE":
-        (tmp_path / "new.csv").write_text(TOKEN)
-        arguments += [second, str(tmp_path / "new.csv")]
-    before = file.read_bytes()
-    assert main(arguments) == 2
-    assert "is the same file as" in capfd.readouterr().err
-    assert file.read_bytes() == before
-    assert willing.truth("twice-named") == {}
-
-
-def test_files_are_their_owners(willing: Service, tmp_path: Path) -> None:
-    """Report and page name customers' orders: mode 0600, also where an earlier one was readable by all."""
-    file, report, page = (
-        write_csv(tmp_path / "c.csv", rows_of("mode", 2)),
-        tmp_path / "r.csv",
-        tmp_path / "p.html",
-    )
-    arguments = charge_arguments(willing, file, "--report", str(report), "--html", str(page))
-    for _ in range(2):
-        assert main(arguments) == 0
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (report, page)] == [0o600] * 2
-        report.chmod(0o644)
-        page.chmod(0o644)
 
 
 # --- Pipes, disks, signals
@@ -351,103 +230,3 @@ def test_an_unreachable_service_ends_a_batch_soon_and_says_why(
     tried = sum("5 charges in a row" not in line["message"] for line in lines)
     assert tried < 15
     assert "not sent yet: 5 charges" in err
-
-
-# --- What is true of a row
-
-
-def test_a_row_charged_with_other_content_is_called_so(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Not "never sent": the id is paid, with another amount, and the page and the table say it."""
-    rows = rows_of("content", 2)
-    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
-    rows[0]["amount_with_tax"] = 7
-    file, report, page = write_csv(tmp_path / "charges.csv", rows), tmp_path / "r.csv", tmp_path / "p.html"
-    capfd.readouterr()
-    assert main(charge_arguments(willing, file, "--report", str(report), "--html", str(page))) == 4
-    said = capfd.readouterr()
-    assert "other content" in said.out
-    assert "not sent yet" not in said.out
-    line = read_report(report)["content-0"]
-    assert (line["state"], line["paid"], line["amount"]) == ("", "", "157")
-    assert "with other content and accepted" in line["message"]
-    assert "Other content: 1" in page.read_text()
-    assert willing.counts()["duplicates"] == {}
-
-
-async def test_a_report_ends_with_the_ledgers_word(
-    postgres: PostgresServer, database: str, tmp_path: Path
-) -> None:
-    """A row that was refused on this host, and that another charged meanwhile, is paid at the end."""
-    profile = tmp_path / "profile.toml"
-    profile.write_text(
-        "not_found_codes = [20]\nsale_window = 8\nqueries_per_minute = 6000\n[status]\n"
-        'by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"\nstate_field = "transactionStatus"\n'
-    )
-    rows, report = rows_of("word", 2), tmp_path / "r.csv"
-    both, one = write_csv(tmp_path / "both.csv", rows), write_csv(tmp_path / "one.csv", rows[:1])
-    settings = Settings(
-        sale_window=8, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
-    )
-    answers = Answers(approve=0, reject=0, ignore=1)
-    with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
-        service.fail_next(Fault("refuse", error_code=22, client_transaction_id="word-0"))
-        options = [
-            "--base-url", service.url, "--profile", str(profile), "--ledger", postgres.url(database),
-            "--yes",
-        ]  # fmt: skip
-        command = [*PYTHON, "charge", str(both), *options, "--new-ledger", "--report", str(report)]
-        first = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stderr=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(60):
-            await asyncio.to_thread(wait_until, lambda: report.exists() and "refused" in report.read_text())
-            command = [*PYTHON, "charge", str(one), *options, "--retry", "refused"]
-            second = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-            await asyncio.to_thread(wait_until, lambda: "word-0" in service.created_per_client_id)
-            await asyncio.to_thread(service.approve, "word-0")
-            assert await second.wait() == 0
-            assert read_report(report)["word-0"]["state"] == "refused"
-            await first.communicate()
-    lines = read_report(report)
-    assert list(lines) == ["word-0", "word-1"]
-    assert (lines["word-0"]["state"], lines["word-0"]["paid"]) == ("accepted", "true")
-    assert lines["word-1"]["state"] == "cancelled"
-    assert first.returncode == 3
-
-
-# --- A long ledger
-
-
-def test_a_long_ledger_is_listed_as_it_is_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`ledger list --state accepted` writes each line as it reads it, and holds no table of all."""
-
-    async def fill() -> None:
-        book = await open_ledger(f"sqlite:{tmp_path / 'l.db'}")
-
-        async def accept(number: int) -> None:
-            key = f"order-{number}"
-            await book.permit(fresh(key))
-            record: Record = await book.apply(
-                fresh(key), Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 9)
-            )
-            await book.apply(record, FoundAccepted(at=NOW, transaction_id=number + 1))
-
-        for begin in range(0, 3000, 500):
-            await asyncio.gather(*(accept(number) for number in range(begin, begin + 500)))
-        await book.aclose()
-
-    asyncio.run(fill())
-    capfd.readouterr()
-    assert main(["ledger", "list", "--state", "accepted", "--ledger", f"sqlite:{tmp_path / 'l.db'}"]) == 0
-    said = capfd.readouterr()
-    assert said.out.count("order-") == 3000
-    assert "3,000 shown" in said.err
-    # The first line is there before the last record is read.
-    with subprocess.Popen(
-        [*PYTHON, "ledger", "list", "--state", "accepted", "--ledger", f"sqlite:{tmp_path / 'l.db'}"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert b"client transaction id" in process.stdout.readline()
-        process.stdout.close()
-    assert process.returncode == 0

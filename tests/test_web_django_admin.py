@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -52,7 +53,9 @@ async def test_the_admin_shows_and_changes_nothing(
             assert status == 200
             assert "order-17" in html
             assert "accepted" in html
-            assert not [each for each in ("0984111222", "593", "Ana", "digest") if each in html]
+            assert not re.search(
+                r"0984111222|\b(593|Ana)\b|digest", html
+            )  # words: a random token has any letters
             assert 'type="submit"' not in html.replace('type="submit" value="Search"', "").replace(
                 '<button type="submit">Log out</button>', ""
             )

@@ -495,7 +495,9 @@ def test_a_sale_is_watched_until_it_is_decided(book: Book, capfd: pytest.Capture
 
     assert book.use(watch) is State.CANCELLED
     lines = capfd.readouterr().out.splitlines()
-    assert [line.split("  ")[1].split(":")[0] for line in lines] == ["not sent yet", "unknown", "cancelled"]
+    said = [line.split("  ")[1] for line in lines]
+    assert said[0] == "the ledger does not know this id: it was not sent yet, or is misspelled"
+    assert [each.split(":")[0] for each in said[1:]] == ["unknown", "cancelled"]
     assert main(["status", "--watch", "order-accepted"]) == 0
     assert main(["status", "--watch", "order-cancelled"]) == 3
     assert main(["status", "--watch", "order-accepted", "--transaction-id", "7"]) == 2

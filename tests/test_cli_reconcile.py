@@ -257,6 +257,29 @@ def test_the_header_is_found_under_a_title_though_no_column_is_known(
     assert "give --map client_transaction_id=COLUMN; the line has Referencia, Fecha" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "word"), [("Estado", "Rechazado"), ("Situación", ""), ("Nota", "REVERSADA")]
+)
+def test_a_state_that_is_not_read_is_asked_for(
+    month: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, word: str
+) -> None:
+    """What a bank rejected must not be taken for paid, least of all by `--resolve`."""
+    record = month.get("order-unknown")
+    units = f"{record.amount // 100},{record.amount % 100:02}"
+    file = tmp_path / "enero.csv"
+    file.write_text(f"Referencia;Valor;{name}\norder-unknown;{units};{word}\n", encoding="utf-8")
+    for resolving in ([], ["--resolve", "--actor", "ana", "--yes"]):
+        assert main(["reconcile", str(file), *MAP[:4], *resolving]) == 2
+        assert (
+            f"the column {name} may say that a line was not paid: give --map state={name}"
+            in capfd.readouterr().err
+        )
+    assert main(
+        ["reconcile", str(file), *MAP[:4], "--map", f"state={name}", "--resolve", "--actor", "ana", "--yes"]
+    ) in (0, 3)
+    assert month.get("order-unknown").state == "unknown"
+
+
 def test_what_a_statement_lists_is_decided_on_a_persons_word(
     month: Book, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

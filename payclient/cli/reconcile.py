@@ -167,6 +167,12 @@ def _classify(record: Record, entries: Sequence[Entry]) -> Class:
 _FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
+#: How a column is called, and what a cell says, where a line may not be paid; without accents and capitals.
+_STATE = re.compile(r"estado|estatus|state|status|resultado|result|situacion")
+_NOT_PAID = re.compile(
+    r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|reject|refus|refund|fall|fail|void)\w*"
+)
+
 #: Faults and words shown of a statement; all are counted.
 _SHOWN = 20
 
@@ -242,6 +248,7 @@ def read_statement(
     form = options.format(path)
     file = read_records(path, form)
     _check_columns(path.name, file, form)
+    _check_state(path.name, file, form)
     rows, faults = _rows(file, form)
     in_cents = form.amounts == "cents"
     mark = None if in_cents else _mark(path.name, options, [row.get("amount") for _, row in rows])
@@ -279,6 +286,21 @@ def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
         there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
         has = f"; the line has {there}" if fields and there else ""
         raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
+
+
+def _check_state(name: str, file: Records, form: StatementFormat) -> None:
+    """Raise `InvalidRequestError` where a column that is not read may say that a line was not paid."""
+    for _, names, found, _ in file.records:
+        if isinstance(found, CellError) or any("state" in form.fields_of(column) for column in names):
+            continue
+        for column, cell in zip(names, found, strict=False):
+            unread, said = not form.fields_of(column), plain(cell.strip()) if isinstance(cell, str) else ""
+            if unread and (_STATE.fullmatch(plain(column.strip())) or _NOT_PAID.fullmatch(said)):
+                shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
+                raise InvalidRequestError(
+                    f"{name}: the column {shown} may say that a line was not paid: give --map state={shown}, and "
+                    "--paid WORD for each word of it that means paid"
+                )
 
 
 def _rows(file: Records, form: StatementFormat) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.ledger import newest, with_ledger
-from payclient.cli.report import NOT_SENT_YET
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
 from payclient.cli.texts import label, text
 from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
@@ -88,7 +87,7 @@ async def show_changes(book: Ledger, identifier: str, wait: Callable[[], Awaitab
         record = await book.get(identifier)
         found = (0, 0) if record is None else (record.attempt, record.version)
         if found != seen:
-            state = label(NOT_SENT_YET if record is None else record.state)
+            state = text("undo.unknown_id") if record is None else label(record.state)
             why = "" if record is None else f": {text(f'evidence.{record.evidence}')}"
             terminal.tell(f"{terminal.at(time.time())}  {state}{why}")
         seen = found

@@ -323,7 +323,7 @@ def decode_status(
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
     if report is None and _is_array(answer):
-        report = _reduce([_read_report(entry, profile) for entry in answer.data])
+        report = _report_of_all([_read_report(entry, profile) for entry in answer.data])
     elif report is None and not _is_not_found(answer):
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
     if report is None and (response.header("age") or "0").strip() != "0":
@@ -451,25 +451,29 @@ def _read_state(found: Fields, profile: ServiceProfile) -> Any:
     return state
 
 
-def _reduce(reports: list[StatusReport]) -> StatusReport | None:
-    """Return the one report that stands for all transactions of a client transaction id; None for no transaction."""
+def _report_of_all(reports: list[StatusReport]) -> StatusReport | None:
+    """Return the one report that stands for all transactions of a client transaction id; None for no transaction.
+
+    Any accepted one, else a pending one, else one whose word the profile does not map, since it may be anything, else a
+    cancelled one. Where several that are not accepted stand for it, it names no transaction.
+    """
     if not reports:
         return None
     accepted = [report for report in reports if report.state == "Aceptado"]
-    # A word that the profile does not map outweighs a cancelled one: it may be anything.
     undecided = [report for report in reports if report.state != "Cancelado"]
-    chosen = accepted or undecided or reports
+    candidates = accepted or undecided or reports
     if accepted:
         # An unreadable report is not a verdict, so it is taken only where all are unreadable.
-        first = min(accepted, key=lambda report: bool(report.unreadable))
+        chosen = min(accepted, key=lambda report: bool(report.unreadable))
     else:
-        first = min(chosen, key=lambda report: (report.state != "Pendiente", not report.unreadable))
-        if len({report.transaction_id for report in chosen}) > 1:
-            first = attrs.evolve(first, transaction_id=None)
+        # Among these an unreadable one comes first: unless all can be read, they decide nothing.
+        chosen = min(candidates, key=lambda report: (report.state != "Pendiente", not report.unreadable))
+        if len({report.transaction_id for report in candidates}) > 1:
+            chosen = attrs.evolve(chosen, transaction_id=None)
     return attrs.evolve(
-        first,
-        also_accepted=_other_ids(accepted, first.transaction_id),
-        others=_other_ids(reports, first.transaction_id),
+        chosen,
+        also_accepted=_other_ids(accepted, chosen.transaction_id),
+        others=_other_ids(reports, chosen.transaction_id),
     )
 
 

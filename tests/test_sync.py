@@ -563,8 +563,9 @@ def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path)
                 print("interrupted", time.monotonic() - began < 0.9, flush=True)
             try:
                 print(tracker.sale(sale("order-1")).transaction_id is not None)
+                found = tracker.find("order-1")
                 print("waiting", flush=True)
-                tracker.find("order-1").wait()
+                found.wait()
             except KeyboardInterrupt:
                 print("interrupted", tracker.find("order-1").state, flush=True)
     """, silent.url, ledger)  # fmt: skip
@@ -576,6 +577,7 @@ def test_ctrl_c_leaves_the_send_running(silent: SimulatorThread, tmp_path: Path)
     assert process.stdout.readline() == "interrupted True\n"
     assert process.stdout.readline() == "True\n"
     assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.2)  # it is about to wait; a coroutine that is not on its loop yet would warn
     process.send_signal(signal.SIGINT)
     assert ended(process).split() == ["interrupted", "pending"]
     assert silent.created_per_client_id == {"order-1": 1}

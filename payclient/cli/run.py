@@ -87,7 +87,7 @@ class Run:
         self._under_way = {request.client_transaction_id: request for request in requests}
         self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
         self._reach = Reach()
-        self._reading: asyncio.Task[None] | None = None
+        self._charging: asyncio.Task[None] | None = None
         self._signals = 0
         self._failed = False
         #: False: the report could not be written.
@@ -103,11 +103,11 @@ class Run:
                 self.progress.begin(service.ledger)
                 if self._report is None:
                     await self._send(tracker)
-                    return self._exit_code()
+                    return self._finish()
                 # Written by the owner of the ledger, so that no second run spoils the report.
                 with self._report.begin(await self._decided_before(tracker, self._report)):
                     await self._send(tracker)
-                    return self._exit_code()
+                    return self._finish()
 
     async def _decided_before(self, tracker: Tracker, report: Report) -> list[Line]:
         """Return the lines of an earlier report's rows that are decided by the ledger, and count them.
@@ -139,18 +139,19 @@ class Run:
         lane = max(Counter(map(lane_text, self._requests)).values(), default=0)
         self.progress.longest = lambda rows: self._limits.longest(profile, rows, min(lane, rows))
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
-            reading = self._reading = asyncio.create_task(self._read(tracker))
+            charging = self._charging = asyncio.create_task(self._charge_all_rows(tracker))
             try:
-                await asyncio.wait([reading])
+                await asyncio.wait([charging])
             finally:
-                if not reading.done():
-                    reading.cancel()
-                    await asyncio.wait([reading])
+                if not charging.done():
+                    charging.cancel()
+                    await asyncio.wait([charging])
             await self._read_ledger(tracker)
-        if not reading.cancelled():
-            reading.result()
+        if not charging.cancelled():
+            charging.result()
 
-    async def _read(self, tracker: Tracker) -> None:
+    async def _charge_all_rows(self, tracker: Tracker) -> None:
+        """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
         limits = self._limits
         requests = by_customer(self._requests, scattered=tracker.bulk.are_shared)
         try:
@@ -255,7 +256,12 @@ class Run:
         if self.progress.results is not None:
             self.progress.results.stop(why)
 
-    def _exit_code(self) -> int:
+    def _finish(self) -> int:
+        """Put the report into the order of the rows, write the page, and return the exit code.
+
+        5: the report was not written; else 130: interrupted, and of some rows nobody knows; else 4: it failed, or it
+        stopped by itself; else what the rows say.
+        """
         if self._report is not None:
             try:
                 rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
@@ -300,8 +306,8 @@ class Run:
             asyncio.get_running_loop().call_later(IN_FLIGHT, self._say_until_when)
         elif self._signals == 2:
             self.progress.note("leaving", text("run.leaving"))
-            if self._reading is not None:
-                self._reading.cancel()
+            if self._charging is not None:
+                self._charging.cancel()
         else:
             # The ledger and the report hold all that is known.
             os._exit(130)

@@ -177,30 +177,30 @@ class Batch:
             self._answer(each, {id_: found[id_] for id_ in each.ids if id_ in found})
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
-        """Insert what can be of these, each of another id; return what must be tried again."""
+        """Insert these writes, no two of which have one id, and answer them; return those to try again."""
         permits: list[tuple[Any, ...]] = []
         changes: list[tuple[Any, ...]] = []
         for each in writes:
             if each.row is not None:
                 (permits if isinstance(each, Permit) else changes).append(each.row)
         fault: BaseException | None = None
-        taken: Container[str] = ()
+        inserted: Container[str] = ()
         if permits or changes:
             try:
-                taken = await database.insert(permits, changes)
+                inserted = await database.insert(permits, changes)
             except database.value_faults as error:
                 if len(writes) > 1:
                     return [again for each in writes for again in await self._insert(database, [each])]
                 fault = database.unavailable(error, "written")
         rest = []
         for each in writes:
-            if each.record.client_transaction_id in taken:
+            if each.record.client_transaction_id in inserted:
                 self.answers.append((each, True if isinstance(each, Permit) else each.after, None))
             else:
                 rest.append(each)
-        return await self._settle_untaken(database, rest, fault) if rest else []
+        return await self._settle_not_inserted(database, rest, fault) if rest else []
 
-    async def _settle_untaken(
+    async def _settle_not_inserted(
         self, database: Database, writes: list[Write], fault: BaseException | None
     ) -> list[Write]:
         """Answer the writes that the database did not take by what it holds; return those to try again."""

@@ -25,7 +25,7 @@ from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.tracking.followup import Followed, Policy
 from payclient.tracking.late_writes import LateWrites, unwritten
-from payclient.tracking.leases import LEASE, NO_MORE, Leases
+from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.rate_limit import DueTimes
 
@@ -65,7 +65,7 @@ class OpenAsks:
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
         #: Called once a form is decided: its links are dead.
-        self.form_decided: Callable[[], None] = lambda: None
+        self.on_form_decided: Callable[[], None] = lambda: None
         #: Whether the tracker takes calls; `closed` once nothing is planned any more.
         self.is_open = self.closed = False
 
@@ -159,7 +159,7 @@ class OpenAsks:
             self.wake(ask, exhausted=True)
             when = self.policy.recheck(ask, now)
             if self.leases is not None and ask.record.state is State.EXPIRED:
-                seconds = NO_MORE if when is None else when - now
+                seconds = A_YEAR if when is None else when - now
                 self.leases.defer(ask.record.client_transaction_id, seconds)
         if when is not None:
             self.due.put(ask, when)
@@ -251,9 +251,9 @@ class OpenAsks:
         if record.state.decided:
             self.policy.decided(before, record)
             if self.leases is not None:
-                self.leases.decided(record.client_transaction_id)
+                self.leases.drop(record.client_transaction_id)
             if record.kind == "form":
-                self.form_decided()
+                self.on_form_decided()
             if ask.waiters:
                 self.wake(ask)
             self.drop(ask)
@@ -278,17 +278,20 @@ class OpenAsks:
         return left
 
     def note_written(self, record: Record) -> None:
-        """Note a record that a send, a confirmation or an operator has just written: follow it while it is open."""
+        """Note a record that was written elsewhere than by `apply`: follow it if the policy does, else hold its lease.
+
+        A decided one loses its lease, and a form's links are deleted then.
+        """
         if record.state.decided:
             self.touch()
             if self.leases is not None:
-                self.leases.decided(record.client_transaction_id)
+                self.leases.drop(record.client_transaction_id)
             if record.kind == "form":
-                self.form_decided()
+                self.on_form_decided()
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
-            self.leases.defer(record.client_transaction_id, NO_MORE)  # until it is notified
+            self.leases.defer(record.client_transaction_id, A_YEAR)  # until it is notified
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. It decides nothing."""

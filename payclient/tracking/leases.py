@@ -41,7 +41,7 @@ ROUNDS = 6
 PAGE = 500
 
 #: Seconds for which an ask is put off that is due no more: a year.
-NO_MORE = 365 * 86400.0
+A_YEAR = 365 * 86400.0
 
 #: Seconds after which a request that was reserved and not made is given up.
 UNUSED = 1.0
@@ -146,7 +146,7 @@ class Leases:
         """Follow an ask beside the process that has its lease, which should have ended its follow-up by now."""
         self._beside.add(client_transaction_id)
 
-    def decided(self, client_transaction_id: str) -> None:
+    def drop(self, client_transaction_id: str) -> None:
         """Drop the lease of a decided ask."""
         self._ours.discard(client_transaction_id)
         self._beside.discard(client_transaction_id)

@@ -31,7 +31,7 @@ class KeptLinks:
         #: Whether some links are known to die.
         self._waits = False
         self._dropping: asyncio.Task[None] | None = None
-        asks.form_decided = self.drop
+        asks.on_form_decided = self.drop
 
     async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
         """Keep a form's links in the ledger while they live. Without them only this process can hand the form out."""

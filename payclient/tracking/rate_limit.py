@@ -36,8 +36,8 @@ class Backoff:
     longest_pause: float = 60.0
     #: Seconds of pause after a 429 without a `Retry-After`; None: by the slowdown.
     pause: float | None = None
-    #: Whether half as fast is counted from the rate of late, however much more is allowed.
-    measures: bool = False
+    #: Whether a 429 halves the rate that was measured of late, not the rate that is allowed.
+    measures_rate: bool = False
 
 
 class RateLimit:
@@ -45,14 +45,15 @@ class RateLimit:
 
     def __init__(self, per_minute: float | None, backoff: Backoff = Backoff()) -> None:
         self._backoff = backoff
-        #: Seconds between requests by the known limit (0: none is known), and by the 429s since the last successes.
+        #: Seconds between requests by the known limit; 0: none is known.
         self._known_gap = 60.0 / per_minute if per_minute else 0.0
+        #: Seconds between requests that 429s made necessary; 0: none came since the last successes.
         self._slowdown = 0.0
         #: When the slowdown was last raised. A 429 to a request that was made before says nothing new.
         self._slowed_at = -math.inf
         #: The next request is made at the later of the two: a gap after the last one, and the end of a pause.
         self._next_at = self._paused_until = -math.inf
-        #: When the last requests were made, where the backoff measures them.
+        #: When the last requests were made; empty unless the backoff measures the rate.
         self._recent: deque[float] = deque(maxlen=MEASURED)
 
     @property
@@ -78,7 +79,7 @@ class RateLimit:
         # A timer that fires a little late does not lower the rate: the gap counts from the moment that was due.
         gap, late = self.gap, now - self.ready_at()
         self._next_at = now + gap - (late if 0.0 < late <= gap * 0.1 else 0.0)
-        if self._backoff.measures:
+        if self._backoff.measures_rate:
             self._recent.append(now)
 
     def pause(self, now: float, seconds: float) -> None:
@@ -92,7 +93,7 @@ class RateLimit:
         if made_at > self._slowed_at:
             self._slowed_at = now
             present = self._slowdown
-            if backoff.measures:
+            if backoff.measures_rate:
                 measured = (now - self._recent[0]) / len(self._recent) if self._recent else 0.0
                 present = max(self.gap, measured)
             self._slowdown = min(max(2 * present, FIRST_SLOWDOWN), backoff.most_slowdown)

@@ -66,7 +66,7 @@ CANARIES = (TOKEN, PHONE, PERSON, "canary-link")
 #: Long enough never to be reached, and short enough to end a test that hangs.
 LONG = Timeouts(connect=5, total=5)
 #: For what only the total time-out ends.
-SHORT = Timeouts(connect=0.2, total=0.2)
+SHORT = Timeouts(connect=0.8, total=0.8)
 
 TRIES = 1 + len(RETRY_DELAYS)
 

@@ -834,7 +834,7 @@ async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeServ
             await tracker.returned(f"id={number + 1}&clientTransactionId=idle-{number}")
         await service.clock.advance(60)
         gc.collect()
-        forms = [each.record for each in gc.get_objects() if isinstance(each, ReturnedForm)]
+        forms = [each.record for each in gc.get_objects() if type(each) is ReturnedForm]
         assert not [record for record in forms if record.client_transaction_id.startswith("idle-")]
 
 

@@ -62,9 +62,8 @@ class LoopClock(SystemClock):
 
     def settle(self) -> None:
         """Take the time from the loop that runs now, from now on."""
-        vars(self)["monotonic"] = (
-            asyncio.get_running_loop().time
-        )  # the loop's own method, without a call of ours around it
+        # The loop's own method, without a call of ours around it.
+        vars(self)["monotonic"] = asyncio.get_running_loop().time
 
 
 def start(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:

@@ -259,7 +259,7 @@ class Run:
     def _finish(self) -> int:
         """Put the report into the order of the rows, write the page, and return the exit code.
 
-        5: the report was not written; else 130: interrupted, and of some rows nobody knows; else 4: it failed, or it
+        5: the report was not written; else 130: interrupted, with rows whose end is unknown; else 4: it failed, or it
         stopped by itself; else what the rows say.
         """
         if self._report is not None:

@@ -281,9 +281,16 @@ SELECT {record} FROM live_records WHERE id IN (SELECT attempt_id FROM open_attem
 
 -- A page, each record with its id, from which the next page goes on.
 -- name: records
-WITH given(after, most) AS (VALUES (?, ?)) SELECT * FROM (SELECT {record}, id FROM live_records WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given))
+WITH given(after, most) AS (VALUES (?, ?))
+SELECT * FROM (
+    SELECT {record}, id FROM live_records
+    WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given)
+)
 UNION ALL
-SELECT * FROM (SELECT {record}, id FROM archived_records WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given))
+SELECT * FROM (
+    SELECT {record}, id FROM archived_records
+    WHERE id > (SELECT after FROM given) ORDER BY id LIMIT (SELECT most FROM given)
+)
 ORDER BY id LIMIT (SELECT most FROM given)
 
 -- name: history
@@ -315,9 +322,12 @@ SELECT (SELECT min(id) FROM attempts), (SELECT max(id) FROM attempts)
 -- The attempts in a range of ids that may be archived: those of a client transaction id all of whose attempts were
 -- decided before a time, and whose links, if they have any, were dead by then.
 -- name: archivable
-WITH given(after, last, before) AS (VALUES (?, ?, ?)) SELECT {whole_attempt} FROM attempts WHERE id > (SELECT after FROM given) AND id <= (SELECT last FROM given) AND NOT EXISTS (
+WITH given(after, last, before) AS (VALUES (?, ?, ?))
+SELECT {whole_attempt} FROM attempts
+WHERE id > (SELECT after FROM given) AND id <= (SELECT last FROM given) AND NOT EXISTS (
     SELECT 1 FROM live_records AS each WHERE each.client_transaction_id = attempts.client_transaction_id AND (
-        coalesce(each.decided_at >= (SELECT before FROM given), true) OR coalesce(each.links_dead_at >= (SELECT before FROM given), false)
+        coalesce(each.decided_at >= (SELECT before FROM given), true)
+        OR coalesce(each.links_dead_at >= (SELECT before FROM given), false)
         OR EXISTS (SELECT 1 FROM form_links WHERE attempt_id = each.id)
     )
 ) ORDER BY id
@@ -327,7 +337,8 @@ SELECT {whole_change} FROM changes WHERE attempt_id > ? AND attempt_id <= ? ORDE
 
 -- The ids of these are in a JSON array, here and below.
 -- name: archive
-WITH given(ids, at) AS (VALUES (?, ?)) INSERT INTO archived
+WITH given(ids, at) AS (VALUES (?, ?))
+INSERT INTO archived
 SELECT id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state, evidence, version,
     transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at, (SELECT at FROM given)
 FROM live_records WHERE id IN (SELECT value FROM json_each((SELECT ids FROM given)))

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.cli import main
-from payclient.cli.reconcile import Class, Entry, Pair, compare
+from payclient.cli.reconcile import Class, Pair, compare
+from payclient.cli.statement import Entry
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from test_cli_ledger import Book, book, listed, person

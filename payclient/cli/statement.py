@@ -1,0 +1,221 @@
+"""A statement of the service or the bank: its columns, its lines, and the words that say what was paid."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+from cyclopts import Parameter
+
+from payclient.cli import terminal
+from payclient.cli.settings import Count, pair_of
+from payclient.cli.tables import Dialect, dialect_of
+from payclient.errors import ConfigurationError, InvalidRequestError
+from payclient.profile import ServiceProfile
+from payclient.rows.cells import CellError, Cells, RowError, find_mark
+from payclient.rows.format import KEY, SHOWABLE, Format, plain
+from payclient.rows.records import Records, read_records
+from payclient.validation import to_service
+
+__all__: list[str] = []
+
+_FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
+_NUMBER = re.compile(r"[1-9][0-9]{0,18}")
+
+#: How a column is called, and what a cell says, where a line may not be paid; without accents and capitals.
+_STATE = re.compile(r"estado|estatus|state|status|resultado|result|situacion")
+_NOT_PAID = re.compile(
+    r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|reject|refus|refund|fall|fail|void)\w*"
+)
+
+#: Faults shown of a statement; all are counted.
+_SHOWN = 20
+
+
+@attrs.frozen(kw_only=True)
+class Entry:
+    """One line of a statement: a payment, or one that was given back. At least one of the ids is there."""
+
+    line: int
+    transaction_id: int | None = None
+    client_transaction_id: str | None = None
+    #: Cents, less than 0 where it was given back.
+    amount: int
+    currency: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class StatementFormat(Format):
+    """What is known of a statement before it is read."""
+
+    named: Mapping[str, str] = attrs.field(factory=dict)
+
+    def fields_of(self, name: str) -> list[str]:
+        """Return the field that a column of this name holds, or none."""
+        spelled = {field: self.named.get(field, field) for field in _FIELDS}
+        return [
+            f
+            for f, column in spelled.items()
+            if plain(name.strip()) in (plain(column), plain(to_service(column)))
+        ]
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class StatementOptions:
+    """How the statement is written; what is left out is found in the file, never guessed."""
+
+    map: tuple[str, ...] = ()
+    """FIELD=COLUMN for client_transaction_id, transaction_id, amount, currency or state. Repeatable."""
+    paid: tuple[str, ...] = ()
+    """A word of the column state that means paid, beside Aceptado and the profile's. Repeatable."""
+    returned: tuple[str, ...] = ()
+    """A word of the column state that means given back, as an amount less than 0 does. Repeatable."""
+    currency: str | None = None
+    """Of all lines, where there is no such column."""
+    amounts: Literal["cents", "decimal"] | None = None
+    """Whole cents (1050), or units with decimals (10.50). Default: decimal where an amount has a mark."""
+    decimal_mark: Literal[",", "."] | None = None
+    """The decimal mark of the amounts. Default: found."""
+    encoding: str | None = None
+    """Such as utf-8, cp1252 or utf-16. Default: found."""
+    sheet: str | None = None
+    """A spreadsheet's sheet, by name or number. Default: the one with content."""
+    header_row: Count | None = None
+    """The line of the header. Default: found, also under a title."""
+
+    def format(self, path: Path) -> StatementFormat:
+        """Return what is known of the file before it is read. Raises `ConfigurationError`."""
+        named = dict(pair_of("--map", each, "must be FIELD=COLUMN") for each in self.map)
+        if unknown := named.keys() - {*_FIELDS}:
+            raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
+        in_cents = self.amounts == "cents" or path.suffix.lower() == ".jsonl"
+        return StatementFormat(
+            named=named, amounts="cents" if in_cents else "decimal", decimal_mark=self.decimal_mark,
+            encoding=self.encoding, sheet=self.sheet, header_row=self.header_row, ignore_rest=True,
+        )  # fmt: skip
+
+    def signs(self, profile: ServiceProfile) -> dict[str, int]:
+        """Return the known words of the column state, in lower case: 1 means paid, -1 given back."""
+        states = {} if profile.status is None else profile.status.states
+        paid = ["Aceptado", *self.paid, *(word for word, state in states.items() if state == "Aceptado")]
+        return {word.casefold(): 1 for word in paid} | {word.casefold(): -1 for word in self.returned}
+
+
+def read_statement(
+    path: Path, options: StatementOptions, profile: ServiceProfile
+) -> tuple[list[Entry], Counter[str], Dialect]:
+    """Return what is paid or given back, how many lines have which other word as their state, and how it is written.
+
+    Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
+    """
+    form = options.format(path)
+    file = read_records(path, form)
+    _check_columns(path.name, file, form)
+    _check_state(path.name, file, form)
+    rows, faults = _rows(file, form)
+    in_cents = form.amounts == "cents"
+    mark = None if in_cents else _mark(path.name, options, [row.get("amount") for _, row in rows])
+    signs = options.signs(profile)
+    entries, others = list[Entry](), Counter[str]()
+    for line, row in rows:
+        word = str(row.get("state") or "").strip()
+        sign = signs.get(word.casefold()) if "state" in row else 1
+        if sign is None:
+            others[word if SHOWABLE.fullmatch(word) else "?"] += 1
+            continue
+        try:
+            entries.append(_entry(line, row, Cells(mark), sign, options.currency))
+        except CellError as error:
+            faults.append(RowError(line, None, str(error)))
+    if faults:
+        raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
+    dialect = dialect_of(
+        path,
+        file.delimiter,
+        mark,
+        told_mark=options.decimal_mark,
+        told_delimiter=None,
+        bom=file.for_spreadsheets,
+    )
+    return entries, others, dialect
+
+
+def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
+    """Raise `InvalidRequestError` where the header lacks the amount, both ids, or a column of `--map`."""
+    fields = {field for column in file.names for field in form.fields_of(column)}
+    lacking = {*form.named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
+    if file.delimiter and lacking:
+        tell = " ".join(f"--map {field}=COLUMN" for field in sorted(lacking))
+        there = ", ".join(name.strip() for name in file.names if SHOWABLE.fullmatch(name.strip()))
+        has = f"; the line has {there}" if fields and there else ""
+        raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
+
+
+def _check_state(name: str, file: Records, form: StatementFormat) -> None:
+    """Raise `InvalidRequestError` where a column that is not read may say that a line was not paid."""
+    for _, names, found, _ in file.records:
+        if isinstance(found, CellError) or any("state" in form.fields_of(column) for column in names):
+            continue
+        for column, cell in zip(names, found, strict=False):
+            unread, said = not form.fields_of(column), plain(cell.strip()) if isinstance(cell, str) else ""
+            if unread and (_STATE.fullmatch(plain(column.strip())) or _NOT_PAID.fullmatch(said)):
+                shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
+                raise InvalidRequestError(
+                    f"{name}: the column {shown} may say that a line was not paid: give --map state={shown}, and "
+                    "--paid WORD for each word of it that means paid"
+                )
+
+
+def _rows(file: Records, form: StatementFormat) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
+    """Return the cells of each line by field, without empty lines and a total at the end; and what cannot be read."""
+    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
+    for line, names, found, _ in file.records:
+        if isinstance(found, CellError):
+            faults.append(RowError(line, None, str(found)))
+        elif any(cell not in ("", None) for cell in found):
+            pairs = zip(names, found, strict=False)
+            rows.append((line, {field: cell for name, cell in pairs for field in form.fields_of(name)}))
+    # A total below the lines names no payment.
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        rows.pop()
+    return rows, faults
+
+
+def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:
+    """Return the decimal mark. Raises `ConfigurationError` where no amount shows whether the amounts are cents."""
+    texts = [_unsigned(each)[0] for each in amounts if isinstance(each, str)]
+    proven = any("," in each or "." in each for each in texts)
+    if not (proven or options.amounts or any(isinstance(each, float) and each % 1 for each in amounts)):
+        raise ConfigurationError(f"{name}: no amount shows what 25 means: give --amounts cents or decimal")
+    return options.decimal_mark or find_mark(name, texts)
+
+
+def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency: str | None) -> Entry:
+    ids = {name: str(cells.read(row[name], KEY)).strip() for name in (KEY, "transaction_id") if row.get(name)}
+    number, (amount, negative) = ids.get("transaction_id"), _unsigned(row.get("amount", ""))
+    if not ids or not (number is None or _NUMBER.fullmatch(number)):
+        raise CellError("transaction_id: must be a number, 1 or more" if ids else "names no payment")
+    cents = cells.read(amount, "amount")
+    if type(cents) is not int or cents < 0:
+        raise CellError("amount: must be given")
+    return Entry(
+        line=line,
+        transaction_id=None if number is None else int(number),
+        client_transaction_id=ids.get(KEY),
+        amount=-cents if negative else sign * cents,
+        currency=str(row.get("currency") or "").strip() or currency,
+    )
+
+
+def _unsigned(amount: Any) -> tuple[Any, bool]:
+    """Return an amount without its sign, and whether it is less than 0: -10.50, 10.50- and (10.50)."""
+    if not isinstance(amount, str):
+        return (abs(amount), amount < 0) if type(amount) in (int, float) else (amount, False)
+    text = amount.strip().replace("\N{MINUS SIGN}", "-")
+    bare = text.strip("-()").strip()
+    return bare, text in (f"-{bare}", f"{bare}-", f"({bare})", f"- {bare}")

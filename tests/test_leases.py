@@ -21,9 +21,9 @@ from payclient.errors import LedgerUnavailableError
 from payclient.events import Created, Event
 from payclient.ledger import Change
 from payclient.ledger.postgres import PostgresLedger
-from payclient.ledger.postgres_connection import Address
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
+from payclient.secret import Secret
 from payclient.session import PaySession
 from payclient.tracking import leases
 from payclient.tracking.late_writes import LateWrites
@@ -66,7 +66,7 @@ async def working(
     profile: payclient.ServiceProfile = PROFILE,
     poll: float = 5.0,
 ) -> AsyncIterator[Worker]:
-    ledger = await PostgresLedger.open(Address(url), poll=poll)
+    ledger = await PostgresLedger.open(Secret(url), poll=poll)
     worker = Worker(service, ledger)
     try:
         async with (
@@ -258,7 +258,7 @@ async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url
 
 
 async def history_of(url: str, identifier: str = "order-17") -> list[Change]:
-    ledger = await PostgresLedger.open(Address(url))
+    ledger = await PostgresLedger.open(Secret(url))
     try:
         return await ledger.history(identifier)
     finally:
@@ -435,7 +435,7 @@ async def test_a_check_by_hand_queries_whoever_follows(service: FakeService, url
 
 async def test_one_rate_for_all(url: str) -> None:
     """Two processes take turns, a gap apart, whatever each would like."""
-    ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
+    ledgers = [await PostgresLedger.open(Secret(url)) for _ in range(2)]
     clock, slots = SystemClock(), []
     try:
 
@@ -457,7 +457,7 @@ async def test_one_rate_for_all(url: str) -> None:
 
 async def test_a_429_is_for_all(url: str) -> None:
     """What one process was told silences the others; asked by hand, a query counts too."""
-    ledgers = [await PostgresLedger.open(Address(url)) for _ in range(2)]
+    ledgers = [await PostgresLedger.open(Secret(url)) for _ in range(2)]
     try:
         limit = SharedRateLimit(60.0, ledgers[0], clock := SystemClock(), LateWrites(ledgers[0], clock))
         limit.rate_limited(0.0, -1.0, 40.0)
@@ -495,7 +495,7 @@ async def test_a_ledger_that_cannot_say() -> None:
 
 async def test_a_reserve_is_not_saved_up(url: str) -> None:
     """One that lay there unused is given up, and another taken."""
-    ledger = await PostgresLedger.open(Address(url))
+    ledger = await PostgresLedger.open(Secret(url))
     try:
         limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
         await settled(limit, 0.0, wanted=True)

@@ -269,7 +269,7 @@ def test_a_server_that_stays_at_its_limit(postgres: PostgresServer) -> None:
         begin = asyncio.get_running_loop().time()
         jump_after(0.02)
         with pytest.raises(
-            LedgerUnavailableError, match=r"no more connections .* tried again for 30 s"
+            LedgerUnavailableError, match=r"no more connections.* tried again for 30 s"
         ) as caught:
             await open_ledger(f"postgresql://ana:s3cret@127.0.0.1:{front.port}/shop?sslmode=disable")
         assert type(caught.value) is LedgerUnavailableError

@@ -11,7 +11,6 @@ import sys
 import textwrap
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from payclient import (
     open_ledger,
 )
 from payclient.events import Created
-from payclient.ledger import Ledger, backup_ledger
+from payclient.ledger import Ledger
 from payclient.lifecycle import Record
 
 ROOT = Path(payclient.__file__).parents[1]
@@ -422,38 +421,6 @@ async def test_batches_out_of_place(tmp_path: Path) -> None:
     assert second.transaction_id == 7
     for error in (first, third):
         assert isinstance(error, LedgerUnavailableError)
-    await ledger.aclose()
-
-
-async def test_a_copy_in_its_place_is_not_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a fault that closed the file, a backup that lies there by then is not taken for the ledger."""
-    connect = sqlite3.connect
-    failing: set[str] = set()
-
-    class Breaking(sqlite3.Connection):
-        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            if sql.split()[0] in failing:
-                raise sqlite3.OperationalError("disk I/O error")
-            return super().execute(sql, *args)
-
-    path = tmp_path / "charges.db"
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            sqlite3, "connect", lambda *args, **options: connect(*args, factory=Breaking, **options)
-        )
-        ledger = await open_ledger(f"sqlite:{path}")
-    await backup_ledger(f"sqlite:{path}", tmp_path / "backup.db")
-    assert await ledger.permit(fresh())
-    failing |= {"COMMIT", "ROLLBACK"}
-    with pytest.raises(LedgerUnavailableError):
-        await ledger.permit(fresh("order-2"))
-    failing.clear()
-    (tmp_path / "backup.db").replace(path)
-    for _ in range(2):
-        with pytest.raises(LedgerUnavailableError, match="another file has taken"):
-            await ledger.permit(fresh())
     await ledger.aclose()
 
 

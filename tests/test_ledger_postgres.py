@@ -29,8 +29,9 @@ from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger import postgres_connection as connecting
 from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.postgres import PostgresDatabase, PostgresLedger, PostgresWriter
-from payclient.ledger.postgres_connection import Address, Schema
+from payclient.ledger.postgres_connection import Server
 from payclient.lifecycle import Record, State
+from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
 from payclient.tracking.late_writes import LateWrites
 from postgres_server import PostgresServer
@@ -41,7 +42,7 @@ CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 
 @asynccontextmanager
 async def opened(url: str, **options: float) -> AsyncIterator[PostgresLedger]:
-    ledger = await PostgresLedger.open(Address(url), **options)  # type: ignore[arg-type]  # of the tests' own
+    ledger = await PostgresLedger.open(Secret(url), **options)  # type: ignore[arg-type]  # of the tests' own
     try:
         yield ledger
     finally:
@@ -245,7 +246,7 @@ async def test_servers_that_are_not_here(place: int, value: object, words: str) 
             return (*SAFE[:place], value, *SAFE[place + 1 :])
 
     with pytest.raises(ConfigurationError, match=words):
-        await Schema("payclient").open(Connection(), create=False)
+        await Server(Secret("postgresql://host/shop")).check(Connection(), create=False)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,9 @@ async def test_no_repr_shows_a_password(url: str) -> None:
     async with opened(url.replace("payclient@", "payclient:s3cret-word@")) as ledger:
         kept = [vars(each) for each in vars(ledger).values() if isinstance(each, PostgresWriter)]
         assert len(kept) == 1
-        assert "s3cret-word" not in f"{ledger!r}{vars(ledger)!r}{kept!r}{Address('s3cret-word')!r}"
+        servers = [vars(each) for writer in kept for each in writer.values() if isinstance(each, Server)]
+        assert len(servers) == 1
+        assert "s3cret-word" not in f"{ledger!r}{vars(ledger)!r}{kept!r}{servers!r}"
 
 
 # What the database refuses
@@ -570,30 +573,6 @@ async def test_a_server_that_falls_silent(
         monkeypatch.setattr(postgres_ledger, "PATIENCE", 5.0)
         monkeypatch.setattr(postgres_ledger, "ANSWER", 5.0)
         assert await ledger.get("warm") is not None
-
-
-async def test_a_wire_that_dies_unheard(
-    postgres: PostgresServer,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-    databases: list[PostgresDatabase],
-) -> None:
-    """An idle connection is probed, so that a dead one costs nobody a permit."""
-    monkeypatch.setattr(postgres_ledger, "IDLE", 0.02)
-    monkeypatch.setattr(postgres_ledger, "ANSWER", 0.2)
-    async with (
-        cutting_proxy(postgres.port) as proxy,
-        opened(postgres.url(database, port=proxy.port)) as ledger,
-    ):
-        proxy.silent = True
-
-        async def found() -> bool:
-            return bool(databases[-1].connection.is_closed())
-
-        await until(found)
-        proxy.silent = False
-        monkeypatch.setattr(postgres_ledger, "ANSWER", 5.0)
-        assert await ledger.permit(fresh())
 
 
 async def test_another_ledger_in_its_place(

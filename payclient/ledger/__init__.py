@@ -15,18 +15,15 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
-from payclient.auth import Secret
 from payclient.errors import ConfigurationError, TransitionError
 from payclient.events import Event, Evidence
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
-
-if TYPE_CHECKING:
-    from payclient.ledger.postgres_connection import Address
+from payclient.secret import Secret
 
 __all__ = ["Change", "Ledger", "archive_ledger", "backup_ledger", "open_ledger"]
 
@@ -262,7 +259,7 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
         if re.match("sqlite:.", url.reveal(), re.DOTALL):
             opened = archive.sqlite_database(_sqlite_path(url.reveal()))
         elif url.reveal().startswith("postgresql://"):
-            opened = archive.postgres_database(_postgres_address(url))
+            opened = archive.postgres_database(url)
         else:
             raise ConfigurationError(
                 "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
@@ -290,16 +287,6 @@ def _sqlite_path(url: str) -> str:
     return path
 
 
-def _postgres_address(url: Secret[str]) -> Address:
-    try:
-        from payclient.ledger.postgres_connection import Address
-    except ImportError:
-        raise ConfigurationError(
-            "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
-        ) from None
-    return Address(url.reveal())
-
-
 async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
     # Imported here: whoever keeps no SQLite file does not load it.
     if url.reveal() in ("memory", "memory:"):
@@ -311,8 +298,11 @@ async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
 
         return await SqliteLedger.open(_sqlite_path(url.reveal()), create=create, read_only=read_only)
     if url.reveal().startswith("postgresql://"):
-        address = _postgres_address(url)
-        from payclient.ledger.postgres import PostgresLedger
-
-        return await PostgresLedger.open(address, create=create)
+        try:
+            from payclient.ledger.postgres import PostgresLedger
+        except ImportError:
+            raise ConfigurationError(
+                "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
+            ) from None
+        return await PostgresLedger.open(url, create=create)
     raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")

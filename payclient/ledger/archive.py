@@ -19,14 +19,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from payclient.errors import ConfigurationError, LedgerUnavailableError
 from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
-
-if TYPE_CHECKING:
-    from payclient.ledger.postgres_connection import Address
+from payclient.secret import Secret
 
 __all__ = ["archive", "postgres_database", "sqlite_database"]
 
@@ -177,23 +175,20 @@ async def sqlite_database(path: str) -> AsyncIterator[tuple[Database, bytes]]:
         fault = unavailable(error, "archived")
     finally:
         file.close()
-        if file.lock is not None:
-            file.lock.release()
     if fault:
         raise fault
 
 
 @asynccontextmanager
-async def postgres_database(address: Address) -> AsyncIterator[tuple[Database, bytes]]:
+async def postgres_database(url: Secret[str]) -> AsyncIterator[tuple[Database, bytes]]:
     """Connect to a PostgreSQL ledger, which others may go on using, and yield it with its digest key."""
     from payclient.ledger.postgres import PostgresDatabase
-    from payclient.ledger.postgres_connection import FAULTS, Schema, connector, drop, unavailable
+    from payclient.ledger.postgres_connection import FAULTS, Server, drop, unavailable
 
-    schema, fault = Schema(address.schema), None
-    connection = await connector(address)()
+    server, fault = Server(url), None
+    connection, digest_key, _ = await server.open_patiently()
     try:
-        digest_key, _ = await schema.open(connection, create=False)
-        yield PostgresDatabase(connection, schema), digest_key
+        yield PostgresDatabase(connection, server.statements), digest_key
     except FAULTS as error:
         fault = unavailable(error, "archived")
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol
 
@@ -23,67 +23,55 @@ from payclient.ledger.records import (
 )
 from payclient.lifecycle import Record, State, advance
 
-__all__ = ["Apply", "Batch", "Database", "Get", "Operation", "Permit", "Read", "Write", "resolve"]
+__all__ = ["Batch", "Database", "Get", "Operation", "Read", "Write", "resolve"]
 
 #: Times that a write is tried which the database does not take, though by what the ledger holds it should.
 TRIES = 3
 
+Row = tuple[Any, ...]
 
-# Operations. Mutable, since attrs makes those four times as fast; nothing changes them but the writer that has them.
 
-
-@attrs.define(eq=False)
-class Permit:
-    """Insert the attempt; the answer is whether it was granted."""
-
-    future: asyncio.Future[Any]
-    record: Record
-    row: tuple[Any, ...]
-    tries: int = 0
-    #: By the loop's clock.
-    since: float = 0.0
+# Mutable, since attrs makes those four times as fast; nothing changes them but the writer that has them.
 
 
 @attrs.define(eq=False)
-class Apply:
-    """Let the attempt take the event; the answer is the record as it is then."""
+class Operation:
+    """One call on the ledger, which awaits the future."""
 
     future: asyncio.Future[Any]
+
+
+@attrs.define(eq=False)
+class Write(Operation):
+    """Insert the attempt, and answer whether it was permitted; with an event, let the attempt take that, and answer
+    the record as it is then.
+    """
+
     record: Record
-    event: Event
+    event: Event | None = None
     #: None where the caller's record does not take the event; the ledger's may.
+    row: Row | None = None
     after: Record | None = None
-    row: tuple[Any, ...] | None = None
     tries: int = 0
-    since: float = 0.0
 
-    def aim(self, before: Record, after: Record) -> None:
+    def aim(self, event: Event, before: Record, after: Record) -> None:
         """Let the event move the attempt from this record to that one."""
-        self.record, self.after, self.row = before, after, change_row(before, self.event, after)
+        self.record, self.after, self.row = before, after, change_row(before, event, after)
 
 
 @attrs.define(eq=False)
-class Get:
+class Get(Operation):
     """Find the attempts of these ids; the answer is a list of them, the newest last, by id."""
 
-    future: asyncio.Future[Any]
     ids: Sequence[str]
-    since: float = 0.0
 
 
 @attrs.define(eq=False)
-class Read:
+class Read(Operation):
     """Execute a named statement; the answer is its rows."""
 
-    future: asyncio.Future[Any]
     name: str
-    parameters: tuple[Any, ...]
-    since: float = 0.0
-
-
-Write = Permit | Apply
-Operation = Write | Get | Read
-Answer = tuple[Operation, Any, BaseException | None]
+    parameters: Row
 
 
 class Database(Protocol):
@@ -93,7 +81,7 @@ class Database(Protocol):
     #: value; any other exception is about the database as a whole.
     value_faults: tuple[type[BaseException], ...]
 
-    async def insert(self, permits: list[tuple[Any, ...]], changes: list[tuple[Any, ...]]) -> Container[str]:
+    async def insert(self, permits: list[Row], changes: list[Row]) -> Container[str]:
         """Insert all rows, each of another client transaction id, but for those that other rows of the database
         forbid; return the ids of the inserted ones.
         """
@@ -104,7 +92,7 @@ class Database(Protocol):
     async def find_asks(self, purchases: Sequence[str]) -> Sequence[Sequence[Any]]:
         """Return the records of these purchases as rows, in the order of their permits."""
 
-    async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+    async def fetch(self, name: str, parameters: Row) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
 
     def alone(self) -> AbstractAsyncContextManager[None]:
@@ -116,38 +104,34 @@ class Database(Protocol):
 
 class Batch:
     """Operations that are carried out together: first the writes, in one transaction where the database has one open,
-    then the reads.
+    then the reads. The answers are results and exceptions.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
-        self.writes: list[Write] = [each for each in operations if isinstance(each, (Permit, Apply))]
-        self.answers: list[Answer] = []
+        self.writes = [each for each in operations if isinstance(each, Write)]
+        self.answers: dict[Operation, Any] = {}
 
-    def fail(self, error: LedgerUnavailableError, *, writes_too: bool = False) -> None:
-        """Answer by the error what has no answer; with `writes_too`, since nothing was committed, every write too."""
-        if writes_too:
-            self.answers.clear()
-        answered = {id(operation) for operation, _, _ in self.answers}
-        for each in self.writes if writes_too else self.operations:
-            if id(each) not in answered:
-                self._fail(each, error)
-
-    def deny_permits(self, error: LedgerUnavailableError) -> None:
-        """Answer every permit by the error."""
-        answers, self.answers = self.answers, []
-        for answer in answers:
-            if isinstance(answer[0], Permit):
-                self._fail(answer[0], error)
-            else:
-                self.answers.append(answer)
+    def fail(self, error: LedgerUnavailableError, operations: Iterable[Operation] | None = None) -> None:
+        """Answer these operations by the error, or all that have no answer."""
+        if operations is None:
+            operations = [each for each in self.operations if each not in self.answers]
+        for each in operations:
+            self._fail(each, error)
 
     async def write(self, database: Database) -> None:
         """Carry out the writes."""
         writes = self.writes
         while writes:
-            now, later = _first_of_each_id(writes)
-            writes = await self._insert(database, now) + later
+            first: dict[
+                str, Write
+            ] = {}  # of each client transaction id, for whose next ones the order matters
+            later = [
+                each
+                for each in writes
+                if first.setdefault(each.record.client_transaction_id, each) is not each
+            ]
+            writes = await self._insert(database, list(first.values())) + later
         await self._note_overpaid(database)
 
     async def read(self, database: Database) -> None:
@@ -156,7 +140,7 @@ class Batch:
         for each in self.operations:
             if isinstance(each, Read):
                 try:
-                    self._answer(each, await database.fetch(each.name, each.parameters))
+                    self.answers[each] = await database.fetch(each.name, each.parameters)
                 except database.value_faults as error:
                     self._fail(each, database.unavailable(error, "read"))
 
@@ -174,16 +158,13 @@ class Batch:
                     await self._get(database, [each])
             return
         for each in gets:
-            self._answer(each, {id_: found[id_] for id_ in each.ids if id_ in found})
+            self.answers[each] = {id_: found[id_] for id_ in each.ids if id_ in found}
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
         """Insert these writes, no two of which have one id, and answer them; return those to try again."""
-        permits: list[tuple[Any, ...]] = []
-        changes: list[tuple[Any, ...]] = []
-        for each in writes:
-            if each.row is not None:
-                (permits if isinstance(each, Permit) else changes).append(each.row)
-        fault: BaseException | None = None
+        permits = [each.row for each in writes if each.row is not None and each.event is None]
+        changes = [each.row for each in writes if each.row is not None and each.event is not None]
+        fault: LedgerUnavailableError | None = None
         inserted: Container[str] = ()
         if permits or changes:
             try:
@@ -195,18 +176,19 @@ class Batch:
         rest = []
         for each in writes:
             if each.record.client_transaction_id in inserted:
-                self.answers.append((each, True if isinstance(each, Permit) else each.after, None))
+                self.answers[each] = True if each.event is None else each.after
             else:
                 rest.append(each)
-        return await self._settle_not_inserted(database, rest, fault) if rest else []
+        return await self._settle(database, rest, fault) if rest else []
 
-    async def _settle_not_inserted(
-        self, database: Database, writes: list[Write], fault: BaseException | None
+    async def _settle(
+        self, database: Database, writes: list[Write], fault: LedgerUnavailableError | None
     ) -> list[Write]:
         """Answer the writes that the database did not take by what it holds; return those to try again."""
+        purchases = {each.record.purchase for each in writes if each.event is None}
         try:
             known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
-            asks = await self._find_asks(database, writes)
+            asks = [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
@@ -216,11 +198,14 @@ class Batch:
         for each in writes:
             attempts, row = known.get(each.record.client_transaction_id, []), each.row
             try:
-                if isinstance(each, Apply):
-                    await self._aim(database, each, attempts, fault)
-                elif self._settle(each, attempts, asks):
+                if each.event is not None:
+                    await self._aim(database, each, each.event, attempts, fault)
+                elif not may_permit(attempts, each.record):
+                    self.answers[each] = False
                     continue
-            except TransitionError as error:
+                elif holder := purchase_holder(asks, each.record):
+                    raise PurchaseHeldError(holder)
+            except (TransitionError, PurchaseHeldError) as error:
                 self._fail(each, error)
                 continue
             each.tries += 1
@@ -230,97 +215,62 @@ class Batch:
                 again.append(each)
         return again
 
-    async def _find_asks(self, database: Database, writes: list[Write]) -> list[Record]:
-        """Return the asks of the purchases that permits are wanted for."""
-        purchases = {each.record.purchase for each in writes if isinstance(each, Permit)}
-        return [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
-
     async def _aim(
-        self, database: Database, write: Apply, attempts: list[Record], fault: BaseException | None
+        self,
+        database: Database,
+        write: Write,
+        event: Event,
+        attempts: list[Record],
+        fault: LedgerUnavailableError | None,
     ) -> None:
         """Let the event move the ledger's attempt, not the caller's. Raises `TransitionError` where it may not."""
-        row, event = write.row, write.event
-        write.aim(*moved(attempts, write.record, event))
-        if isinstance(event, Created) and await self._is_taken(database, write.record, event):
-            raise TransactionTakenError.of(write.record, event.transaction_id)
+        row = write.row
+        write.aim(event, *moved(attempts, write.record, event))
+        record = write.record
+        if isinstance(event, Created) and record.credentials:
+            key = (event.transaction_id, record.credentials, record.client_transaction_id)
+            if await database.fetch("holder", key):
+                raise TransactionTakenError.of(record, event.transaction_id)
         if write.row == row and isinstance(event, NotSent) and fault is None:
             raise TransitionError("another process was granted this attempt")
-
-    def _settle(self, permit: Permit, attempts: list[Record], asks: list[Record]) -> bool:
-        """Answer a permit that the ledger forbids, and return whether it does. Raises as `may_permit` does."""
-        if not may_permit(attempts, permit.record):
-            self._answer(permit, False)
-        elif holder := purchase_holder(asks, permit.record):
-            self._fail(permit, PurchaseHeldError(holder))
-        else:
-            return False
-        return True
 
     async def _note_overpaid(self, database: Database) -> None:
         """Write down, in the same transaction where there is one, which purchases were paid before."""
         paid = [
-            (place, each, after)
-            for place, (each, after, _) in enumerate(self.answers)
-            if isinstance(each, Apply)
-            and after is not None
+            (each, each.event, after)
+            for each in self.writes
+            if each.event is not None
+            and isinstance(after := self.answers[each], Record)
             and after.state is State.ACCEPTED is not each.record.state
         ]
         if not paid:
             return
-        try:
-            rows = await database.find_asks(purchases := list({after.purchase for _, _, after in paid}))
-        except database.value_faults:
-            return  # a purchase that the database cannot look up is nobody's
+        rows = await database.find_asks(purchases := list({after.purchase for _, _, after in paid}))
         if len(rows) == len(purchases):
             return  # each is its purchase's only ask
         asks = [record_of(row) for row in rows]
         newest = {(each.client_transaction_id, each.attempt): each for each in asks}
-        for place, each, after in paid:
+        for each, event, after in paid:
             record = newest[after.client_transaction_id, after.attempt]
-            event = overpaid(asks, each.record, record, each.event.at)
-            if event is not None:
-                noted = advance(record, event)
+            if also := overpaid(asks, each.record, record, event.at):
+                noted = advance(record, also)
                 with suppress(*database.value_faults):
-                    if await database.insert([], [change_row(record, event, noted)]) and record == after:
-                        self.answers[place] = (each, noted, None)
-
-    async def _is_taken(self, database: Database, record: Record, event: Created) -> bool:
-        """Return whether another client transaction id has the transaction, sent under the same credentials."""
-        key = (event.transaction_id, record.credentials, record.client_transaction_id)
-        return bool(record.credentials and await database.fetch("holder", key))
-
-    def _answer(self, operation: Operation, result: object) -> None:
-        self.answers.append((operation, result, None))
+                    if await database.insert([], [change_row(record, also, noted)]) and record == after:
+                        self.answers[each] = noted
 
     def _fail(self, operation: Operation, error: BaseException) -> None:
-        if isinstance(operation, (Permit, Apply)) and isinstance(error, PayError):
+        if isinstance(operation, Write) and isinstance(error, PayError):
             identifier = operation.record.client_transaction_id
             error = type(error)(str(error), client_transaction_id=identifier)
-        self.answers.append((operation, None, error))
+        self.answers[operation] = error
 
 
-def _first_of_each_id(writes: list[Write]) -> tuple[list[Write], list[Write]]:
-    """Return the first of each client transaction id, for whose next ones the order matters; and those."""
-    now: list[Write] = []
-    later: list[Write] = []
-    seen = {each.record.client_transaction_id for each in writes}
-    if len(seen) == len(writes):
-        return writes, later
-    for each in writes:
-        if (identifier := each.record.client_transaction_id) in seen:
-            seen.remove(identifier)
-            now.append(each)
-        else:
-            later.append(each)
-    return now, later
-
-
-def resolve(answers: list[Answer]) -> None:
+def resolve(answers: dict[Operation, Any]) -> None:
     """Give each caller the answer, in the loop."""
-    for operation, result, error in answers:
+    for operation, answer in answers.items():
         if operation.future.done():  # cancelled
             continue
-        if error is None:
-            operation.future.set_result(result)
+        if isinstance(answer, BaseException):
+            operation.future.set_exception(answer)
         else:
-            operation.future.set_exception(error)
+            operation.future.set_result(answer)

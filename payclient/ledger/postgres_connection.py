@@ -14,31 +14,19 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import asyncpg
-import attrs
 
 from payclient.clock import cancel_all
 from payclient.errors import ConfigurationError, LedgerMissingError, LedgerUnavailableError, PayError
 from payclient.ledger.records import read_statements
 from payclient.logs import Log
+from payclient.secret import Secret
 
-__all__ = [
-    "FAULTS",
-    "POLL",
-    "Address",
-    "Connect",
-    "Listener",
-    "Schema",
-    "Woken",
-    "connector",
-    "drop",
-    "patiently",
-    "unavailable",
-]
+__all__ = ["FAULTS", "POLL", "Listener", "Server", "Woken", "drop", "unavailable"]
 
 log: Log = Log("payclient.ledger")
 
@@ -46,9 +34,6 @@ log: Log = Log("payclient.ledger")
 APPLICATION = "payclient ledger"
 #: The version of the schema, which `TRANSITIONS` shapes too. A schema of another version is refused.
 VERSION = 1
-
-#: Opens one connection. A closure: no repr of it shows the address, which may hold a password.
-Connect = Callable[[], Awaitable["asyncpg.Connection"]]
 
 #: Seconds until a server must have let us in, and of each where the address has several: one that is frozen takes the
 #: connection and says nothing.
@@ -71,46 +56,6 @@ FAULTS = (
     TimeoutError,
     ValueError,
 )
-
-
-@attrs.frozen(slots=False)
-class Address:
-    """A URL that may hold a password: error trackers show the local variables of a frame by their repr.
-
-    Raises `ConfigurationError` for a schema that is not a plain name.
-    """
-
-    url: str = attrs.field(repr=False)
-    schema: str = attrs.field(default="payclient", init=False)
-
-    def __attrs_post_init__(self) -> None:
-        address, _, query = self.url.partition("?")
-        options = [each for each in query.split("&") if each]
-        named = [each.removeprefix("schema=") for each in options if each.startswith("schema=")]
-        if named:
-            if len(named) > 1 or not re.fullmatch(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}", named[0]):
-                raise ConfigurationError(
-                    "the ledger's schema must be one name of letters, digits, _ and -, such as ?schema=shop_17"
-                )
-            rest = "&".join(each for each in options if not each.startswith("schema="))
-            object.__setattr__(self, "url", f"{address}?{rest}" if rest else address)
-            object.__setattr__(self, "schema", named[0])
-
-    def each_host(self) -> list[str]:
-        """Return an address for each of its hosts."""
-        authority = re.match("[^/?#]*", self.url.removeprefix("postgresql://"))
-        whole = authority[0] if authority else ""
-        user, at, hosts = whole.rpartition("@")
-        rest = self.url.removeprefix("postgresql://")[len(whole) :]
-        return [f"postgresql://{user}{at}{host}{rest}" for host in hosts.split(",")]
-
-    @property
-    def location(self) -> str:
-        """The address without its user, password and options, but for its schema."""
-        rest = self.url.removeprefix("postgresql://").partition("?")[0]
-        hosts, slash, database = rest.partition("/")
-        schema = "" if self.schema == "payclient" else f"?schema={self.schema}"
-        return f"postgresql://{hosts.rpartition('@')[2]}{slash}{database}{schema}"
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
@@ -146,69 +91,6 @@ class _BusyServerError(LedgerUnavailableError):
     """The server takes no connection now, and may take one soon."""
 
 
-def connector(address: Address) -> Connect:
-    """What opens a connection to this address. It raises `ConfigurationError` or `LedgerUnavailableError`."""
-    hosts = [Address(url) for url in address.each_host()]
-
-    async def connect() -> asyncpg.Connection:
-        faults: list[PayError] = []
-        for host in hosts:
-            try:
-                return await _connect(host, CONNECT if len(hosts) == 1 else CONNECT_TO_EACH)
-            except PayError as error:
-                faults.append(error)
-        # Of several hosts the one that answered says more than those that did not.
-        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
-        raise (said or faults)[-1].with_traceback(None)
-
-    return connect
-
-
-async def patiently(connect: Connect) -> asyncpg.Connection:
-    """Connect, and try again for `OPENING` seconds where the server takes no connection now."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + OPENING
-    for pause in itertools.chain(AGAIN, itertools.repeat(AGAIN[-1])):
-        try:
-            return await connect()
-        except _BusyServerError as error:
-            if loop.time() + pause > until:
-                # As its own kind the error would pickle by a private name.
-                fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
-                break
-        await asyncio.sleep(pause)
-    raise fault
-
-
-async def _connect(address: Address, timeout: float) -> asyncpg.Connection:
-    fault: PayError
-    try:
-        # No cache of statements: behind a pooler, the next statement may meet another server.
-        connection: asyncpg.Connection = await asyncpg.connect(
-            address.url,
-            timeout=timeout,
-            statement_cache_size=0,
-            server_settings={"application_name": "payclient"},
-        )
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-        fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
-    except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
-        fault = _BusyServerError(
-            f"the ledger's server takes no more connections ({type(error).__name__})"
-            if isinstance(error, asyncpg.TooManyConnectionsError)
-            else f"the ledger's server is starting or stopping ({type(error).__name__})"
-        )
-    except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
-        fault = unavailable(error, "opened")
-    except (asyncpg.InterfaceError, ValueError):
-        fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
-    else:
-        _open_here.add(connection)
-        return connection
-    # Outside the `except`, so that not even `__context__` keeps what asyncpg said.
-    raise fault
-
-
 def drop(connection: asyncpg.Connection | None) -> None:
     """Let go of a connection, whatever state it is in."""
     if connection is not None:
@@ -216,13 +98,33 @@ def drop(connection: asyncpg.Connection | None) -> None:
             connection.terminate()
 
 
-class Schema:
-    """The ledger's schema of that name, and its statements."""
+def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
+    """Return the address of each host, the schemas that the address names, and it without user and options."""
+    parts = re.fullmatch(r"postgresql://([^/?#]*@)?([^/?#@]*)([^?]*)\??(.*)", url.reveal(), re.DOTALL)
+    user, hosts, path, query = parts.groups("") if parts else ("", "", "", "")
+    schemas = re.findall(r"(?:^|&)schema=([^&]*)", query)
+    rest = re.sub(r"(^|&)schema=[^&]*", "", query).removeprefix("&")
+    each_host = [Secret(f"postgresql://{user}{host}{path}{rest and '?'}{rest}") for host in hosts.split(",")]
+    return each_host, schemas, f"postgresql://{hosts}{path}"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+
+class Server:
+    """The server and the schema of a ledger, by their address: no repr shows it, since it may hold a password.
+
+    Raises `ConfigurationError` for a schema that is not a plain name.
+    """
+
+    def __init__(self, url: Secret[str]) -> None:
+        self._hosts, schemas, self.location = _split(url)
+        self.schema = schemas[0] if schemas else "payclient"
+        if len(schemas) > 1 or not re.fullmatch(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}", self.schema):
+            raise ConfigurationError(
+                "the ledger's schema must be one name of letters, digits, _ and -, such as ?schema=shop_17"
+            )
+        if self.schema != "payclient":
+            self.location += f"?schema={self.schema}"
         self.statements: dict[str, str] = {
-            key: sql.replace("payclient.", f'"{name}".')
+            key: sql.replace("payclient.", f'"{self.schema}".')
             for key, sql in read_statements("postgres.sql").items()
         }
         #: The tables, views, indices, functions and guards that a ledger must have.
@@ -230,56 +132,68 @@ class Schema:
             re.findall(r'^CREATE [A-Z ]+ (?:"[^"]+"\.)?(\w+)', self.statements["schema"], re.MULTILINE)
         )
 
-    async def open(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
-        """Check the server and the schema, made if there is none and `create`; return the digest key, and whether it
-        was made.
+    async def connect(self) -> asyncpg.Connection:
+        """Connect to the first host that can be reached. Raises `ConfigurationError`, `LedgerUnavailableError`."""
+        faults: list[PayError] = []
+        for host in self._hosts:
+            try:
+                return await _connect(host, CONNECT if len(self._hosts) == 1 else CONNECT_TO_EACH)
+            except PayError as error:
+                faults.append(error)
+        # Of several hosts the one that answered says more than those that did not.
+        said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
+        raise (said or faults)[-1].with_traceback(None)
+
+    async def open(self, *, timeout: float, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
+        """Connect, and check the server and the schema, made if there is none and `create`; return the connection, the
+        digest key, and whether it was made.
 
         Raises `ConfigurationError` for what is not a ledger or not a safe place for one, `LedgerMissingError`,
         `LedgerUnavailableError`.
         """
-        created = False
+        connection = await self.connect()
         try:
-            _check_settings(await connection.fetchrow(self.statements["settings"]))
-            _, meta, filled = await connection.fetchrow(self.statements["existing"], self.name)
-            if not meta:
-                if filled:
-                    raise self._foreign()
-                if not create:
-                    raise LedgerMissingError(
-                        "the ledger must exist, and there is no ledger in this database; `payclient ledger init` "
-                        "makes one"
-                    )
-                created = await self._create(connection)
-            return await self._check(connection), created
-        except FAULTS as error:
+            async with asyncio.timeout(timeout):
+                return connection, *await self.check(connection, create)
+        except BaseException as error:
+            drop(connection)
+            if not isinstance(error, FAULTS):
+                raise
             fault: PayError = unavailable(error, "opened")
             if isinstance(error, asyncpg.InsufficientPrivilegeError):
                 fault = ConfigurationError(
-                    f"the database's user may not read or make the ledger's schema, {self.name}"
+                    f"the database's user may not read or make the ledger's schema, {self.schema}"
                 )
         raise fault
 
-    def _foreign(self) -> ConfigurationError:
-        return ConfigurationError(f"the database's schema {self.name} is another program's")
+    async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
+        """Open, and try again for `OPENING` seconds where the server takes no connection now."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + OPENING
+        for pause in itertools.chain(AGAIN, itertools.repeat(AGAIN[-1])):
+            try:
+                return await self.open(timeout=OPENING, create=create)
+            except _BusyServerError as error:
+                if loop.time() + pause > until:
+                    # As its own kind the error would pickle by a private name.
+                    fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
+                    break
+            await asyncio.sleep(pause)
+        raise fault
 
-    async def _create(self, connection: asyncpg.Connection) -> bool:
-        """Make the schema; False where another process has just made it."""
-        # One transaction, so that a pooler keeps to one server.
-        async with connection.transaction(isolation="read_committed"):
-            await connection.execute(self.statements["lock_creation"])
-            # Another process may have made it, or a person only the empty schema, for a user who may not.
-            schema, meta, _ = await connection.fetchrow(self.statements["existing"], self.name)
-            if meta:
-                return False
-            if not schema:
-                await connection.execute(f'CREATE SCHEMA "{self.name}"')
-            await connection.execute(self.statements["schema"])
-            await connection.execute(
-                self.statements["insert_meta"], APPLICATION, VERSION, secrets.token_bytes(32)
-            )
-            return True
-
-    async def _check(self, connection: asyncpg.Connection) -> bytes:
+    async def check(self, connection: asyncpg.Connection, create: bool) -> tuple[bytes, bool]:
+        """Check the server and the schema; return the digest key, and whether the schema was made."""
+        _check_settings(await connection.fetchrow(self.statements["settings"]))
+        _, meta, filled = await connection.fetchrow(self.statements["existing"], self.schema)
+        created = False
+        if not meta:
+            if filled:
+                raise self._foreign()
+            if not create:
+                raise LedgerMissingError(
+                    "the ledger must exist, and there is no ledger in this database; `payclient ledger init` makes one"
+                )
+            created = await self._create(connection)
         try:
             row = await connection.fetchrow(self.statements["meta"])
         except (asyncpg.UndefinedColumnError, asyncpg.UndefinedTableError):
@@ -292,13 +206,59 @@ class Schema:
                 "payclient made it; nothing was changed"
             )
         if (
-            not {name for (name,) in await connection.fetch(self.statements["names"], self.name)}
+            not {name for (name,) in await connection.fetch(self.statements["names"], self.schema)}
             >= self._names
         ):
             raise ConfigurationError(
                 "the ledger lacks a table, an index, a function or a trigger that it was made with"
             )
-        return bytes(row[2])
+        return bytes(row[2]), created
+
+    def _foreign(self) -> ConfigurationError:
+        return ConfigurationError(f"the database's schema {self.schema} is another program's")
+
+    async def _create(self, connection: asyncpg.Connection) -> bool:
+        """Make the schema; return False where another process has just made it."""
+        # One transaction, so that a pooler keeps to one server.
+        async with connection.transaction(isolation="read_committed"):
+            await connection.execute(self.statements["lock_creation"])
+            # Another process may have made it, or a person only the empty schema, for a user who may not.
+            schema, meta, _ = await connection.fetchrow(self.statements["existing"], self.schema)
+            if meta:
+                return False
+            if not schema:
+                await connection.execute(f'CREATE SCHEMA "{self.schema}"')
+            await connection.execute(self.statements["schema"])
+            await connection.execute(
+                self.statements["insert_meta"], APPLICATION, VERSION, secrets.token_bytes(32)
+            )
+            return True
+
+
+async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
+    fault: PayError
+    try:
+        # No cache of statements: behind a pooler, the next statement may meet another server.
+        connection: asyncpg.Connection = await asyncpg.connect(
+            url.reveal(),
+            timeout=timeout,
+            statement_cache_size=0,
+            server_settings={"application_name": "payclient"},
+        )
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        fault = ConfigurationError(f"the ledger's server refuses its address ({type(error).__name__})")
+    except (asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError) as error:
+        what = "the ledger's server takes no more connections, or is starting or stopping"
+        fault = _BusyServerError(f"{what} ({type(error).__name__})")
+    except (asyncpg.PostgresError, asyncpg.InternalClientError, TimeoutError, OSError) as error:
+        fault = unavailable(error, "opened")
+    except (asyncpg.InterfaceError, ValueError):
+        fault = ConfigurationError("the ledger's address is not a valid postgresql://USER@HOST/DATABASE")
+    else:
+        _open_here.add(connection)
+        return connection
+    # Outside the `except`, so that not even `__context__` keeps what asyncpg said.
+    raise fault
 
 
 def _check_settings(row: Sequence[Any]) -> None:
@@ -343,12 +303,10 @@ Woken = Callable[[str | None], None]
 class Listener:
     """Tells its watchers, on the event loop in which it was made."""
 
-    def __init__(self, connect: Connect, channel: str, poll: float) -> None:
-        self._connect = connect
-        self._channel = channel
+    def __init__(self, server: Server, poll: float) -> None:
+        self._server = server
         self._poll = poll
         self._watchers: dict[object, Woken] = {}
-        self._lost = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._look()), loop.create_task(self._listen())]
 
@@ -376,32 +334,25 @@ class Listener:
             self._tell(None)
 
     async def _listen(self) -> None:
-        connection: asyncpg.Connection | None = None
-        try:
-            while True:
-                self._lost.clear()
-                try:
-                    if connection is None:
-                        connection = await self._connect()
-                        connection.add_termination_listener(lambda _: self._lost.set())
-                        async with asyncio.timeout(self._poll):
-                            await connection.add_listener(self._channel, self._hear)
-                        # Only now: what was written before the LISTEN was heard by nobody.
-                        self._tell(None)
-                    else:
-                        await connection.execute("SELECT 1", timeout=self._poll)
-                except (PayError, *FAULTS):
-                    drop(connection)
-                    connection = None
-                try:
-                    async with asyncio.timeout(self._poll):
-                        await self._lost.wait()
-                    drop(connection)
-                    connection = None
-                except TimeoutError:
-                    pass
-        finally:
-            drop(connection)
+        while True:
+            connection: asyncpg.Connection | None = None
+            try:
+                connection = await self._server.connect()
+                lost = asyncio.Event()
+                connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                async with asyncio.timeout(self._poll):
+                    await connection.add_listener(self._server.schema, self._hear)
+                # Only now: what was written before the LISTEN was heard by nobody.
+                self._tell(None)
+                while not lost.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(lost.wait(), self._poll)
+                        break
+                    await connection.execute("SELECT 1", timeout=self._poll)
+            except (PayError, *FAULTS):
+                await asyncio.sleep(self._poll)
+            finally:
+                drop(connection)
 
     async def aclose(self) -> None:
         """Stop listening."""

@@ -10,15 +10,14 @@ import os
 import queue
 import sqlite3
 import threading
-import time
-from collections.abc import AsyncIterator, Container, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
-from payclient.errors import LedgerUnavailableError, PayError
-from payclient.ledger.batch import Batch, Operation, Permit, resolve
+from payclient.errors import LedgerUnavailableError
+from payclient.ledger.batch import Batch, Operation, resolve
 from payclient.ledger.sqlite_files import (
     STATEMENTS,
     Connect,
@@ -28,11 +27,10 @@ from payclient.ledger.sqlite_files import (
     open_to_read,
     unavailable,
 )
-from payclient.ledger.sqlite_owner import OwnerLock
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.logs import Log
 
-__all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter"]
+__all__ = ["SqliteDatabase", "SqliteLedger", "SqliteWriter", "finish"]
 
 log: Log = Log("payclient.ledger")
 
@@ -124,43 +122,44 @@ class SqliteDatabase:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
+        self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
+        self._wrote = False
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            _rolled_back(self._connection)
+            with suppress(sqlite3.Error):  # before the next use it is tried again
+                self.roll_back()
             raise
-        self._connection.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        """Undo what a transaction left behind that failed. Nothing is read or written before that is done."""
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
 
     def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
         return unavailable(error, doing)
 
 
-def _finish(work: Coroutine[Any, Any, None]) -> None:
+def finish(work: Coroutine[Any, Any, None]) -> None:
     """Run what never waits to its end."""
     with suppress(StopIteration):
         work.send(None)
 
 
 class SqliteWriter(Writer):
-    """The thread that owns the connection. What begins with `_run` is the thread's side."""
+    """The thread that owns the connection; from `_run` on it is the thread's side."""
 
-    def __init__(
-        self, path: str, connect: Connect, loop: asyncio.AbstractEventLoop, create: bool, read_only: bool
-    ) -> None:
-        super().__init__(loop, time.monotonic)
-        self._path = path
-        self._read_only = read_only
-        self._create = create
-        self._connect = connect
-        self._digest_key = b""
-        self._identity = (0, 0)
+    def __init__(self, loop: asyncio.AbstractEventLoop, open_file: Callable[[], OpenFile]) -> None:
+        super().__init__(loop)
+        self._open_file = open_file
         self._ended = False
-        self._cursors: Iterator[int] = count(1)
-        # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`.
-        self._inbox: queue.SimpleQueue[list[Operation] | None] = queue.SimpleQueue()
-        #: The digest key and whether the file was made, once it is open.
-        self.opened: asyncio.Future[tuple[bytes, bool]] = loop.create_future()
+        # SimpleQueue, since `stop` may be called by the garbage collector in the midst of a `put`. An empty list ends
+        # the thread.
+        self._inbox: queue.SimpleQueue[list[Operation]] = queue.SimpleQueue()
+        #: Answered by the digest key and whether the file was made, once it is open.
+        self.opening = Operation(loop.create_future())
         # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
         # the ledger abandons its writer at exit.
         self._thread = threading.Thread(target=self._run, name="payclient-ledger", daemon=True)
@@ -168,7 +167,7 @@ class SqliteWriter(Writer):
 
     def stop(self) -> None:
         self._hand_over()
-        self._inbox.put(None)
+        self._inbox.put([])
 
     async def ended(self) -> None:
         await asyncio.to_thread(self._thread.join)
@@ -189,142 +188,85 @@ class SqliteWriter(Writer):
         """Note, in the loop, that the thread has ended, and answer by an error each operation that it never read."""
         self._ended = True
         while not self._inbox.empty():
-            batch = Batch(self._inbox.get_nowait() or ())
+            batch = Batch(self._inbox.get_nowait())
             batch.fail(LedgerUnavailableError(_ENDED))
             resolve(batch.answers)
+
+    def _answer(self, answers: dict[Operation, Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(resolve, answers)
 
     def _run(self) -> None:
         # The connection is never an attribute: after a fork the child leaks this frame, and so cannot close
         # the connection, which would tear the write-ahead log from under its parent.
         try:
-            file = self._open(create=self._create)
+            file = self._open_file()
         except BaseException as error:  # the opener's
-            self._call(_set_result, self.opened, None, error)
+            self._answer({self.opening: error})
             return
-        self._digest_key, self._identity = file.digest_key, file.identity
-        self._cursors = count(file.last_cursor + 1)
-        self._call(_set_result, self.opened, (file.digest_key, file.created), None)
+        self._answer({self.opening: (file.digest_key, file.created)})
+        database = SqliteDatabase(file.connection, count(file.last_cursor + 1))
         try:
-            self._serve(file, file.lock)
+            while operations := self._take():
+                batch = Batch(operations)
+                try:
+                    finish(self._carry_out(batch, file, database))
+                except BaseException:
+                    batch.fail(LedgerUnavailableError(_ENDED))
+                    raise
+                finally:
+                    self._answer(batch.answers)
+                    # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
+                    del batch, operations
         except BaseException as error:
             what = "the ledger's thread ended by a fault (%s): open it again"
             log("critical", "ledger_thread_ended", "", what, type(error).__name__)
         finally:
-            if file.lock is not None:
-                file.lock.release()
-            self._call(self._fail_unread)
+            file.close()
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._fail_unread)
 
-    def _open(self, *, create: bool, lock: OwnerLock | None = None) -> OpenFile:
-        if self._read_only:
-            return open_to_read(self._path)
-        return open_file(self._path, self._connect, create=create, lock=lock)
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _serve(self, file: OpenFile | None, lock: OwnerLock | None) -> None:
-        try:
-            going_on = True
-            while going_on:
-                operations, going_on = self._take()
-                batch = Batch(operations)
-                try:
-                    if operations:
-                        file = self._carry_out(file or self._open_again(lock), batch)
-                except PayError as error:  # it could not be opened again
-                    self._failed(error)
-                    batch.fail(LedgerUnavailableError(str(error)))
-                    self._answer(batch)
-                except BaseException:
-                    batch.fail(LedgerUnavailableError(_ENDED))
-                    self._answer(batch)
-                    raise
-                # Its futures hold their callers' frames, which hold the ledger; and the next may be long in coming.
-                del batch, operations
-        finally:
-            if file is not None:
-                file.close()
-
-    def _take(self) -> tuple[list[Operation], bool]:
-        """All that is queued, waiting for the first; False when there will be no more."""
-        operations: list[Operation] = []
-        more = self._inbox.get()
-        while more is not None:
+    def _take(self) -> list[Operation]:
+        """Return all that is queued, waiting for the first; nothing once the thread is to end."""
+        operations = self._inbox.get()
+        while operations and not self._inbox.empty():
+            more = self._inbox.get()
+            if not more:
+                self._inbox.put(more)  # it ends after these
+                break
             operations += more
-            try:
-                more = self._inbox.get_nowait()
-            except queue.Empty:
-                return operations, True
-        return operations, False
+        return operations
 
-    def _carry_out(self, file: OpenFile, batch: Batch) -> OpenFile | None:
-        """Answer every operation of the batch; what is returned is None when the file must be opened again."""
-        connection = file.connection
-        database = SqliteDatabase(connection, self._cursors)
-        lost = False
-        if batch.writes:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                _finish(batch.write(database))
-                connection.execute("COMMIT")
-            except Exception as error:  # whatever it is, nothing of it was committed
-                fault = unavailable(error, "written")
-                self._failed(fault)
-                batch.fail(fault, writes_too=True)
-                lost = not _rolled_back(connection)
-            else:
-                self._check_in_place(file, batch)
+    async def _carry_out(self, batch: Batch, file: OpenFile, database: SqliteDatabase) -> None:
+        """Answer every operation of the batch."""
         try:
-            if lost:
-                raise sqlite3.OperationalError  # what failed before them took the connection along
-            _finish(batch.read(database))
+            if batch.writes:
+                async with database.alone():
+                    await batch.write(database)
+        except Exception as error:  # whatever it is, nothing of it was committed
+            fault = unavailable(error, "written")
+            self._failed(fault)
+            batch.fail(fault, batch.writes)
+        else:
+            if batch.writes:
+                self._check_in_place(batch, file)
+        try:
+            database.roll_back()
+            await batch.read(database)
         except Exception as error:  # a thread must answer
             batch.fail(unavailable(error, "read"))
-        self._answer(batch)
-        return None if lost else file
 
-    def _check_in_place(self, file: OpenFile, batch: Batch) -> None:
+    def _check_in_place(self, batch: Batch, file: OpenFile) -> None:
         """Grant no permit in a file that is out of its place by now."""
+        permits = [each for each in batch.writes if each.event is None]
         try:
-            if any(isinstance(each, Permit) for each in batch.writes):
+            if permits:
                 file.check_in_place()
         except LedgerUnavailableError as error:
             self._failed(error)
-            batch.deny_permits(error)
+            batch.fail(error, permits)
         else:
             self._worked()
-
-    def _open_again(self, lock: OwnerLock | None) -> OpenFile:
-        file = self._open(create=False, lock=lock)
-        if (file.digest_key, file.identity) != (self._digest_key, self._identity):
-            file.close()
-            raise LedgerUnavailableError("another file has taken the ledger's place")
-        self._cursors = count(file.last_cursor + 1)
-        return file
-
-    def _answer(self, batch: Batch) -> None:
-        self._call(resolve, batch.answers)
-
-
-def _set_result(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if not future.done():  # cancelled
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-
-def _rolled_back(connection: sqlite3.Connection) -> bool:
-    """False where even that failed: the connection is closed, and nobody knows what it held."""
-    try:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-    except sqlite3.Error:
-        with suppress(sqlite3.Error):
-            connection.close()
-        return False
-    return True
 
 
 class SqliteLedger(StoredLedger):
@@ -343,13 +285,15 @@ class SqliteLedger(StoredLedger):
         is none to open, `LedgerInUseError` where another process has it open, `LedgerUnavailableError` where it cannot
         be opened.
         """
-        loop = asyncio.get_running_loop()
         # Absolute, so that no name is special to SQLite (":memory:") and a later chdir changes nothing.
         path = os.path.abspath(path)  # noqa: ASYNC240 - asks no disk
-        writer = SqliteWriter(path, connect, loop, create, read_only)
+        opening = (
+            partial(open_to_read, path) if read_only else partial(open_file, path, connect, create=create)
+        )
+        writer = SqliteWriter(asyncio.get_running_loop(), opening)
         try:
-            digest_key, created = await writer.opened
+            digest_key, created = await writer.opening.future
         except BaseException:
             writer.stop()
             raise
-        return cls(writer, loop, digest_key, location=f"sqlite:{path}", created=created)
+        return cls(writer, digest_key, location=f"sqlite:{path}", created=created)

@@ -24,7 +24,7 @@ from payclient.errors import (
     PayError,
 )
 from payclient.ledger.records import read_statements
-from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, check_supported
+from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, check_supported, identity_of
 
 __all__ = [
     "STATEMENTS",
@@ -77,30 +77,20 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
     return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 
 
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
-
-
 @attrs.frozen
 class OpenFile:
-    """A ledger's file that was opened, locked and checked."""
+    """A ledger's file that was opened and checked."""
 
     connection: sqlite3.Connection
-    #: None where the file was opened to be read only.
-    lock: OwnerLock | None
     digest_key: bytes
+    #: None where the file was opened to be read only.
+    lock: OwnerLock | None = None
     #: The highest number of a permit or a change; 0 where there is none.
-    last_cursor: int
+    last_cursor: int = 0
     #: This opening made the ledger.
-    created: bool
+    created: bool = False
     #: The file, its write-ahead log and its lock, each with its device and inode.
-    identities: dict[str, tuple[int, int]]
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Device and inode of the file itself."""
-        return next(iter(self.identities.values()))
+    identities: dict[str, tuple[int, int]] = attrs.Factory(dict)
 
     def check_in_place(self) -> None:
         """Raise `LedgerUnavailableError` where the ledger's path names other files than those that are open.
@@ -108,7 +98,7 @@ class OpenFile:
         What is committed to a renamed or removed file would be missing in the next process.
         """
         with suppress(OSError):
-            if all(_identity(path) == identity for path, identity in self.identities.items()):
+            if all(identity_of(path) == identity for path, identity in self.identities.items()):
                 return
         raise LedgerUnavailableError(
             f"the ledger must stay at {next(iter(self.identities))} while it is open: the file, its -wal or its "
@@ -116,13 +106,15 @@ class OpenFile:
         )
 
     def close(self) -> None:
-        """Close the connection; the lock stays."""
+        """Close the connection, and let another process own the file."""
         with suppress(sqlite3.Error):
             self.connection.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
-def open_file(path: str, connect: Connect, *, create: bool, lock: OwnerLock | None = None) -> OpenFile:
-    """Open, lock and check a ledger's file, made if there is none and `create`; `lock` is held already, if given.
+def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
+    """Open, lock and check a ledger's file, made if there is none and `create`.
 
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.
@@ -131,27 +123,25 @@ def open_file(path: str, connect: Connect, *, create: bool, lock: OwnerLock | No
         raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
     check_supported()
     path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
-    taken: OwnerLock | None = None
+    lock: OwnerLock | None = None
     try:
         check_place(path)
+        owner = None
         if os.path.exists(path):
             check_file(path)
-        if not create and not os.path.exists(path):
+            owner = os.stat(path).st_uid
+        elif not create:
             raise _missing(path)
-        lock = lock or (taken := _locked(path))
+        lock = OwnerLock(f"{path}-lock", owner)
         with suppress(FileExistsError):
             # Made here, since SQLite would ask the umask; -wal and -shm take the mode of their file.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         check_file(path)
         return _opened(path, connect, create, lock)
-    except PayError:
-        if taken:
-            taken.release()
-        raise
-    except (sqlite3.Error, OSError) as error:
-        if taken:
-            taken.release()
-        fault: PayError = unavailable(error, "opened")
+    except (PayError, sqlite3.Error, OSError) as error:
+        if lock is not None:
+            lock.release()
+        fault = error if isinstance(error, PayError) else unavailable(error, "opened")
         name = getattr(error, "sqlite_errorname", "")
         if name == "SQLITE_NOTADB":
             fault = ConfigurationError("the ledger's file is not a SQLite database")
@@ -161,21 +151,14 @@ def open_file(path: str, connect: Connect, *, create: bool, lock: OwnerLock | No
     raise fault
 
 
-def _locked(path: str) -> OwnerLock:
-    owner = os.stat(path).st_uid if os.path.exists(path) else None
-    return OwnerLock(f"{path}-lock", owner)
-
-
 def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenFile:
     connection = connect(path)
     try:
         created = _prepare(connection, path, create)
         key = _digest_key(connection)
         (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
-        locked = lock.status
-        identities = {each: _identity(each) for each in (path, f"{path}-wal")}
-        identities[lock.path] = locked.st_dev, locked.st_ino
-        file = OpenFile(connection, lock, key, last, created, identities)
+        identities = {each: identity_of(each) for each in (path, f"{path}-wal")}
+        file = OpenFile(connection, key, lock, last, created, identities | {lock.path: lock.identity})
         file.check_in_place()
     except BaseException:
         with suppress(sqlite3.Error):
@@ -202,7 +185,7 @@ def open_to_read(path: str) -> OpenFile:
                 raise _missing(path)
             if found != [APPLICATION_ID, VERSION]:
                 raise ConfigurationError(f"the file must be a ledger of schema version {VERSION}")
-            return OpenFile(connection, None, _digest_key(connection), 0, False, {path: _identity(path)})
+            return OpenFile(connection, _digest_key(connection))
         except BaseException:
             connection.close()
             raise

@@ -17,7 +17,7 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]  # Windows has none: `check_supported` says so
 
-__all__ = ["OwnerLock", "check_file", "check_place", "check_supported", "mount_of"]
+__all__ = ["OwnerLock", "check_file", "check_place", "check_supported", "identity_of", "mount_of"]
 
 # Where it may lie
 
@@ -67,6 +67,12 @@ def check_place(path: str) -> None:
             "the ledger's file must not be a mount point of its own, since its write-ahead log lies beside it: "
             "mount its directory"
         )
+
+
+def identity_of(file: str | int) -> tuple[int, int]:
+    """Return the device and the inode of a file."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino
 
 
 def check_file(path: str) -> None:
@@ -146,9 +152,9 @@ class OwnerLock:
         return fault
 
     @property
-    def status(self) -> os.stat_result:
-        """The locked file's, wherever its name is by now."""
-        return os.fstat(self._file)
+    def identity(self) -> tuple[int, int]:
+        """Device and inode of the locked file, wherever its name is by now."""
+        return identity_of(self._file)
 
     def release(self) -> None:
         """Let another process own the ledger. Call it once, in the process that took the lock."""

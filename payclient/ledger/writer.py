@@ -8,16 +8,17 @@ cancelled stops waiting; the operation is carried out all the same, in order. Ea
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
-from payclient.ledger.batch import Apply, Get, Operation, Permit, Read
+from payclient.ledger.batch import Get, Operation, Read, Write
 from payclient.ledger.records import change_of, permit_row, record_of, sanitize_event
 from payclient.lifecycle import Record, State, advance
 from payclient.logs import Log
@@ -35,18 +36,17 @@ PAGE = 200
 class Writer:
     """The queue before a database. `submit` and `stop` are called in the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
-        self._loop = loop
-        self._clock = clock
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self._pending: list[Operation] = []
         self._failing_since: float | None = None
-        self._logged: float | None = None
+        self._logged = -math.inf
 
     def submit(self, operation: Operation) -> None:
         """Queue an operation; its future is resolved once it is carried out."""
         # Handed over once per turn of the loop: what one turn brings forms one batch.
         if not self._pending:
-            self._loop.call_soon(self._hand_over)
+            self.loop.call_soon(self._hand_over)
         self._pending.append(operation)
 
     def _hand_over(self) -> None:
@@ -65,41 +65,31 @@ class Writer:
         """Stop, for a ledger that was not closed; also called by the garbage collector and at exit."""
         raise NotImplementedError
 
-    # One log line a minute about an outage, however many operations fail
-
     def _failed(self, fault: BaseException) -> None:
-        """Log, one line a minute, that the database takes nothing."""
-        now = self._clock()
+        """Log that the database takes nothing: one line a minute, however many operations fail."""
+        now = self.loop.time()
         if self._failing_since is None:
             self._failing_since = now
-        if self._logged is None or now - self._logged >= LINE_EVERY:
+        if now - self._logged >= LINE_EVERY:
             self._logged = now
             what = "%s, for %.0f s so far: nothing is sent until it can be"
             log("error", "ledger_unavailable", "", what, fault, now - self._failing_since)
 
     def _worked(self) -> None:
-        if self._failing_since is not None:
-            # An outage that no line told of needs none that ends it.
-            if self._logged is not None and self._logged >= self._failing_since:
-                seconds = self._clock() - self._failing_since
-                log("warning", "ledger_available", "", "the ledger works again after %.0f s", seconds)
-            self._failing_since = None
+        """Log the end of an outage of which a line told."""
+        since, self._failing_since = self._failing_since, None
+        if since is not None and self._logged >= since:
+            seconds = self.loop.time() - since
+            log("warning", "ledger_available", "", "the ledger works again after %.0f s", seconds)
 
 
 class StoredLedger:
     """The ledger over a writer, for one event loop of one process. Opened by `open`, closed by `aclose`."""
 
     def __init__(
-        self,
-        writer: Writer,
-        loop: asyncio.AbstractEventLoop,
-        digest_key: bytes,
-        *,
-        location: str = "",
-        created: bool = False,
+        self, writer: Writer, digest_key: bytes, *, location: str = "", created: bool = False
     ) -> None:
         self._writer = writer
-        self._loop = loop
         self.digest_key = digest_key
         self.location = location
         self.created = created
@@ -121,20 +111,18 @@ class StoredLedger:
             raise TransitionError(
                 "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
             )
-        future = self._future()
-        self._writer.submit(Permit(future, record, permit_row(record)))
-        granted: bool = await future
+        granted: bool = await self._submit(Write(self._future(), record, row=permit_row(record)))
         return granted
 
     async def apply(self, record: Record, event: Event) -> Record:
-        write = Apply(self._future(), record, event := sanitize_event(event))
+        event = sanitize_event(event)
+        write = Write(self._future(), record, event)
         try:  # noqa: SIM105 - `suppress` takes as long as all else here
-            write.aim(record, advance(record, event))
+            write.aim(event, record, advance(record, event))
         except TransitionError:  # the ledger's record may be newer, and take it
             pass
-        self._writer.submit(write)
-        result: Record = await write.future
-        return result
+        after: Record = await self._submit(write)
+        return after
 
     async def get(self, client_transaction_id: str) -> Record | None:
         found = await self.attempts((client_transaction_id,))
@@ -144,9 +132,7 @@ class StoredLedger:
         return {key: each[-1] for key, each in (await self.attempts(client_transaction_ids)).items()}
 
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        future = self._future()
-        self._writer.submit(Get(future, client_transaction_ids))
-        found: dict[str, list[Record]] = await future
+        found: dict[str, list[Record]] = await self._submit(Get(self._future(), client_transaction_ids))
         return found
 
     def unfinished(self) -> AsyncIterator[Record]:
@@ -196,17 +182,19 @@ class StoredLedger:
             raise UsageError("the ledger is closed")
         if os.getpid() != self._process:
             raise UsageError("the ledger belongs to the process that opened it; open another after a fork")
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._writer.loop:
             raise UsageError("the ledger belongs to another event loop")
 
     def _future(self) -> asyncio.Future[Any]:
         self._check_usable()
-        return self._loop.create_future()
+        return self._writer.loop.create_future()
+
+    def _submit(self, operation: Operation) -> asyncio.Future[Any]:
+        self._writer.submit(operation)
+        return operation.future
 
     def _read(self, name: str, *parameters: object) -> asyncio.Future[Any]:
-        future = self._future()
-        self._writer.submit(Read(future, name, parameters))
-        return future
+        return self._submit(Read(self._future(), name, parameters))
 
     async def _pages(self, rows: asyncio.Future[Any]) -> AsyncIterator[Record]:
         while page := await rows:

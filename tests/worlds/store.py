@@ -13,9 +13,9 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from payclient.ledger.batch import Apply, Batch, Operation, Permit, Write, resolve
+from payclient.ledger.batch import Batch, Operation, Write, resolve
 from payclient.ledger.records import record_of
-from payclient.ledger.sqlite import SqliteLedger, SqliteWriter
+from payclient.ledger.sqlite import SqliteDatabase, SqliteLedger, SqliteWriter, finish
 from payclient.ledger.sqlite_files import STATEMENTS, VERSION
 from payclient.ledger.writer import Writer
 from payclient.lifecycle import Record, State
@@ -91,9 +91,6 @@ class _Connection:
 class _File:
     """An open ledger's file that nobody moves."""
 
-    def __init__(self, connection: _Connection) -> None:
-        self.connection = connection
-
     def check_in_place(self) -> None:
         """It always is."""
 
@@ -102,13 +99,13 @@ class LoopWriter(SqliteWriter):
     """The shipped writer, by events: it takes a batch, commits it a moment later, and answers a moment later."""
 
     def __init__(self, process: Process, store: Store) -> None:
-        Writer.__init__(self, process.loop, process.loop.time)  # not SQLite's, which starts the thread
+        Writer.__init__(self, process.loop)  # not SQLite's, which starts the thread
         self._process = process
         self._store = store
-        self._cursors = store.cursors
         self._queued: list[Operation] = []
         self._busy = False
         self._proxy = _Connection(store.connection)
+        self._database = SqliteDatabase(self._proxy, store.cursors)  # type: ignore[arg-type]  # as far as it is used
         self._ended = False
         self._tries: defaultdict[str, deque[float]] = defaultdict(deque)
 
@@ -123,7 +120,7 @@ class LoopWriter(SqliteWriter):
         batch, self._queued = self._queued, []
         world, process = self._process.world, self._process
         # A hot incident comes around the COMMIT of a permit, where most depends on the order of things.
-        hot = any(isinstance(each, Permit) for each in batch) and process.is_hot()
+        hot = any(isinstance(each, Write) and each.event is None for each in batch) and process.is_hot()
         if hot and world.random.random() < 0.3:
             process.incident()
         process.later(world.random.choice((0.0005, 0.002, 0.02)), self._commit, batch, hot)
@@ -144,12 +141,13 @@ class LoopWriter(SqliteWriter):
         elif writes and world.happens(settings.disk_fault):
             self._proxy.fault = world.random.choice(("before", "after"))
             world.note(f"{self._process.name} the disk fails {self._proxy.fault} COMMIT")
-        self._carry_out(_File(self._proxy), batch)  # type: ignore[arg-type]  # a file as far as it is used
+        finish(self._carry_out(batch, _File(), self._database))  # type: ignore[arg-type]  # as far as it is used
+        self._answer(batch.answers)
         for write in writes:
             key = (write.record.client_transaction_id, write.record.attempt)
             record = self._store.attempt(*key)
             if record is not None:
-                if isinstance(write, Permit) and key not in world.oracle.permits:
+                if write.event is None and key not in world.oracle.permits:
                     world.oracle.permits[key] = world.now
                 world.note(
                     f"{self._process.name} committed {key[0]}/{key[1]} {record.state} ({record.evidence})"
@@ -167,13 +165,13 @@ class LoopWriter(SqliteWriter):
         times.append(world.now)
         while times[0] < world.now - 20.0:
             times.popleft()
-        if isinstance(write, Apply) and len(times) > 60:
+        if write.event is not None and len(times) > 60:
             name = write.record.client_transaction_id
             world.oracle.violated(f"{self._process.name} {name}: {len(times)} writes in 20 s of an outage")
 
-    def _answer(self, batch: Batch) -> None:
+    def _answer(self, answers: dict[Operation, Any]) -> None:
         delay = self._process.world.random.choice((0.0, 0.001, 0.01))
-        self._process.later(delay, self._loop.call_soon, resolve, batch.answers)
+        self._process.later(delay, self.loop.call_soon, resolve, answers)
 
     def stop(self) -> None:
         """There is no thread to stop."""
@@ -186,7 +184,7 @@ class WorldLedger(SqliteLedger):
     """The shipped ledger over that writer."""
 
     def __init__(self, process: Process, store: Store) -> None:
-        super().__init__(LoopWriter(process, store), process.loop, store.digest_key)
+        super().__init__(LoopWriter(process, store), store.digest_key)
         self._forgotten.detach()
         self._world = process.world
 

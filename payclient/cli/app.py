@@ -16,65 +16,69 @@ from payclient.errors import PayError
 
 __all__: list[str] = []
 
-#: The module beside this one in which each is a function of its name, its first sentence, and an example. Only the
-#: module of the command that is called is imported; a new command is a new line here.
+_BOOK = "--ledger sqlite:charges.db"
+
+#: Where each is a function, its first sentence, and an example. Only the module of the command that is called is
+#: imported, so that the list needs the sentences of the others; a new command is a new line here.
 COMMANDS = {
-    "cancel": ("transaction", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17"),
+    "cancel": (
+        "transaction:cancel", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17",
+    ),
     "charge": (
-        "charge", "Charge every row of a file, each customer once, and follow it to its end.",
+        "charge:charge", "Charge every row of a file, each customer once, and follow it to its end.",
         "charges.csv --ledger sqlite:charges.db --profile payphone --report report.csv",
     ),
     "confirm": (
-        "transaction", "Confirm one paid form, which the service reverses otherwise; it may be repeated.",
+        "transaction:confirm", "Confirm one paid form, which the service reverses otherwise; it may be repeated.",
         "--transaction-id 5017 --client-transaction-id form-17 --profile payphone",
     ),
     "demo": (
-        "demo", "Charge 200 made-up customers of the simulator, and compare the report with what it did.", "",
+        "demo:demo", "Charge 200 made-up customers of the simulator, and compare the report with what it did.", "",
     ),
     "doctor": (
-        "doctor", "Look at settings, network, ledger, profile and a page of yours, and print what to change.",
+        "doctor:doctor", "Look at settings, network, ledger, profile and a page of yours, and print what to change.",
         "--ledger sqlite:charges.db --profile payphone",
     ),
     "follow": (
-        "follow", "Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.",
+        "follow:follow", "Follow what is open and print each outcome as a line of JSON, until SIGTERM or Ctrl-C.",
         "--since 4711 --ledger sqlite:charges.db --profile payphone",
     ),
-    "guide": ("guide", "Show a guide: start, payphone, web, forms, batch, testing, es/empezar ...", "batch"),
-    "ledger": ("ledger", "Read the ledger, and decide by hand what nobody else can.", "list --unresolved"),
+    "guide": ("guide:guide", "Show a guide: start, payphone, web, forms, batch, testing, es/empezar ...", "batch"),
+    "ledger list": ("ledger:list_", None, f"--unresolved {_BOOK}"),
+    "ledger show": ("ledger:show", None, f"order-17 {_BOOK}"),
+    "ledger init": ("ledger:init", None, _BOOK),
+    "ledger backup": ("ledger:backup", None, f"charges-monday.db {_BOOK}"),
+    "ledger archive": ("ledger:archive", None, f"--before 2026-01-01 --to charges-2025.jsonl {_BOOK}"),
+    "ledger moved": ("ledger:moved", None, f"--base-url https://new.example {_BOOK}"),
+    "ledger resolve": (
+        "ledger:resolve", None, f"order-17 --as accepted --actor Ana --reason 'seen in the portal' {_BOOK}"
+    ),
+    "ledger export": ("ledger:export", None, f"--out charges.csv {_BOOK}"),
     "prepare": (
-        "prepare", "Prepare a payment form and print its links, each with its time left.",
+        "prepare:prepare", "Prepare a payment form and print its links, each with its time left.",
         "--amount-without-tax 1050 --currency USD --client-transaction-id form-17 --store-id S1 "
         "--response-url https://shop.example/back --ledger sqlite:charges.db --profile payphone",
     ),
     "reconcile": (
-        "reconcile", "Compare the ledger with a statement of the service or the bank, cent by cent.",
+        "reconcile:reconcile", "Compare the ledger with a statement of the service or the bank, cent by cent.",
         "statement.xlsx --ledger sqlite:charges.db --since 2026-03-01 --until 2026-03-31 --report differences.xlsx",
     ),
-    "reverse": ("transaction", "Give one payment back, whole.", "--client-transaction-id order-17"),
+    "reverse": ("transaction:reverse", "Give one payment back, whole.", "--client-transaction-id order-17"),
     "sale": (
-        "sale", "Charge one customer by a push request and follow it to its end.",
+        "sale:sale", "Charge one customer by a push request and follow it to its end.",
         "--phone-number 0984111222 --country-code 593 --amount-without-tax 1050 --currency USD "
         "--client-transaction-id order-17 --ledger sqlite:charges.db --profile payphone",
     ),
     "simulate": (
-        "simulate", "Simulate the service on this machine, with a page to play with at its address.",
+        "simulate:simulate", "Simulate the service on this machine, with a page to play with at its address.",
         "--port 8700 --profile payphone",
     ),
-    "status": ("transaction", "Query a transaction's state once.", "--client-transaction-id order-17"),
-}  # fmt: skip
-
-#: An example of each command below `ledger`.
-LEDGER = {
-    "list": "--unresolved", "show": "order-17", "init": "", "backup": "charges-monday.db",
-    "archive": "--before 2026-01-01 --to charges-2025.jsonl", "moved": "--base-url https://new.example",
-    "resolve": "order-17 --as accepted --actor Ana --reason 'seen in the portal'", "export": "--out charges.csv",
+    "status": ("transaction:status", "Query a transaction's state once.", "--client-transaction-id order-17"),
 }  # fmt: skip
 
 
 def make_app(command: str | None) -> App:
     """Return the command line; of its commands only this one is imported now, the others where cyclopts needs them."""
-    # Markdown takes a while to be imported.
-    help_format: Literal["markdown", "plaintext"] = "markdown" if command in COMMANDS else "plaintext"
     formatter = None
     if language() != "en":
         from payclient.cli.help import Help
@@ -83,7 +87,7 @@ def make_app(command: str | None) -> App:
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
-        help_format=help_format,
+        help_format="markdown" if command else "plaintext",  # Markdown takes a while to be imported
         help_formatter=formatter,
         version=installed_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
@@ -95,19 +99,18 @@ def make_app(command: str | None) -> App:
     app.register_install_completion_command(
         help="Complete commands and options in this shell, from its next start on."
     )
-    for name, (module, sentence, example) in COMMANDS.items():
-        if name != command:
-            app.command(f"payclient.cli.{module}:{name}", name=name, help=sentence)
-            continue
-        found = getattr(importlib.import_module(f"payclient.cli.{module}"), name)
-        if isinstance(found, App):
-            app.command(found, name=name)
-            book = "--ledger sqlite:charges.db"
-            found.help_epilogue = _example(name, example, book)
-            for below, arguments in LEDGER.items():
-                found[below].help_epilogue = _example(name, below, arguments, book)
-        else:
-            app.command(found, name=name, help_epilogue=_example(name, example))
+    ledger = App(name="ledger", help="Read the ledger, and decide by hand what nobody else can.")
+    ledger.help_epilogue = text("help.example", command=f"payclient ledger list --unresolved {_BOOK}")
+    app.command(ledger)
+    for name, (place, sentence, example) in COMMANDS.items():
+        module, _, function = f"payclient.cli.{place}".partition(":")
+        is_called = name.split()[0] == command
+        (ledger if name.startswith("ledger ") else app).command(
+            getattr(importlib.import_module(module), function) if is_called else f"{module}:{function}",
+            name=name.removeprefix("ledger "),
+            help=None if is_called else sentence,
+            help_epilogue=text("help.example", command=f"payclient {name} {example}".strip()),
+        )
 
     app.meta.end_of_options_delimiter = ""  # it is the command's own
 
@@ -130,10 +133,6 @@ def make_app(command: str | None) -> App:
     return app
 
 
-def _example(*words: str) -> str:
-    return text("help.example", command=" ".join(("payclient", *filter(None, words))))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code: 2 where our own checks refuse it, 130 where it is interrupted."""
     terminal.open_closed()
@@ -141,7 +140,8 @@ def run(arguments: Sequence[str]) -> int:
     terminal.command_line.set(tuple(arguments))
     choose_language(told_language(arguments))
     try:
-        code = make_app(next((each for each in arguments if each in COMMANDS), None)).meta(list(arguments))
+        known = {name.split()[0] for name in COMMANDS}
+        code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
     except PayError as error:
         terminal.complain_of(error)
         return 2
@@ -151,6 +151,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))
         return 130
+    except BrokenPipeError:  # whoever read the results has read enough
+        return 2
     except OSError as error:
         terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))
         return 2

@@ -7,12 +7,12 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.markup import escape
 
 from payclient.auth import check_base_url, service_fingerprint
@@ -21,7 +21,6 @@ from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.tables import csv_line, json_line
-from payclient.cli.terminal import iso
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
@@ -36,24 +35,15 @@ T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]
 
-_RECORD_COLUMNS = (
-    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id",
-    "candidate_ids",
-    "amount", "currency", "purchase", "created_at", "expires_at", "notified_at", "decided_at", "error_code",
-    "error_type",
-)  # fmt: skip
-
 #: Of `ledger list`.
-_LISTED = ("client transaction id", "state", "paid", "amount", "since (UTC)", "why")
+_LISTED = ("client transaction id", "state", "paid", "amount", "since", "why")
 
 #: Of an export.
-COLUMNS = (*_RECORD_COLUMNS, "messages", "actor", "reason", "receipt")
-
-
-ledger: App = App(
-    name="ledger",
-    help="Read the ledger, and decide by hand what nobody else can.",
-)
+COLUMNS = (
+    "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_ids",
+    "amount", "currency", "purchase", "created_at", "expires_at", "notified_at", "decided_at", "error_code",
+    "error_type", "messages", "actor", "reason", "receipt",
+)  # fmt: skip
 
 
 def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:
@@ -95,8 +85,6 @@ async def newest(book: Ledger, identifier: str) -> Record:
 #: Seconds after its permit from which nobody can be sending a sale any more: the total time-out and 30 s.
 SENDER_GONE = 60.0
 
-_BY_A_PERSON = (Evidence.OPERATOR, Evidence.LISTED)
-
 #: Each event's own sentence.
 SENTENCES = {
     kind.__name__: (kind.__doc__ or "").strip() for table in TRANSITIONS.values() for kind in table
@@ -119,7 +107,7 @@ def last_query(record: Record, window: float) -> float:
 
 
 def heard_of(record: Record) -> str:
-    """The candidate ids, in words."""
+    """Return the candidate ids, in words."""
     return ", ".join(text("why.others") if each == DROPPED else str(each) for each in record.candidate_ids)
 
 
@@ -127,20 +115,18 @@ def why(record: Record, now: float, window: float) -> str:
     """Return why a sale is where it is, in words."""
     word = text(f"evidence.{record.evidence}")
     match record.state:
-        case State.SENDING if now > record.created_at + SENDER_GONE:
-            word = text("why.gone")
         case State.SENDING:
-            word = text("why.sending")
+            word = text("why.gone" if now > record.created_at + SENDER_GONE else "why.sending")
         case State.UNKNOWN if record.candidate_ids:
             word += text("why.heard", ids=heard_of(record))
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
-            word = text("why.until", until=utc(record.expires_at))
+            word = text("why.until", until=moment(record.expires_at))
         case State.PENDING:
             word = text("why.over")
         case State.REVERSING:
             word = text("why.reversing")
         case State.EXPIRED if record.evidence is Evidence.CLOCK and now <= last_query(record, window):
-            word += text("why.asks", until=utc(last_query(record, window)))
+            word += text("why.asks", until=moment(last_query(record, window)))
         case State.REFUSED if record.evidence is Evidence.ANSWER:
             word = text("why.refused", words=refusal(record))
     if record.notified_at is not None and not record.state.decided:
@@ -154,46 +140,14 @@ def refusal(record: Record) -> str:
     return said if record.error_code is None else text("why.code", words=said, code=str(record.error_code))
 
 
-def move(change: Change) -> str:
-    """Return what happened, and between which states."""
-    if change.before is change.after:
-        return change.event
-    return f"{change.event}: {label(change.before or 'nothing')} → {label(change.after or '')}"
-
-
-def what(change: Change) -> str:
-    """Return an event's own sentence, with its details."""
-    details = []
-    for name, value in (json.loads(change.detail) if change.detail else {}).items():
-        words = f"{utc(value)} UTC" if name.endswith("_at") else str(value)
-        details.append(f"{sentence(name.replace('_', ' '))}: {words}")
-    return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
-
-
-def utc(when: float) -> str:
-    """Return `2026-03-01 17:04:59`."""
-    return datetime.datetime.fromtimestamp(when, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def local(when: float) -> str:
-    """Return the same moment on this machine's clock, with its distance from UTC."""
-    return datetime.datetime.fromtimestamp(when, datetime.UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+def moment(when: float) -> str:
+    """Return a time on this machine's clock, with its distance from UTC: `2026-03-01 12:04:59 -0500`."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(when))
 
 
 # --- list, show
 
 
-async def records_in(book: Ledger, state: State | None) -> AsyncIterator[Record]:
-    """Return the newest attempts in a state, or what is open, one after another: a ledger may be long."""
-    async for record in book.unfinished() if state is None or not state.decided else book.records():
-        if state in (None, record.state):
-            # Only after a refused attempt may there be a newer one.
-            newer = await book.get(record.client_transaction_id) if record.state is State.REFUSED else None
-            if newer is None or newer.attempt == record.attempt:
-                yield record
-
-
-@ledger.command(name="list")
 def list_(
     *,
     ledger: LedgerUrl = None,
@@ -211,40 +165,44 @@ def list_(
 
     async def show(book: Ledger) -> tuple[int, int]:
         shown = waiting = 0
-        async for record in records_in(book, state):
+        # One after another: a ledger may be long.
+        async for record in book.unfinished() if state is None or not state.decided else book.records():
             stuck = is_unresolved(record, now, window)
-            if unresolved and not stuck:
+            if state not in (None, record.state) or (unresolved and not stuck):
+                continue
+            # Only after a refused attempt may there be a newer one.
+            key = record.client_transaction_id
+            if record.state is State.REFUSED and (await newest(book, key)).attempt != record.attempt:
                 continue
             if not shown:
                 _print_columns(*map(sentence, _LISTED))
             shown, waiting = shown + 1, waiting + stuck
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
-            paid, since = label(PAID_WORDS[record.state.paid]), utc(record.created_at)
-            _print_columns(record.client_transaction_id, word, paid, amount, since, why(record, now, window))
+            paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
+            _print_columns(key, word, paid, amount, since, why(record, now, window))
         return shown, waiting
 
     shown, waiting = with_ledger(ledger, show)
-    if not shown:
-        terminal.say(text("ledger.none" if state or unresolved else "ledger.nothing_open"))
-    else:
+    if shown:
         stuck = text("ledger.stuck", count=waiting) if waiting else ""
         terminal.say(text("ledger.shown", count=shown, stuck=stuck))
+    else:
+        nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
+        terminal.say(text(f"ledger.{nothing}"))
     return 0
 
 
 def _print_columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> None:
-    terminal.plain(f"{identifier:<36}  {state:<11}  {paid:<11}  {amount:>16}  {since:<19}  {reason}")
+    terminal.plain(f"{identifier:<36}  {state:<11}  {paid:<11}  {amount:>16}  {since:<25}  {reason}")
 
 
-@ledger.command
 def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
-    """Show one sale's whole history: every attempt and every change, what each rests on, in UTC and local time."""
+    """Show one sale's whole history: every attempt and every change, and what each rests on."""
 
     async def read(book: Ledger) -> tuple[Record, list[Change]]:
         return await newest(book, identifier), await book.history(identifier)
 
     record, changes = with_ledger(ledger, read)
-    out, until = terminal.out(), record.expires_at
     receipt = json.loads(record.receipt or "{}")
     terminal.print_facts(
         {
@@ -257,28 +215,41 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
             "heard of, unproven": heard_of(record) or None,
-            "could be approved until": None if until is None else f"{utc(until)} UTC, {local(until)}",
+            "could be approved until": record.expires_at and moment(record.expires_at),
             "message": (refusal(record) or None) if record.state is State.REFUSED else record.reason,
             "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()) or None,
         }
     )
     for attempt in sorted({change.attempt for change in changes}):
-        out.print(f"\n[bold]{text('ledger.attempt', number=attempt)}[/]")
-        table = terminal.simple_table()
-        for name in ("UTC", "local", "change", "evidence", "what"):
-            table.add_column(sentence(name), no_wrap=name in ("UTC", "local", "change"))
+        terminal.out().print(f"\n[bold]{text('ledger.attempt', number=attempt)}[/]")
+        table = terminal.simple_table("when", "change", "evidence", "what")
+        for column in table.columns[:2]:
+            column.no_wrap = True
         for each in (change for change in changes if change.attempt == attempt):
-            table.add_row(
-                utc(each.at), local(each.at), move(each), sentence(each.evidence), escape(what(each))
-            )
-        out.print(table)
+            cells = moment(each.at), _move(each), sentence(each.evidence), escape(_what(each))
+            table.add_row(*cells)
+        terminal.out().print(table)
     return 0
 
 
-# --- init, backup, moved
+def _move(change: Change) -> str:
+    if change.before is change.after:
+        return change.event
+    return f"{change.event}: {label(change.before or 'nothing')} → {label(change.after or '')}"
 
 
-@ledger.command
+def _what(change: Change) -> str:
+    """Return an event's own sentence, with its details."""
+    details = []
+    for name, value in (json.loads(change.detail) if change.detail else {}).items():
+        words = moment(value) if name.endswith("_at") else value
+        details.append(f"{sentence(name.replace('_', ' '))}: {words}")
+    return " ".join([sentence(SENTENCES.get(change.event, "")), "; ".join(details)]).strip()
+
+
+# --- init, backup, archive, moved
+
+
 def init(*, ledger: LedgerUrl = None) -> int:
     """Make a ledger, or check the one that is there: its place, its server's settings, its tables."""
     if not ledger or ledger.startswith("memory:"):
@@ -295,7 +266,6 @@ def init(*, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command
 def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     """Copy a SQLite ledger to a new file, also while a shop or a batch uses it.
 
@@ -308,7 +278,6 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
     return 0
 
 
-@ledger.command
 def archive(
     *,
     before: Annotated[
@@ -329,7 +298,6 @@ def archive(
     return 0
 
 
-@ledger.command
 def moved(
     *,
     ledger: LedgerUrl = None,
@@ -338,8 +306,6 @@ def moved(
 ) -> int:
     """Set another address of the service: the same one, with all that was charged there."""
     address = check_base_url(base_url)
-    if not yes:
-        terminal.check_can_ask("nothing was changed")
     terminal.say(text("ledger.moving"))
     if not terminal.agrees(text("ledger.is_same"), text("ask.unchanged"), yes=yes):
         return 2
@@ -355,7 +321,6 @@ def moved(
 # --- resolve
 
 
-@ledger.command
 def resolve(
     identifier: Identifier,
     /,
@@ -372,15 +337,14 @@ def resolve(
     yes: Yes = False,
 ) -> int:
     """Decide an unknown or expired sale by hand, for good, with a name and a reason as its evidence."""
+    actor, reason = actor.strip(), reason.strip()
     for option, value in (("--actor", actor), ("--reason", reason)):
-        if not value.strip():
+        if not value:
             raise ConfigurationError(f"{option}: must not be empty")
-    if not yes:
-        terminal.check_can_ask("nothing was changed")
-
     # Closed while it asks, so that nobody's charges stand still for it.
     seen = with_ledger(ledger, lambda book: newest(book, identifier), changes=True)
-    _check_open(seen, as_)
+    if (fault := objection(seen, as_)) is not None:
+        raise ConfigurationError(fault)
     _say_what_it_means(seen, as_)
     if not terminal.agrees(text("ledger.decide"), text("ask.unchanged"), yes=yes):
         return 2
@@ -391,18 +355,11 @@ def resolve(
             raise ConfigurationError(
                 f"{identifier} has changed meanwhile: look at it again; nothing was changed"
             )
-        decision = DECISIONS[as_](at=time.time(), actor=actor.strip(), reason=reason.strip())
-        return await book.apply(record, decision)
+        return await book.apply(record, DECISIONS[as_](at=time.time(), actor=actor, reason=reason))
 
     after = with_ledger(ledger, decide, changes=True)
-    terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor.strip()))
+    terminal.say(text("ledger.decided", key=identifier, state=label(after.state), actor=actor))
     return 0
-
-
-def _check_open(record: Record, decision: str) -> None:
-    fault = objection(record, decision)
-    if fault is not None:
-        raise ConfigurationError(fault)
 
 
 def _say_what_it_means(record: Record, decision: str) -> None:
@@ -412,7 +369,7 @@ def _say_what_it_means(record: Record, decision: str) -> None:
     terminal.say(text("ledger.seen", key=record.client_transaction_id, state=state, **facts))
     if record.expires_at is not None and now < record.expires_at:
         left = terminal.duration(record.expires_at - now)
-        terminal.say(text("ledger.may_approve", until=utc(record.expires_at), left=left))
+        terminal.say(text("ledger.may_approve", until=moment(record.expires_at), left=left))
     given_back = record.state is State.REVERSING and decision == "cancelled"
     meaning = text(f"meaning.{'given_back' if given_back else decision}")
     terminal.say(text("ledger.as", decision=label(decision), meaning=meaning))
@@ -421,7 +378,6 @@ def _say_what_it_means(record: Record, decision: str) -> None:
 # --- export
 
 
-@ledger.command
 def export(
     *,
     ledger: LedgerUrl = None,
@@ -431,9 +387,7 @@ def export(
     out: Annotated[Path | None, Parameter(help="A new file, for its owner only; else it is printed.")] = None,
 ) -> int:
     """Write every attempt as a row: amounts in cents, times in UTC; no personal data, for the ledger has none."""
-    named = out is not None and out.suffix.lower() == ".jsonl"
-    as_json = (format or ("jsonl" if named else "csv")) == "jsonl"
-
+    as_json = format == "jsonl" or (format is None and out is not None and out.suffix.lower() == ".jsonl")
     if out is not None and out.exists():
         raise ConfigurationError(f"--out {out.name}: is there already; nothing was written")
 
@@ -461,19 +415,17 @@ def export(
 
 
 async def _row(book: Ledger, record: Record) -> dict[str, object]:
-    row: dict[str, object] = {name: getattr(record, name, None) for name in _RECORD_COLUMNS}
+    row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
     for name in ("created_at", "expires_at", "notified_at", "decided_at"):
-        row[name] = None if (when := getattr(record, name)) is None else iso(when)
-    row["candidate_ids"] = [each for each in record.candidate_ids if each != DROPPED]
+        row[name] = None if (when := getattr(record, name)) is None else terminal.iso(when)
     row |= {
         "paid": record.state.paid,
+        "candidate_ids": [each for each in record.candidate_ids if each != DROPPED],
         "messages": list(record.messages),
-        "actor": None,
-        "reason": record.reason,
+        "receipt": json.loads(record.receipt or "{}"),
     }
-    row["receipt"] = json.loads(record.receipt or "{}")
-    if record.evidence in _BY_A_PERSON:
+    if record.evidence in (Evidence.OPERATOR, Evidence.LISTED):
         for change in await book.history(record.client_transaction_id):
-            if change.attempt == record.attempt and change.evidence in _BY_A_PERSON and change.detail:
+            if (change.attempt, change.evidence) == (record.attempt, record.evidence) and change.detail:
                 row |= {name: json.loads(change.detail).get(name) for name in ("actor", "reason")}
     return row

@@ -278,16 +278,14 @@ def test_a_site_wide_policy_is_noted(server: Server, capfd: pytest.CaptureFixtur
 
 
 def test_a_page_that_moves_on_or_fails(server: Server, capfd: pytest.CaptureFixture[str]) -> None:
-    """The page at the end is looked at; none at all is said, and so is what no page can be."""
+    """A redirect is named, so that the page itself is given; none at all is said, and so is what no page can be."""
+    options = ["doctor", "--base-url", server.url, "--ledger", "memory:", "--site"]
     server.status, server.headers = 302, {"Location": "/new"}
-    main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", server.url])
-    assert len([path for _, path, _ in server.seen if path == "/new"]) == 4
-    assert any("HTTP 302" in text for text in said(capfd)["note"])
+    main([*options, server.url])
+    assert any("HTTP 302; give the page that customers leave from" in text for text in said(capfd)["note"])
+    assert all(path != "/new" for _, path, _ in server.seen)
     for site in ("shop.example", "file:///etc/passwd", "https://u:p@shop.example/"):
-        assert main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", site]) == 4
+        assert main([*options, site]) == 4
         assert any("--site: must be an address" in text for text in said(capfd)["wrong"])
-    assert (
-        main(["doctor", "--base-url", server.url, "--ledger", "memory:", "--site", "http://127.0.0.1:1/"])
-        == 4
-    )
+    assert main([*options, "http://127.0.0.1:1/"]) == 4
     assert any("cannot be read" in text for text in said(capfd)["wrong"])

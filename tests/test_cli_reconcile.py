@@ -360,7 +360,7 @@ def test_a_spreadsheet_with_transaction_ids(month: Book, tmp_path: Path) -> None
         ("transaction_id\n7\n", [], "give --map amount=COLUMN"),
         ("transaction_id,amount\n7,1.50\n", ["--map", "phone=x"], "the field must be one of"),
         ("transaction_id,amount\n7,1.50\n", ["--resolve"], "give both or none"),
-        ("transaction_id,amount\n7,1.50\n", ["--since", "31/1"], "must be a day such as"),
+        ("transaction_id,amount\n7,1.50\n", ["--since", "31/1"], 'unable to convert "31/1" into date'),
     ],
 )
 def test_a_statement_that_says_two_things_is_asked_about(

@@ -150,13 +150,14 @@ def test_a_statement_has_its_own_section(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Beside the statement; a column of charges is none of a statement."""
+    (shop / "rent.csv").write_text("clave;telefono;valor;casa\nbank-1;0977000002;25,00;A\n")
     monkeypatch.chdir(tmp_path)
     assert main(["charge", "shop/rent.csv", "--batch", "rent", "--yes", "--new-ledger"]) == 0
     with (shop / "payclient.toml").open("a") as file:
         file.write(
             '[reconcile]\nmap = { client_transaction_id = "Referencia", amount = "Monto" }\namounts = "cents"\n'
         )
-    (shop / "estado.csv").write_text("Referencia;Monto\nrent-1;2500\n")
+    (shop / "estado.csv").write_text("Referencia;Monto\nbank-1;2500\n")
     capfd.readouterr()
     assert main(["reconcile", "shop/estado.csv"]) == 0
     (shop / "payclient.toml").write_text("[reconcile]\nkey = 'clave'\n")

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Iterable, Iterator
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import attrs
 from cyclopts import Parameter
@@ -38,10 +38,12 @@ __all__: list[str] = []
 #: Seconds, for a connection and for an answer.
 TIMEOUT = 10.0
 
-#: Redirects of the merchant's page that are followed.
-MAX_REDIRECTS = 5
-
 _COLOURS = {"ok": "green", "note": "dim", "gap": "yellow", "wrong": "bold red"}
+
+#: Settings without which a call that needs one raises `ConfigurationError`.
+_NEEDED = (
+    "confirm", "returned", "cancel", "reverse", "nick_name_flag", "language_field", "wallet_link_field",
+)  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -72,7 +74,7 @@ def doctor(
     if settings[0].level == "ok":
         address = known.address()
         levels += _show("network", check_reach(address))
-    levels += _show("ledger", asyncio.run(check_ledger(ledger, address)))
+    levels += _show("ledger", [asyncio.run(check_ledger(ledger, address))])
     levels += _show("profile", about)
     if site is not None:
         levels += _show("site", check_site(site))
@@ -89,34 +91,34 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
     return levels
 
 
+def _value(name: str, value: object, otherwise: str = "") -> str:
+    """Return a setting's value, and the place that it is from, in words."""
+    place = origins.get().get(name, ("", otherwise))[1]
+    where = text("doctor.from", place=place) if place else ""
+    if name == "token_file":
+        return text("doctor.token", count=value, place=where)
+    return text("doctor.value", name=name, value=value, place=where)
+
+
 # --- What it looks at
-
-
-def _from(name: str) -> str:
-    """Return the place that a setting is from, in words; nothing where it is from nowhere."""
-    place = origins.get().get(name, ("", ""))[1]
-    return text("doctor.from", place=place) if place else ""
 
 
 def check_settings(options: ServiceOptions) -> Iterator[Check]:
     """Check where requests go, and the shape of the token, which is never shown; then name the other settings."""
     try:
-        place = _from("base_url") or text("doctor.from", place=text("doctor.of_profile"))
-        yield Check("ok", text("doctor.value", name="base_url", value=options.address(), place=place))
+        yield Check("ok", _value("base_url", options.address(), text("doctor.of_profile")))
     except ConfigurationError as error:
         yield Check("wrong", reason(str(error)))
     try:
         token = options.token()
         count = len(token if isinstance(token, str) else token.read())
-        place = _from("token_file") or text("doctor.from", place="PAYCLIENT_TOKEN")
-        yield Check("ok", text("doctor.token", count=count, place=place))
+        yield Check("ok", _value("token_file", count, "PAYCLIENT_TOKEN"))
     except ConfigurationError as error:
         yield Check("wrong", reason(str(error)))
     for name, (value, _) in origins.get().items():
         if name not in ("base_url", "token_file", "site"):
             shown = ", ".join(value) if isinstance(value, list) else str(value)
-            shown = location_of(shown) if name == "ledger" else shown
-            yield Check("note", text("doctor.value", name=name, value=shown, place=_from(name)))
+            yield Check("note", _value(name, location_of(shown) if name == "ledger" else shown))
 
 
 def check_named(profile: str | None) -> Iterator[Check]:
@@ -162,64 +164,49 @@ def check_reach(base_url: str) -> Iterator[Check]:
     yield Check("ok", text("doctor.reached", status=answer.status))
 
 
-async def check_ledger(url: str | None, base_url: str | None) -> list[Check]:
+async def check_ledger(url: str | None, base_url: str | None) -> Check:
     """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
     if not url:
-        return [Check("gap", text("doctor.no_ledger", how=reason(NO_LEDGER)))]
+        return Check("gap", text("doctor.no_ledger", how=reason(NO_LEDGER)))
     kind, _, path = url.partition(":")
     if kind == "memory":
         here = is_loopback(urlsplit(base_url or "").hostname or "")
-        return [Check("note" if here else "wrong", text("doctor.memory"))]
+        return Check("note" if here else "wrong", text("doctor.memory"))
     try:
-        book = await open_ledger(url, create=False)
+        try:
+            book = await open_ledger(url, create=False)
+        except LedgerMissingError:
+            if kind != "sqlite":
+                return Check("note", text("doctor.no_database"))
+            directory = os.path.dirname(os.path.abspath(path))  # noqa: ASYNC240 - asks no disk
+            with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
+                await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
+            return Check("ok", text("doctor.safe"))
         states = [record.state async for record in book.unfinished()]
         await book.aclose()
     except LedgerInUseError:
-        return [Check("note", text("doctor.in_use"))]
-    except LedgerMissingError:
-        if kind != "sqlite":
-            return [Check("note", text("doctor.no_database"))]
-        return [await _try_place(os.path.dirname(os.path.abspath(path)))]  # noqa: ASYNC240 - asks no disk
-    except (ConfigurationError, LedgerError) as error:
-        return [Check("wrong", reason(str(error)))]
-    lines = [Check("ok", text("doctor.opens", kind=kind))]
-    if states:
-        unknown = sum(state is not State.PENDING for state in states)
-        lines.append(Check("note", text("doctor.open", count=len(states), unknown=unknown)))
-    return lines
-
-
-async def _try_place(directory: str) -> Check:
-    try:
-        with TemporaryDirectory(prefix=".doctor-", dir=directory) as place:
-            await (await SqliteLedger.open(os.path.join(place, "ledger.db"))).aclose()
+        return Check("note", text("doctor.in_use"))
     except (ConfigurationError, LedgerError) as error:
         return Check("wrong", reason(str(error)))
     except OSError as error:
         return Check("wrong", text("doctor.place", why=reason(error.strerror or "")))
-    return Check("ok", text("doctor.safe"))
+    unknown = sum(state is not State.PENDING for state in states)
+    return Check("ok", text("doctor.opens", kind=kind, count=len(states), unknown=unknown))
 
 
 def check_site(url: str) -> Iterator[Check]:
     """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
-    first = urlsplit(url).netloc
-    for _ in range(MAX_REDIRECTS):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            yield Check("wrong", text("doctor.address"))
-            return
-        try:
-            answer = asyncio.run(get(url))
-        except Exception as error:
-            yield Check("wrong", text("doctor.page", why=type(error).__name__))
-            return
-        if not 300 <= answer.status <= 399 or not (target := answer.headers.get("Location")):
-            break
-        url = urljoin(url, target)
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        yield Check("wrong", text("doctor.address"))
+        return
+    try:
+        answer = asyncio.run(get(url))
+    except Exception as error:
+        yield Check("wrong", text("doctor.page", why=type(error).__name__))
+        return
     if answer.status != 200:
         yield Check("note", text("doctor.status", status=answer.status))
-    if urlsplit(url).netloc != first:
-        yield Check("note", text("doctor.moved", host=urlsplit(url).hostname))
     for finding in check_page(url, answer.headers.items(), answer.body.decode("utf-8", "replace")):
         yield Check("ok" if finding.good else "wrong", reason(finding.text))
     policy = answer.headers.get("Content-Security-Policy", "")
@@ -228,27 +215,19 @@ def check_site(url: str) -> Iterator[Check]:
     yield Check("note", text("doctor.referrer"))
 
 
-#: Settings without which a call that needs one raises `ConfigurationError`.
-_NEEDED = (
-    "confirm", "returned", "cancel", "reverse", "nick_name_flag", "language_field", "wallet_link_field",
-)  # fmt: skip
-
-
 def check_profile(profile: ServiceProfile) -> Iterator[Check]:
     """Find what the document leaves open (§4.2, §2.2, §2.3) and this profile does too."""
     status = profile.status
     missing = {"Pendiente", "Aceptado", "Cancelado"} - set(status.states.values() if status else ())
-    gaps = ["no_status"]
-    if status is not None:
-        lacking = {
-            "no_by_id": not status.by_transaction_id,
-            "no_by_client_id": not status.by_client_transaction_id,
-            "no_words": bool(missing),
-        }
-        gaps = [name for name, lacks in lacking.items() if lacks]
-    for gap in gaps:
+    lacking = {
+        "no_status": status is None,
+        "no_by_id": status is not None and not status.by_transaction_id,
+        "no_by_client_id": status is not None and not status.by_client_transaction_id,
+        "no_words": status is not None and bool(missing),
+    }
+    for gap in (name for name, lacks in lacking.items() if lacks):
         yield Check("gap", text(f"doctor.{gap}", states=", ".join(sorted(missing))))
-    if not gaps:
+    if not any(lacking.values()):
         yield Check("ok", text("doctor.by_both"))
     if status is not None and status.by_client_transaction_id and not profile.not_found_codes:
         yield Check("note", text("doctor.no_not_found"))

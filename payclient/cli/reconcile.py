@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
-from rich.table import Table
 
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write, check_apart, check_output
@@ -25,12 +24,11 @@ from payclient.cli.page import check_page, render
 from payclient.cli.settings import LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.statement import Entry, StatementOptions, read_statement
 from payclient.cli.tables import read_table, table_bytes
-from payclient.cli.texts import label, text
+from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.events import Listed
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
-from payclient.rows.format import KEY
 
 __all__: list[str] = []
 
@@ -39,6 +37,12 @@ _SHOWN = 20
 
 #: Payments of each class that the terminal names; the report has them all.
 _NAMED = 3
+
+
+COLUMNS = (
+    "class", "client_transaction_id", "transaction_id", "state_here", "here", "there", "currency", "here_units",
+    "there_units", "lines",
+)  # fmt: skip
 
 
 class Class(StrEnum):
@@ -92,6 +96,17 @@ class Pair:
             and len(self.entries) == 1
             and self.there == record.amount
         )
+
+    def row(self) -> dict[str, object]:
+        """Return the payment as a row of the report."""
+        sides = [side for side in (self.record, *self.entries[:1]) if side is not None]
+        keys, numbers = ([getattr(side, name) for side in sides] for name in COLUMNS[1:3])
+        state = None if self.record is None else str(self.record.state)
+        units = (Decimal(cents).scaleb(-2) for cents in (self.here, self.there))
+        lines = ", ".join(str(entry.line) for entry in self.entries)
+        key, number = (next((one for one in ids if one is not None), None) for ids in (keys, numbers))
+        cells = (str(self.kind), key, number, state, self.here, self.there, self.currency, *units, lines)
+        return dict(zip(COLUMNS, cells, strict=True))
 
 
 # --- The comparison
@@ -154,11 +169,6 @@ def _classify(record: Record, entries: Sequence[Entry]) -> Class:
 
 # --- The command
 
-COLUMNS = (
-    "class", "client_transaction_id", "transaction_id", "state_here", "here", "there", "currency", "here_units",
-    "there_units", "lines",
-)  # fmt: skip
-
 
 def reconcile(
     statement: Annotated[
@@ -169,9 +179,9 @@ def reconcile(
     ledger: LedgerUrl = None,
     written: StatementOptions = StatementOptions(),
     since: Annotated[
-        str | None, Parameter(help="The first day of the statement, such as 2026-03-01.")
+        datetime.date | None, Parameter(help="The first day of the statement, such as 2026-03-01.")
     ] = None,
-    until: Annotated[str | None, Parameter(help="Its last day.")] = None,
+    until: Annotated[datetime.date | None, Parameter(help="Its last day.")] = None,
     report: Annotated[
         Path | None, Parameter(help="Write each payment to a .csv, .xlsx or .jsonl file.")
     ] = None,
@@ -194,26 +204,29 @@ def reconcile(
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
     check_page(html)
     _check_report(report)
-    days = _day("--since", since, 0, float("-inf")), _day("--until", until, 1, float("inf"))
+    begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
     entries, others, dialect = read_statement(statement, written, profile_of(profile))
-    records, silent = with_ledger(ledger, lambda book: _records(book, entries, *days))
-    entries = _with_currency(entries, {record.currency for record in records})
-    pairs = compare(records, entries)
+    pairs, silent = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
     if resolve and (ripe := [pair for pair in pairs if pair.can_be_resolved]):
-        _list_ripe(ripe)
+        for pair in ripe:
+            row, money = pair.row(), terminal.money(pair.there, pair.currency)
+            terminal.say(
+                text("reconcile.sale", key=row["client_transaction_id"], money=money, line=row["lines"])
+            )
         if not terminal.agrees(text("reconcile.ask", count=len(ripe)), text("ask.unchanged"), yes=yes):
             return 2
         count = with_ledger(ledger, lambda book: _decide(book, ripe, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        records, silent = with_ledger(ledger, lambda book: _records(book, entries, *days))
-        pairs = compare(records, entries)
+        pairs, silent = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
     facts = _facts(pairs, others, silent)
     classes = _show(pairs, facts)
     if report is not None:
-        _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, map(_cells, pairs), dialect))
+        rows = [[*pair.row().values()] for pair in pairs]
+        _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, rows, dialect))
     if html is not None:
-        values = {"title": statement.name, "classes": classes, "facts": facts, "cells_of": _cells}
-        _write("--html", html, render("reconcile.html.j2", **values))
+        _write(
+            "--html", html, render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
+        )
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
@@ -228,64 +241,47 @@ def _check_report(report: Path | None) -> None:
             )
 
 
-def _with_currency(entries: list[Entry], currencies: set[str]) -> list[Entry]:
-    """Return the lines, those without a currency in the ledger's where it has one only."""
-    if len(currencies) != 1:
-        return entries
-    (only,) = currencies
-    return [attrs.evolve(each, currency=each.currency or only) for each in entries]
+def _midnight(day: datetime.date | None, more: int, otherwise: float) -> float:
+    """Return when so many days after a day begin on this machine's clock."""
+    if day is None:
+        return otherwise
+    begin = datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(more)
+    return begin.astimezone().timestamp()
 
 
-async def _records(
-    book: Ledger, entries: Sequence[Entry], since: float, until: float
-) -> tuple[list[Record], int]:
-    """Return the attempts that are paid in a time or listed at all, and how many open ones of the time are not listed.
+async def _pair_up(
+    book: Ledger, entries: Sequence[Entry], begin: float, end: float
+) -> tuple[list[Pair], int]:
+    """Compare the lines with what is paid in a time or listed at all; count the open ones of it that are not listed.
 
     One attempt after another is looked at: a ledger may be long.
     """
-    known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)} - {
-        None
-    }
+    known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)}
     found, silent = list[Record](), 0
     async for record in book.records():
-        inside = since <= (record.decided_at or record.created_at) < until
-        listed = record.transaction_id in known or record.client_transaction_id in known
+        inside = begin <= (record.decided_at or record.created_at) < end
+        listed = record.transaction_id in known - {None} or record.client_transaction_id in known
         if listed or (inside and record.state is State.ACCEPTED):
             found.append(record)
         else:
             silent += inside and record.state.paid is None
-    return found, silent
+    if len(currencies := {record.currency for record in found}) == 1:  # it is that of the lines without any
+        (only,) = currencies
+        entries = [attrs.evolve(entry, currency=entry.currency or only) for entry in entries]
+    return compare(found, entries), silent
 
 
-async def _decide(book: Ledger, pairs: Sequence[Pair], actor: str, statement: str) -> int:
+async def _decide(book: Ledger, pairs: Iterable[Pair], actor: str, statement: str) -> int:
     """Call what the statement proves paid, and return how many; what has changed since it was read is left alone."""
-    seen = {
-        (each.client_transaction_id, each.attempt, each.version): pair
-        for pair in pairs
-        if (each := pair.record)
-    }
     done = 0
-    for attempts in (await book.attempts([key for key, *_ in seen])).values():
-        for record in attempts:
-            pair = seen.get((record.client_transaction_id, record.attempt, record.version))
-            if pair is not None:
-                entry = pair.entries[0]
-                number = "" if entry.transaction_id is None else f", transaction {entry.transaction_id}"
-                reason = f"{statement}, line {entry.line}{number}"
-                await book.apply(record, Listed(at=time.time(), actor=actor, reason=reason))
-                done += 1
+    for pair in pairs:
+        (entry,), seen = pair.entries, pair.record
+        if seen is not None and await book.get(seen.client_transaction_id) == seen:
+            number = "" if entry.transaction_id is None else f", transaction {entry.transaction_id}"
+            reason = f"{statement}, line {entry.line}{number}"
+            await book.apply(seen, Listed(at=time.time(), actor=actor, reason=reason))
+            done += 1
     return done
-
-
-def _day(option: str, day: str | None, more: int, otherwise: float) -> float:
-    """Return when a day, or the day after it, begins on this machine's clock."""
-    if day is None:
-        return otherwise
-    try:
-        begin = datetime.datetime.fromisoformat(day) + datetime.timedelta(more)
-    except ValueError:
-        raise ConfigurationError(f"{option}: must be a day such as 2026-03-31") from None
-    return begin.astimezone().timestamp()
 
 
 def _write(option: str, path: Path, content: bytes) -> None:
@@ -300,22 +296,7 @@ def _write(option: str, path: Path, content: bytes) -> None:
 # --- What is shown
 
 #: A class or "all", its payments, and cents here and there by currency.
-Totals = tuple[str, Sequence[Pair], list[tuple[str, int, int]]]
-
-
-def _named(pair: Pair) -> str:
-    """Return the id of a payment, with its line in the statement."""
-    key, number, *_, lines = _cells(pair)[1:]
-    where = text("reconcile.at_line", line=lines) if lines else ""
-    return f"{key or number}{where}"
-
-
-def _list_ripe(pairs: Iterable[Pair]) -> None:
-    """Print what `--resolve` would decide, one line each."""
-    for pair in pairs:
-        key, *_, lines = _cells(pair)[1:]
-        money = terminal.money(pair.there, pair.currency)
-        terminal.say(text("reconcile.sale", key=key, money=money, line=lines))
+Totals = tuple[str, Collection[Pair], Mapping[str, tuple[int, int]]]
 
 
 def _facts(pairs: Iterable[Pair], others: Counter[str], silent: int) -> list[str]:
@@ -328,46 +309,34 @@ def _facts(pairs: Iterable[Pair], others: Counter[str], silent: int) -> list[str
 
 def _show(pairs: Sequence[Pair], facts: Iterable[str]) -> Sequence[Totals]:
     """Print the classes, the first payments of those that do not agree, and the facts; return the classes."""
-    groups = [(str(kind), [pair for pair in pairs if pair.kind is kind]) for kind in Class]
-    classes = [(kind, own, _sums(own)) for kind, own in groups]
-    terminal.out().print(_table([*classes, ("all", pairs, _sums(pairs))]))
+    classes = [_total(kind, [pair for pair in pairs if pair.kind is kind]) for kind in Class]
+    names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
+    table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
+    for kind, own, sums in (*classes, _total("all", pairs)):
+        sides = zip(
+            *([terminal.money(c, currency) for c in both] for currency, both in sums.items()), strict=True
+        )
+        name = label(kind) if kind == "all" else text(f"class.{kind}")
+        table.add_row(name, counted(len(own)), *map("\n".join, sides))
+    terminal.out().print(table)
     for kind, own, _ in classes:
         if own and kind != Class.AGREED:
-            name, keys = text(f"class.{kind}"), ", ".join(map(_named, own[:_NAMED]))
-            more = text("reconcile.more", count=len(own) - _NAMED) if len(own) > _NAMED else ""
-            terminal.tell(f"{name}: {keys}{more}")
+            rows = [pair.row() for pair in own]
+            keys = ", ".join(
+                f"{row['client_transaction_id'] or row['transaction_id']}"
+                + (text("reconcile.at_line", line=row["lines"]) if row["lines"] else "")
+                for row in rows[:_NAMED]
+            )
+            more = text("reconcile.more", count=len(rows) - _NAMED) if len(rows) > _NAMED else ""
+            terminal.tell(f"{text(f'class.{kind}')}: {keys}{more}")
     for fact in facts:
         terminal.say(fact)
     return classes
 
 
-def _cells(pair: Pair) -> Sequence[object]:
-    sides = [side for side in (*pair.entries[:1], pair.record) if side is not None]
-    key, number = (
-        next((value for side in reversed(sides) if (value := getattr(side, name)) is not None), None)
-        for name in (KEY, "transaction_id")
-    )
-    state = None if pair.record is None else str(pair.record.state)
-    units = (Decimal(cents).scaleb(-2) for cents in (pair.here, pair.there))
-    lines = ", ".join(str(entry.line) for entry in pair.entries)
-    return str(pair.kind), key, number, state, pair.here, pair.there, pair.currency, *units, lines
-
-
-def _sums(pairs: Sequence[Pair]) -> list[tuple[str, int, int]]:
-    """Return cents here and there, by currency."""
-    here, there = Counter[str](), Counter[str]()
-    for pair in pairs:
-        here[pair.currency] += pair.here
-        there[pair.currency] += pair.there
-    return [(currency, here[currency], there[currency]) for currency in sorted(here)]
-
-
-def _table(classes: Iterable[Totals]) -> Table:
-    names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
-    table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
-    for kind, pairs, sums in classes:
-        here = "\n".join(terminal.money(cents, currency) for currency, cents, _ in sums)
-        there = "\n".join(terminal.money(cents, currency) for currency, _, cents in sums)
-        name = label(kind) if kind == "all" else text(f"class.{kind}")
-        table.add_row(name, terminal.counted(len(pairs)), here, there)
-    return table
+def _total(kind: str, pairs: Collection[Pair]) -> Totals:
+    sums: dict[str, tuple[int, int]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.currency):
+        here, there = sums.get(pair.currency, (0, 0))
+        sums[pair.currency] = here + pair.here, there + pair.there
+    return kind, pairs, sums

@@ -56,12 +56,8 @@ class StatementFormat(Format):
 
     def fields_of(self, name: str) -> list[str]:
         """Return the field that a column of this name holds, or none."""
-        spelled = {field: self.named.get(field, field) for field in _FIELDS}
-        return [
-            f
-            for f, column in spelled.items()
-            if plain(name.strip()) in (plain(column), plain(to_service(column)))
-        ]
+        columns = ((field, self.named.get(field, field)) for field in _FIELDS)
+        return [f for f, column in columns if plain(name.strip()) in map(plain, (column, to_service(column)))]
 
 
 @Parameter(name="*")
@@ -116,10 +112,20 @@ def read_statement(
     form = options.format(path)
     file = read_records(path, form)
     _check_columns(path.name, file, form)
-    _check_state(path.name, file, form)
-    rows, faults = _rows(file, form)
-    in_cents = form.amounts == "cents"
-    mark = None if in_cents else _mark(path.name, options, [row.get("amount") for _, row in rows])
+    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
+    for line, names, cells, _ in file.records:
+        if isinstance(cells, CellError):
+            faults.append(RowError(line, None, str(cells)))
+        elif any(cell not in ("", None) for cell in cells):
+            found = list(zip(names, cells, strict=False))
+            _check_state(path.name, found, form)
+            rows.append((line, {field: cell for n, cell in found for field in form.fields_of(n)}))
+    # A total below the lines names no payment.
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        rows.pop()
+    mark = None
+    if form.amounts == "decimal":
+        mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
     signs = options.signs(profile)
     entries, others = list[Entry](), Counter[str]()
     for line, row in rows:
@@ -134,15 +140,8 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    dialect = dialect_of(
-        path,
-        file.delimiter,
-        mark,
-        told_mark=options.decimal_mark,
-        told_delimiter=None,
-        bom=file.for_spreadsheets,
-    )
-    return entries, others, dialect
+    told = {"told_mark": options.decimal_mark, "told_delimiter": None}
+    return entries, others, dialect_of(path, file.delimiter, mark, **told, bom=file.for_spreadsheets)
 
 
 def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
@@ -156,34 +155,19 @@ def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
         raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
 
 
-def _check_state(name: str, file: Records, form: StatementFormat) -> None:
+def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementFormat) -> None:
     """Raise `InvalidRequestError` where a column that is not read may say that a line was not paid."""
-    for _, names, found, _ in file.records:
-        if isinstance(found, CellError) or any("state" in form.fields_of(column) for column in names):
-            continue
-        for column, cell in zip(names, found, strict=False):
-            unread, said = not form.fields_of(column), plain(cell.strip()) if isinstance(cell, str) else ""
-            if unread and (_STATE.fullmatch(plain(column.strip())) or _NOT_PAID.fullmatch(said)):
-                shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
-                raise InvalidRequestError(
-                    f"{name}: the column {shown} may say that a line was not paid: give --map state={shown}, and "
-                    "--paid WORD for each word of it that means paid"
-                )
-
-
-def _rows(file: Records, form: StatementFormat) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
-    """Return the cells of each line by field, without empty lines and a total at the end; and what cannot be read."""
-    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
-    for line, names, found, _ in file.records:
-        if isinstance(found, CellError):
-            faults.append(RowError(line, None, str(found)))
-        elif any(cell not in ("", None) for cell in found):
-            pairs = zip(names, found, strict=False)
-            rows.append((line, {field: cell for name, cell in pairs for field in form.fields_of(name)}))
-    # A total below the lines names no payment.
-    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        rows.pop()
-    return rows, faults
+    if any("state" in form.fields_of(column) for column, _ in row):
+        return
+    for column, cell in row:
+        said = plain(cell.strip()) if isinstance(cell, str) else ""
+        may_say = _STATE.fullmatch(plain(column.strip())) or _NOT_PAID.fullmatch(said)
+        if may_say and not form.fields_of(column):
+            shown = column.strip() if SHOWABLE.fullmatch(column.strip()) else "COLUMN"
+            raise InvalidRequestError(
+                f"{name}: the column {shown} may say that a line was not paid: give --map state={shown}, and "
+                "--paid WORD for each word of it that means paid"
+            )
 
 
 def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:

@@ -423,7 +423,7 @@ def test_curl_drives_a_sale_to_each_outcome(ready: Path) -> None:
         (["--set", "stores"], "--set: must be NAME=VALUE"),
         (["--set", "cors=perhaps"], "cors"),
         (["--set", "application=APP"], "application"),
-        (["--time-of-day", "25:00"], "--time-of-day: must be HH:MM"),
+        (["--time-of-day", "25:00"], "the time of day must be HH:MM"),
         (["--host", "0.0.0.0", "--port", "0", "--ready-file", "/nowhere/ready"], "whoever reaches"),
         (["--port", "0", "--ready-file", "/nowhere/ready"], "--ready-file"),
         (["--host", "192.0.2.1"], "--host"),

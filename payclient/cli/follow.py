@@ -53,16 +53,15 @@ async def _follow(service: Service, since: int) -> int:
         async with service.tracker() as tracker:
             printing = asyncio.create_task(_print(tracker.outcomes(since)))
             stopping = asyncio.create_task(stopped.wait())
+            await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            printing.cancel()
             try:
-                await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
-                if printing.done():
-                    printing.result()
+                await printing
+            except asyncio.CancelledError:
+                pass
             except OSError as error:
                 raise ConfigurationError(f"the outcomes cannot be written: {error.strerror}") from None
-            finally:
-                printing.cancel()
-                stopping.cancel()
-                await asyncio.gather(printing, stopping, return_exceptions=True)
     terminal.say(text("run.followed"))
     return 0
 
@@ -90,6 +89,7 @@ async def _writable() -> None:
 def _facts(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome in the words of the reports; times are ISO 8601, in UTC."""
     error = outcome.error if isinstance(outcome.error, RefusedError) else None
+    times = {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
     return {
         "cursor": outcome.cursor,
         "client_transaction_id": outcome.client_transaction_id,
@@ -97,10 +97,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "state": str(outcome.state),
         "paid": outcome.paid,
         "evidence": str(outcome.evidence),
-        **{
-            name: None if (at := getattr(outcome, name)) is None else terminal.iso(at)
-            for name in ("created_at", "notified_at", "decided_at")
-        },
+        **{name: None if at is None else terminal.iso(at) for name, at in times.items()},
         "error_code": None if error is None else error.error_code,
         "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
     }

@@ -49,17 +49,6 @@ Whole: Parameter = Parameter(converter=_read_integer)
 Number: Parameter = Parameter(converter=_read_number)
 Count = Annotated[int, Parameter(converter=_read_integer, validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
-BaseUrl = Annotated[
-    str | None,
-    Parameter(env_var="PAYCLIENT_BASE_URL", help="The service's address; a preset has its own."),
-]
-TokenPath = Annotated[
-    Path | None,
-    Parameter(
-        env_var="PAYCLIENT_TOKEN_FILE",
-        help="A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN.",
-    ),
-]
 Profile = Annotated[
     str | None,
     Parameter(
@@ -86,9 +75,11 @@ NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
 class ServiceOptions:
     """Which service to call, and with which token."""
 
-    base_url: BaseUrl = None
+    base_url: Annotated[str | None, Parameter(env_var="PAYCLIENT_BASE_URL")] = None
+    """The service's address; a preset has its own."""
     profile: Profile = None
-    token_file: TokenPath = None
+    token_file: Annotated[Path | None, Parameter(env_var="PAYCLIENT_TOKEN_FILE")] = None
+    """A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN."""
 
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""

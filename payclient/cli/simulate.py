@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,6 @@ from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
-from payclient.simulator.scenarios import scenario as named
 from payclient.validation import is_loopback
 
 __all__: list[str] = []
@@ -81,35 +79,25 @@ def simulate(
     """Simulate the service on this machine, with a page to play with at its address. No real money moves."""
     if not 0 <= port <= 65535:
         raise ConfigurationError("--port: must be 0 to 65535")
-    named_accounts = (
-        pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account
-    )
-    accounts = {token: name for name, token in named_accounts}
+    pairs = (pair_of("--account", each, "must be NAME=TOKEN, such as test=token-1") for each in account)
+    accounts = {secret: name for name, secret in pairs}
     if accounts and token is not None:
         raise ConfigurationError("--token: must not be given with --account, which gives the tokens")
     try:
-        chosen = named(scenario)
-        crowd = chosen.answers if answers is None else Answers.parse(answers, delay=(20.0, 0.6))
-        settings = _settings(profile, set_)
+        simulator = Simulator.scenario(
+            scenario, host=host, port=port, token=token, accounts=accounts or None, control=True,
+            settings=_settings(profile, set_),
+        )  # fmt: skip
+        if answers is not None:
+            simulator.answers = Answers.parse(answers)
+        if time_of_day is not None:
+            simulator.set_time_of_day(time_of_day)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    if crowd is not None:
-        crowd = attrs.evolve(crowd, seed=seed, delay=crowd.delay if delay is None else (delay, 0.6))
-    simulator = Simulator(
-        host=host,
-        port=port,
-        token=token,
-        accounts=accounts or None,
-        settings=settings,
-        answers=crowd,
-        faults=attrs.evolve(chosen.faults, seed=seed),
-        control=True,
-    )
-    if time_of_day is not None:
-        try:
-            simulator.set_time_of_day(time_of_day)
-        except ValueError:
-            raise ConfigurationError("--time-of-day: must be HH:MM, such as 19:59") from None
+    if (crowd := simulator.answers) is not None:
+        crowd = attrs.evolve(crowd, delay=crowd.delay if delay is None else (delay, 0.6))
+        simulator.answers = attrs.evolve(crowd, seed=seed)
+    simulator.faults.chances = attrs.evolve(simulator.faults.chances, seed=seed)
     return asyncio.run(_serve(simulator, host, ready_file, token or next(iter(accounts), ANY_TOKEN)))
 
 
@@ -118,49 +106,38 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     # The name means a whole service of the simulator's, which is more than a profile holds of one.
     settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
     # A ledger that outlives this run must meet none of its ids again.
-    first_id: dict[str, object] = {"first_id": time.time_ns() // 1000}
-    return settings.changed(first_id | dict(map(_setting, changes)))
+    given: dict[str, object] = {"first_id": time.time_ns() // 1000}
+    for change in changes:
+        name, value = pair_of("--set", change, "must be NAME=VALUE, such as stores=S1,S2")
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return settings.changed(given)
 
 
-def _setting(text: str) -> tuple[str, object]:
-    """Read `NAME=VALUE`, whose value is JSON or else text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError("--set: must be NAME=VALUE, such as stores=S1,S2")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-@contextmanager
-def _ready_file(path: Path | None, url: str, token: str) -> Iterator[None]:
-    """Keep a file for another program with the service's address and token, for its owner only."""
-    if path is None:
-        yield
-        return
+def _announce(path: Path, url: str, token: str) -> None:
+    """Write a file for another program with the service's address and token, for its owner only."""
     try:
         with atomic_write(path) as file:
             file.write(json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
     except OSError as error:
         raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
     try:
-        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
+        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)), ExitStack() as stack:
             async with simulator:
                 terminal.tell(text("simulate.listening", url=simulator.url))
                 terminal.say(text("simulate.play", url=simulator.url))
                 if not is_loopback(host):
                     terminal.complain(text("simulate.exposed"))
-                with _ready_file(ready_file, simulator.url, token):
-                    await stopped.wait()
+                if ready_file is not None:
+                    _announce(ready_file, simulator.url, token)
+                    stack.callback(ready_file.unlink, missing_ok=True)
+                await stopped.wait()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))

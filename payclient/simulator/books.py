@@ -87,7 +87,10 @@ class Books:
 
     def set_time_of_day(self, time_of_day: str) -> None:
         """Make it this time of the service's day, such as "19:59"; ValueError for what is not one."""
-        wanted, now = time.fromisoformat(time_of_day), self.local_time()
+        try:
+            wanted, now = time.fromisoformat(time_of_day), self.local_time()
+        except ValueError:
+            raise ValueError("the time of day must be HH:MM, such as 19:59") from None
         change = datetime.combine(now, wanted, now.tzinfo) - now
         self._ahead += change.total_seconds()
 

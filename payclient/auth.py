@@ -16,6 +16,7 @@ import attrs
 
 from payclient.clock import start
 from payclient.errors import ConfigurationError, NotSentError
+from payclient.profile import ServiceProfile, find_profile
 from payclient.secret import Secret
 from payclient.validation import is_loopback
 
@@ -172,6 +173,21 @@ def check_base_url(base_url: object) -> str:
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
         raise ConfigurationError("base_url must be https (http is for loopback only)")
     return base_url.rstrip("/")
+
+
+def service_from_env(
+    environ: Mapping[str, str], profile: ServiceProfile | str | os.PathLike[str] | None
+) -> tuple[str, Secret[TokenSource], ServiceProfile]:
+    """Return the service's address, the token and the profile. Raises `ConfigurationError` naming what is not set."""
+    found = find_profile(profile or environ.get("PAYCLIENT_PROFILE") or None)
+    base_url = environ.get("PAYCLIENT_BASE_URL") or found.base_url
+    if not base_url:
+        raise ConfigurationError("PAYCLIENT_BASE_URL is not set")
+    if path := environ.get("PAYCLIENT_TOKEN_FILE"):
+        return base_url, Secret(TokenFile(path)), found
+    if not environ.get("PAYCLIENT_TOKEN"):
+        raise ConfigurationError("PAYCLIENT_TOKEN is not set")
+    return base_url, Secret(environ["PAYCLIENT_TOKEN"]), found
 
 
 def service_fingerprint(base_url: str, key: bytes) -> bytes:

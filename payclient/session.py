@@ -19,7 +19,8 @@ from typing import Any, Self, TypeVar
 
 import attrs
 
-from payclient.auth import SIGNED_WITH, Secret, Token, TokenFile, TokenSource, check_base_url
+from payclient import wire
+from payclient.auth import SIGNED_WITH, Secret, Token, TokenSource, check_base_url, service_from_env
 from payclient.clock import Deadlines, Timeouts
 from payclient.errors import (
     ConfigurationError,
@@ -34,22 +35,7 @@ from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult, StatusReport
 from payclient.profile import DOCUMENT, ServiceProfile, find_profile
 from payclient.transport import AiohttpTransport, Connector
-from payclient.wire import (
-    BeforeSend,
-    HttpRequest,
-    HttpResponse,
-    Transport,
-    confirm_request,
-    decode_confirm,
-    decode_prepare,
-    decode_sale,
-    decode_status,
-    decode_undone,
-    encode_prepare,
-    encode_sale,
-    status_request,
-    undo_request,
-)
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 __all__: list[str] = ["Exchange", "PaySession"]
 
@@ -57,18 +43,6 @@ __all__: list[str] = ["Exchange", "PaySession"]
 RETRY_DELAYS = (0.1, 0.5)
 
 log: Log = Log("payclient.session")
-
-#: Forks of this process so far, counted in the child: cheaper than asking the system for the process id at each call.
-_generation = 0
-
-
-def _after_fork() -> None:
-    global _generation
-    _generation += 1
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_after_fork)
 
 _T = TypeVar("_T")
 
@@ -102,21 +76,6 @@ class Exchange:
     client_transaction_id: str | None
     transaction_id: int | None = None
     resends: int = 0
-
-
-def service_from_env(
-    environ: Mapping[str, str], profile: ServiceProfile | str | os.PathLike[str] | None
-) -> tuple[str, Secret[TokenSource], ServiceProfile]:
-    """Return the service's address, the token and the profile. Raises `ConfigurationError` naming what is not set."""
-    found = find_profile(profile or environ.get("PAYCLIENT_PROFILE") or None)
-    base_url = environ.get("PAYCLIENT_BASE_URL") or found.base_url
-    if not base_url:
-        raise ConfigurationError("PAYCLIENT_BASE_URL is not set")
-    if path := environ.get("PAYCLIENT_TOKEN_FILE"):
-        return base_url, Secret(TokenFile(path)), found
-    if not environ.get("PAYCLIENT_TOKEN"):
-        raise ConfigurationError("PAYCLIENT_TOKEN is not set")
-    return base_url, Secret(environ["PAYCLIENT_TOKEN"]), found
 
 
 class PaySession:
@@ -163,7 +122,7 @@ class PaySession:
         self.answered_at: float | None = None
         self._deadlines: Deadlines | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._generation = _generation
+        self._process = os.getpid()
         self._closed = False
 
     @classmethod
@@ -198,7 +157,7 @@ class PaySession:
         if self._closed:
             return
         self._closed = True
-        if self._generation != _generation:
+        if self._process != os.getpid():
             return  # a fork: its parent has the connections
         self._token.close()
         if self._deadlines is not None:
@@ -210,7 +169,7 @@ class PaySession:
         """Bind to the running loop. Raises `UsageError` if this session cannot be used here."""
         if self._closed:
             raise UsageError("this session is closed")
-        if self._generation != _generation:
+        if self._process != os.getpid():
             raise UsageError("this session was made before a fork; make one in each process")
         loop = asyncio.get_running_loop()
         if self._deadlines is None:
@@ -230,25 +189,26 @@ class PaySession:
         `OutcomeUnknownError`: it may exist, never send it again by yourself. What `before_send` raises comes
         through unchanged, with nothing sent.
         """
-        return await self._send_in_time("sale", self.encode_sale(request), decode_sale, before_send, timeouts)
+        return await self._send_in_time(
+            "sale", self.encode_sale(request), wire.decode_sale, before_send, timeouts
+        )
 
     def encode_sale(self, request: SaleRequest) -> HttpRequest:
         """Check a Sale by the profile and encode it: the first half of `sale`. No I/O."""
-        return encode_sale(request, self.profile)
+        return wire.encode_sale(request, self.profile)
 
     async def send_sale(
         self,
         request: HttpRequest,
         before_send: BeforeSend | None = None,
         *,
-        timeouts: Timeouts | None = None,
         check: Callable[[SaleResult], object] | None = None,
     ) -> SaleResult:
         """Send what `encode_sale` made, and read the answer: the second half of `sale`.
 
         `check` is called with a result before its connection can serve another request, and may raise a `PayError`.
         """
-        return await self._send_in_time("sale", request, _checked(decode_sale, check), before_send, timeouts)
+        return await self._send_in_time("sale", request, wire.decode_sale, before_send, check=check)
 
     async def prepare(self, request: PrepareRequest, *, timeouts: Timeouts | None = None) -> PrepareResult:
         """Prepare a hosted payment form (§4: POST /api/button/Prepare). A form alone charges nobody.
@@ -256,25 +216,22 @@ class PaySession:
         `NotSentError`, `InvalidRequestError`, `ConfigurationError`, `RefusedError`: nothing was prepared.
         `OutcomeUnknownError`: prepare another one, under a client transaction id of its own.
         """
-        return await self._send_in_time(
-            "prepare", self.encode_prepare(request), decode_prepare, None, timeouts
-        )
+        encoded = self.encode_prepare(request)
+        return await self._send_in_time("prepare", encoded, wire.decode_prepare, timeouts=timeouts)
 
     def encode_prepare(self, request: PrepareRequest) -> HttpRequest:
         """Check a Prepare by the profile and encode it: the first half of `prepare`. No I/O."""
-        return encode_prepare(request, self.profile)
+        return wire.encode_prepare(request, self.profile)
 
     async def send_prepare(
         self,
         request: HttpRequest,
         before_send: BeforeSend | None = None,
         *,
-        timeouts: Timeouts | None = None,
         check: Callable[[PrepareResult], object] | None = None,
     ) -> PrepareResult:
         """Send what `encode_prepare` made, and read the answer; `check` as in `send_sale`."""
-        reader = _checked(decode_prepare, check)
-        return await self._send_in_time("prepare", request, reader, before_send, timeouts)
+        return await self._send_in_time("prepare", request, wire.decode_prepare, before_send, check=check)
 
     async def status(
         self,
@@ -289,8 +246,8 @@ class PaySession:
         about the transaction. Repeated by itself twice on resets and 5xx, and once with a fresh token after a
         401; with `repeat` False the service sees one request at most, for a caller that counts requests.
         """
-        request = status_request(self.profile, transaction_id, client_transaction_id)
-        return await self._send_renewing("status", request, decode_status, repeat)
+        request = wire.status_request(self.profile, transaction_id, client_transaction_id)
+        return await self._send_renewing("status", request, wire.decode_status, repeat)
 
     async def confirm(
         self, transaction_id: int, client_transaction_id: str, *, repeat: bool = True
@@ -300,8 +257,8 @@ class PaySession:
         Repeatable, and repeated by itself as a status query is, unless `repeat` is False. `RefusedError`: the service
         knows no such payment. `OutcomeUnknownError`: it may be confirmed; confirm it again.
         """
-        request = confirm_request(self.profile, transaction_id, client_transaction_id)
-        return await self._send_renewing("confirm", request, decode_confirm, repeat)
+        request = wire.confirm_request(self.profile, transaction_id, client_transaction_id)
+        return await self._send_renewing("confirm", request, wire.decode_confirm, repeat)
 
     async def cancel(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -311,8 +268,8 @@ class PaySession:
         `NotCancellableError`: it is not pending any more; query its status. `NotSentError` and any other
         `RefusedError`: nothing was withdrawn. `OutcomeUnknownError`: query its status.
         """
-        request = undo_request(self.profile, "cancel", transaction_id, client_transaction_id)
-        await self._send_in_time("cancel", request, partial(decode_undone, operation="cancel"))
+        request = wire.undo_request(self.profile, "cancel", transaction_id, client_transaction_id)
+        await self._send_in_time("cancel", request, partial(wire.decode_undone, operation="cancel"))
 
     async def reverse(
         self, *, transaction_id: int | None = None, client_transaction_id: str | None = None
@@ -322,8 +279,8 @@ class PaySession:
         Never sent again by itself unless proven not sent. `NotReversibleError`: too late, or no such payment.
         `NotSentError` and any other `RefusedError`: nothing was reversed. `OutcomeUnknownError`: it may be reversed.
         """
-        request = undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
-        await self._send_in_time("reverse", request, partial(decode_undone, operation="reverse"))
+        request = wire.undo_request(self.profile, "reverse", transaction_id, client_transaction_id)
+        await self._send_in_time("reverse", request, partial(wire.decode_undone, operation="reverse"))
 
     # --- How each of them is sent
 
@@ -346,6 +303,7 @@ class PaySession:
         before_send: BeforeSend | None = None,
         timeouts: Timeouts | None = None,
         *,
+        check: Callable[[_T], object] | None = None,
         repeatable: bool = False,
     ) -> _T:
         """Send a request within the total time-out, again where `should_retry` says so, and read the answer."""
@@ -362,7 +320,10 @@ class PaySession:
                 try:
                     response = None
                     response = await self._send_once(request, proof)
-                    result = decode(response, self.profile, request.client_transaction_id)
+                    found = decode(response, self.profile, request.client_transaction_id)
+                    if check is not None:
+                        check(found)
+                    result = found
                     return result  # noqa: TRY300 - the `finally` below sees it
                 except TransportError as failure:
                     if not should_retry(
@@ -385,12 +346,22 @@ class PaySession:
             raise
         finally:
             deadline.end()
-            if result is None and (error is None or operation != "status"):
+            if response and response.discard and result is None and (error is None or operation != "status"):
                 # The connection may bring a second copy of a refusal or of "not found", as its next answer.
-                _discard(response)
+                response.discard()
             if self.on_exchange is not None:
-                seconds, was_sent = time.perf_counter() - began, sent or proof.passed
-                exchange = _exchange(operation, request, response, seconds, was_sent, error, result, tries)
+                exchange = Exchange(
+                    operation=operation,
+                    method=request.method,
+                    path=request.path,
+                    http_status=response and response.status,
+                    seconds=time.perf_counter() - began,
+                    sent=sent or proof.passed,
+                    error=error and type(error).__name__,
+                    client_transaction_id=request.client_transaction_id,
+                    transaction_id=getattr(result, "transaction_id", None),
+                    resends=tries,
+                )
                 _report(self.on_exchange, exchange)
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
         raise error
@@ -446,19 +417,6 @@ class SendProof:
         self.passed = True
 
 
-def _checked(decode: Decode[_T], check: Callable[[_T], object] | None) -> Decode[_T]:
-    """Return a reader that passes its result to `check`."""
-    if check is None:
-        return decode
-
-    def checked(response: HttpResponse, profile: ServiceProfile, identifier: str | None) -> _T:
-        result = decode(response, profile, identifier)
-        check(result)
-        return result
-
-    return checked
-
-
 def should_retry(error: TransportError, tries: int, *, repeatable: bool, permit_spent: bool) -> bool:
     """Return whether a request may be sent again after an error, having been sent again `tries` times.
 
@@ -483,36 +441,6 @@ def _classify_failure(proof: SendProof, request: HttpRequest, failure: str) -> T
     if kind is NotSentError:
         failure = f"{failure}; nothing was sent"
     return kind(failure, client_transaction_id=request.client_transaction_id)
-
-
-def _discard(response: HttpResponse | None) -> None:
-    """Close the connection of an answer, where there is one."""
-    if response is not None and response.discard is not None:
-        response.discard()
-
-
-def _exchange(
-    operation: str,
-    request: HttpRequest,
-    response: HttpResponse | None,
-    seconds: float,
-    sent: bool,
-    error: BaseException | None,
-    result: object,
-    resends: int,
-) -> Exchange:
-    return Exchange(
-        operation=operation,
-        method=request.method,
-        path=request.path,
-        http_status=None if response is None else response.status,
-        seconds=seconds,
-        sent=sent,
-        error=None if error is None else type(error).__name__,
-        client_transaction_id=request.client_transaction_id,
-        transaction_id=getattr(result, "transaction_id", None),
-        resends=resends,
-    )
 
 
 def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> None:

@@ -9,14 +9,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, Unpack
 from urllib.parse import urlsplit
 
-from payclient.auth import Secret, TokenSource
+from payclient.auth import Secret, TokenSource, service_from_env
 from payclient.clock import Clock, Timeouts
 from payclient.errors import ConfigurationError
 from payclient.ledger import open_ledger
 from payclient.logs import Log
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.schedule import Schedule
-from payclient.session import Exchange, PaySession, service_from_env
+from payclient.session import Exchange, PaySession
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.tracker import Tracker
 from payclient.transport import Connector

@@ -13,31 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
+from payclient import validation as rules
 from payclient.amounts import COMPONENTS, sum_fault
 from payclient.errors import ConfigurationError, ErrorDetail, InvalidRequestError
 from payclient.secret import Secret
-from payclient.validation import (
-    CheckedModel,
-    Declared,
-    calling_code,
-    cents,
-    choice,
-    country,
-    currency,
-    degrees,
-    field_fault,
-    flag,
-    id_fault,
-    identifier,
-    instance,
-    integer,
-    phone,
-    text,
-    tuple_of,
-    unmistakable_id,
-    url,
-    wallet_phone,
-)
+from payclient.validation import CheckedModel, Declared, field_fault, id_fault
 
 __all__ = [
     "BillTo",
@@ -85,19 +65,19 @@ class BillTo(CheckedModel):
     - `ip_address`: Of the customer's device.
     """
 
-    bill_to_id: int | None = optional(integer())
-    address1: str | None = private(text())
-    address2: str | None = private(text())
-    country: str | None = optional(country())
-    state: str | None = private(text())
-    locality: str | None = private(text())
-    first_name: str | None = private(text())
-    last_name: str | None = private(text())
-    phone_number: str | None = private(phone())
-    email: str | None = private(text())
-    postal_code: str | None = private(text())
-    customer_id: str | None = private(text())
-    ip_address: str | None = private(text())
+    bill_to_id: int | None = optional(rules.integer())
+    address1: str | None = private(rules.text())
+    address2: str | None = private(rules.text())
+    country: str | None = optional(rules.country())
+    state: str | None = private(rules.text())
+    locality: str | None = private(rules.text())
+    first_name: str | None = private(rules.text())
+    last_name: str | None = private(rules.text())
+    phone_number: str | None = private(rules.phone())
+    email: str | None = private(rules.text())
+    postal_code: str | None = private(rules.text())
+    customer_id: str | None = private(rules.text())
+    ip_address: str | None = private(rules.text())
 
 
 @attrs.frozen(kw_only=True)
@@ -113,13 +93,13 @@ class LineItem(CheckedModel):
     - `product_description`: Short description.
     """
 
-    product_name: str | None = optional(text())
-    unit_price: int | None = optional(cents())
-    quantity: int | None = optional(integer())
-    total_amount: int | None = optional(cents())
-    tax_amount: int | None = optional(cents())
-    product_sku: str | None = optional(text())
-    product_description: str | None = optional(text())
+    product_name: str | None = optional(rules.text())
+    unit_price: int | None = optional(rules.cents())
+    quantity: int | None = optional(rules.integer())
+    total_amount: int | None = optional(rules.cents())
+    tax_amount: int | None = optional(rules.cents())
+    product_sku: str | None = optional(rules.text())
+    product_description: str | None = optional(rules.text())
 
 
 def _to_tuple(items: Iterable[LineItem]) -> tuple[LineItem, ...]:
@@ -139,9 +119,9 @@ class Order(CheckedModel):
     - `line_items`: Any iterable of `LineItem`, kept as a tuple.
     """
 
-    bill_to: BillTo | None = optional(instance(BillTo))
+    bill_to: BillTo | None = optional(rules.instance(BillTo))
     line_items: tuple[LineItem, ...] = attrs.field(
-        default=(), converter=_to_tuple, metadata=tuple_of(LineItem)
+        default=(), converter=_to_tuple, metadata=rules.tuple_of(LineItem)
     )
 
 
@@ -152,20 +132,20 @@ class Order(CheckedModel):
 class _Charge(CheckedModel):
     """The common fields of a Sale and a payment form. All amounts are cents (§2.1)."""
 
-    currency: str = attrs.field(metadata=currency())
-    client_transaction_id: str = attrs.field(metadata=unmistakable_id())
-    amount_without_tax: int | None = optional(cents(part=True))
-    amount_with_tax: int | None = optional(cents(part=True))
-    tax: int | None = optional(cents(part=True))
-    service: int | None = optional(cents(part=True))
-    tip: int | None = optional(cents(part=True))
+    currency: str = attrs.field(metadata=rules.currency())
+    client_transaction_id: str = attrs.field(metadata=rules.unmistakable_id())
+    amount_without_tax: int | None = optional(rules.cents(part=True))
+    amount_with_tax: int | None = optional(rules.cents(part=True))
+    tax: int | None = optional(rules.cents(part=True))
+    service: int | None = optional(rules.cents(part=True))
+    tip: int | None = optional(rules.cents(part=True))
     #: The sum of the parts unless given.
-    amount: int = attrs.field(default=None, metadata=cents(computed="_sum_of_parts"))
-    reference: str | None = private(text())
-    order: Order | None = private(instance(Order))
-    time_zone: int | None = optional(integer())
-    lat: str | None = private(degrees(90))
-    lng: str | None = private(degrees(180))
+    amount: int = attrs.field(default=None, metadata=rules.cents(computed="_sum_of_parts"))
+    reference: str | None = private(rules.text())
+    order: Order | None = private(rules.instance(Order))
+    time_zone: int | None = optional(rules.integer())
+    lat: str | None = private(rules.degrees(90))
+    lng: str | None = private(rules.degrees(180))
 
     # §2.1.1, §2.1.4; a sum of 0 may be that of no part.
     agreement: ClassVar[str] = (
@@ -216,18 +196,18 @@ class SaleRequest(_Charge):
     - `nick_name`: Text; with `by_nick_name` only.
     """
 
-    phone_number: str | None = private(wallet_phone())
-    country_code: str = attrs.field(metadata=calling_code())
-    store_id: str | None = optional(identifier())
-    response_url: str | None = private(url())
-    client_user_id: str | None = private(text())
-    optional_parameter1: str | None = private(text())
-    optional_parameter2: str | None = private(text())
-    optional_parameter3: str | None = private(text())
-    by_nick_name: bool = attrs.field(default=False, metadata=flag())
-    nick_name: str | None = private(text(rare=True))
+    phone_number: str | None = private(rules.wallet_phone())
+    country_code: str = attrs.field(metadata=rules.calling_code())
+    store_id: str | None = optional(rules.store())
+    response_url: str | None = private(rules.url())
+    client_user_id: str | None = private(rules.text())
+    optional_parameter1: str | None = private(rules.text())
+    optional_parameter2: str | None = private(rules.text())
+    optional_parameter3: str | None = private(rules.text())
+    by_nick_name: bool = attrs.field(default=False, metadata=rules.flag())
+    nick_name: str | None = private(rules.text())
 
-    agreement: ClassVar[str] = _Charge.agreement + " and phone_number"
+    agreement: ClassVar[str] = _Charge.agreement + " and phone_number and nick_name is None"
 
     def _find_faults(self) -> list[ErrorDetail]:
         """Return every fault: the field that names the customer is required."""
@@ -265,14 +245,14 @@ class PrepareRequest(_Charge):
     - `language`: Of the form; needs the parameter's name from the profile.
     """
 
-    store_id: str = attrs.field(metadata=identifier(required=True))
-    response_url: str = attrs.field(metadata=url(required=True), repr=False)
-    phone_number: str | None = private(phone())
-    email: str | None = private(text())
-    document_id: str | None = private(text())
-    cancellation_url: str | None = private(url())
-    optional_parameter: str | None = private(text())
-    language: Literal["es", "en"] | None = optional(choice("es", "en"))
+    store_id: str = attrs.field(metadata=rules.store(required=True))
+    response_url: str = attrs.field(metadata=rules.url(required=True), repr=False)
+    phone_number: str | None = private(rules.phone())
+    email: str | None = private(rules.text())
+    document_id: str | None = private(rules.text())
+    cancellation_url: str | None = private(rules.url())
+    optional_parameter: str | None = private(rules.text())
+    language: Literal["es", "en"] | None = optional(rules.choice("es", "en"))
 
 
 def derive_id(*keys: str | int) -> str:

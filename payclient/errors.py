@@ -90,7 +90,8 @@ class ErrorDetail:
 class PayError(Exception):
     """The base of every error that payclient raises on purpose."""
 
-    # Attributes with defaults, set after `args`: that is all that pickling needs.
+    # Attributes with defaults, set after `args`: that is all that pickling needs. What few raise sites know is an
+    # attribute of the class, set on the error that has it.
     def __init__(self, message: str = "", *, client_transaction_id: str | None = None) -> None:
         super().__init__(message)
         self.client_transaction_id = client_transaction_id
@@ -141,17 +142,13 @@ class OutcomeUnknownError(TransportError):
     otherwise not usable.
     """
 
+    candidate_id: int | None = None
+
     def __init__(
-        self,
-        message: str = "",
-        *,
-        http_status: int | None = None,
-        candidate_id: int | None = None,
-        client_transaction_id: str | None = None,
+        self, message: str = "", *, http_status: int | None = None, client_transaction_id: str | None = None
     ) -> None:
         super().__init__(message, client_transaction_id=client_transaction_id)
         self.http_status = http_status
-        self.candidate_id = candidate_id
 
 
 class RefusedError(PayError):
@@ -212,24 +209,7 @@ class UnauthorizedError(RefusedError):
 class RateLimitedError(RefusedError):
     """HTTP 429: too many requests. `retry_after` is in seconds; None: the answer has no `Retry-After`."""
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        retry_after: float | None = None,
-        error_code: int | None = None,
-        errors: Iterable[ErrorDetail] = (),
-        http_status: int | None = None,
-        client_transaction_id: str | None = None,
-    ) -> None:
-        super().__init__(
-            message,
-            error_code=error_code,
-            errors=errors,
-            http_status=http_status,
-            client_transaction_id=client_transaction_id,
-        )
-        self.retry_after = retry_after
+    retry_after: float | None = None
 
 
 class NotCancellableError(RefusedError):
@@ -263,11 +243,7 @@ class TrackerClosedError(PayError):
 class AlreadyPaidError(PayError):
     """This purchase is paid: nothing was sent. `outcome` is what was paid."""
 
-    def __init__(
-        self, message: str = "", *, outcome: Any = None, client_transaction_id: str | None = None
-    ) -> None:
-        super().__init__(message, client_transaction_id=client_transaction_id)
-        self.outcome = outcome
+    outcome: Any = None
 
 
 class PurchaseOpenError(PayError):
@@ -276,20 +252,12 @@ class PurchaseOpenError(PayError):
     `pending` is that ask (None after pickling), `until` when it may end, in UTC seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        pending: Any = None,
-        until: float | None = None,
-        client_transaction_id: str | None = None,
-    ) -> None:
-        super().__init__(message, client_transaction_id=client_transaction_id)
-        self.pending = pending
-        self.until = until
+    pending: Any = None
+    until: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, self.__dict__ | {"pending": None}
+        kept = {name: value for name, value in vars(self).items() if name != "pending"}
+        return type(self), self.args, kept
 
 
 class LedgerError(PayError):

@@ -44,11 +44,14 @@ def filled(kind: type[PayError]) -> PayError:
         options["errors"] = [AMOUNT, BUSY]
     if issubclass(kind, RefusedError):
         options |= {"error_code": 22, "http_status": 400}
-    if issubclass(kind, RateLimitedError):
-        options["retry_after"] = 1.5
     if issubclass(kind, OutcomeUnknownError):
-        options |= {"http_status": 502, "candidate_id": 23178284}
-    return kind("se cortó", **options)
+        options["http_status"] = 502
+    error = kind("se cortó", **options)
+    if isinstance(error, RateLimitedError):
+        error.retry_after = 1.5
+    if isinstance(error, OutcomeUnknownError):
+        error.candidate_id = 23178284
+    return error
 
 
 def pickled(error: PayError) -> Any:

@@ -106,14 +106,12 @@ def refusal_of(poller: Poller, holder: Record) -> PayError:
     """Return the error that tells which ask of the purchase is paid or open."""
     identifier = holder.client_transaction_id
     if holder.state in (State.ACCEPTED, State.REVERSING):
-        return AlreadyPaidError(
-            f"this purchase is paid by {identifier}; nothing was sent",
-            outcome=Outcome.of(holder),
-            client_transaction_id=identifier,
-        )
-    return PurchaseOpenError(
-        f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent",
-        pending=poller.handle(holder),
-        until=holder.expires_at if holder.links_dead_at is None else holder.links_dead_at,
-        client_transaction_id=identifier,
-    )
+        words = f"this purchase is paid by {identifier}; nothing was sent"
+        paid = AlreadyPaidError(words, client_transaction_id=identifier)
+        paid.outcome = Outcome.of(holder)
+        return paid
+    words = f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent"
+    taken = PurchaseOpenError(words, client_transaction_id=identifier)
+    taken.pending = poller.handle(holder)
+    taken.until = holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
+    return taken

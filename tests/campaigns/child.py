@@ -25,7 +25,7 @@ from typing import Any
 from aiohttp import web
 
 import payclient
-from payclient import cli, session
+from payclient import cli, wire
 from payclient.ledger import postgres
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.schedule import Fixed
@@ -130,13 +130,13 @@ def watch_steps(place: Place) -> None:
     SqliteLedger.unfinished = watched_unfinished  # type: ignore[method-assign, assignment]
     for method in ("write", "writelines"):
         _watch_bytes(place, method)
-    decode = session.decode_sale  # type: ignore[attr-defined]  # imported there
+    decode = wire.decode_sale
 
     def watched_decode(*arguments: Any) -> payclient.SaleResult:
         place.reach("answer read")
         return decode(*arguments)
 
-    session.decode_sale = watched_decode  # type: ignore[attr-defined, assignment]
+    wire.decode_sale = watched_decode  # type: ignore[assignment]
 
 
 def _watch_bytes(place: Place, method: str) -> None:

@@ -24,7 +24,7 @@ from postgres_server import database, new_database, postgres
 __all__ = ["database", "new_database", "postgres"]  # fixtures
 
 #: Each has a PostgreSQL and services of its own: more would rather wait for each other.
-MOST_WORKERS = 4
+MOST_WORKERS = 6
 
 #: For the files of tests: a ledger writes durably, and elsewhere thousands of tests wait for the disk.
 MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made by pytest, for its user alone
@@ -32,7 +32,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made by pytest, fo
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in as many processes as there are cores, unless `-n` says otherwise.
+    """The whole suite runs in two processes a core, unless `-n` says otherwise: half of a test's time is waiting.
 
     What is named by its file runs in this process, as everything does with `-n 0`, `--pdb` or `-p no:xdist`. Each
     worker takes neighbours, which share the fixtures of their module, and helps the others at the end.
@@ -54,7 +54,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         here = config.invocation_params.dir
         named = any((here / each.partition("::")[0]).is_file() for each in config.args)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        option.numprocesses = 0 if named or option.usepdb or cores == 1 else min(cores, MOST_WORKERS)
+        option.numprocesses = 0 if named or option.usepdb else min(2 * cores, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"
 

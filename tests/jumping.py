@@ -6,50 +6,53 @@ import asyncio
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-__all__ = ["JumpingLoop", "jump_after", "run_jumping"]
+__all__ = ["jump_after", "run_jumping"]
 
 T = TypeVar("T")
 
 
-class _Selector(selectors.DefaultSelector):
-    """Waits `silence` at most; `ahead` is by how much its clock is ahead of the real one."""
+class _Jumps:
+    """Waits `silence` at most; `ahead` is by how much the loop's clock is ahead of the real one."""
 
-    silence = 0.5
-    ahead = 0.0
+    def __init__(self, loop: Any) -> None:
+        self.silence = 0.0
+        self.ahead = 0.0
+        self._select, self._time = loop._selector.select, loop.time
+        loop._selector.select, loop.time = self.select, self.time
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= self.silence:
-            return super().select(timeout)
-        found = super().select(self.silence)
-        if not found:
+        waits = timeout is None or timeout <= self.silence
+        found: list[tuple[selectors.SelectorKey, int]] = self._select(timeout if waits else self.silence)
+        if timeout is not None and not waits and not found:
             self.ahead += timeout - self.silence
         return found
 
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop that is told by `jump_after` how many real seconds of silence mean that a timer is waited for."""
-
-    def __init__(self) -> None:
-        self._jumping = _Selector()
-        super().__init__(self._jumping)
-
     def time(self) -> float:
-        return super().time() + self._jumping.ahead
+        real: float = self._time()
+        return real + self.ahead
 
-    def jump_after(self, seconds: float) -> None:
-        """Lower it where everything that answers runs in this loop."""
-        self._jumping.silence = seconds
+
+_JUMPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Jumps] = WeakKeyDictionary()
 
 
 def jump_after(seconds: float) -> None:
-    """Of the running loop."""
+    """Of the running loop: so many real seconds of silence mean that a timer is waited for.
+
+    Few are enough where everything that answers runs in this loop, and no thread and no other process.
+    """
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, JumpingLoop)
-    loop.jump_after(seconds)
+    if loop not in _JUMPS:
+        _JUMPS[loop] = _Jumps(loop)
+    _JUMPS[loop].silence = seconds
 
 
 def run_jumping(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, where minutes of waiting take half a second."""
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        return runner.run(work)
+
+    async def main() -> T:
+        jump_after(0.5)
+        return await work
+
+    return asyncio.run(main())

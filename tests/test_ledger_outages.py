@@ -323,12 +323,12 @@ def test_an_outage_is_logged_once_a_minute(
         ledger = await open_ledger(f"postgresql://payclient@127.0.0.1:{front.port}/{name}?sslmode=disable")
         assert await ledger.permit(fresh())
         caplog.clear()
-        jump_after(0.005)
         front.refuse = 1_000_000
         await postgres.execute(
             "postgres",
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'payclient'",
         )
+        jump_after(0.005)
         loop = asyncio.get_running_loop()
         begin, failed, words = loop.time(), 0, set[str]()
         while loop.time() - begin < 150:

@@ -175,7 +175,7 @@ async def test_one_answer_for_two_processes(
             await service.clock.advance(1)
             service.decide("Cancelado", 1001)
             service.decide("Aceptado", 1000)
-            outcome = await outcome_of(service, second)
+            outcome = await outcome_of(service, second, ledger=ledger)
             assert (outcome.paid, outcome.transaction_id) == (False, 1001)
         events = [each.event for each in await ledger.history("order-2")]
         if not fails:

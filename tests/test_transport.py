@@ -23,6 +23,7 @@ import pytest
 import required
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit
+from jumping import jump_after
 from payclient.clock import Timeouts
 from payclient.errors import (
     CustomerBusyError,
@@ -63,10 +64,10 @@ from raw_server import (
 TOKEN, PHONE, PERSON = "canary-token-5QdX", "0987654321", "Canary Person"
 CANARIES = (TOKEN, PHONE, PERSON, "canary-link")
 
-#: Long enough never to be reached, and short enough to end a test that hangs.
-LONG = Timeouts(connect=5, total=5)
-#: For what only the total time-out ends.
-SHORT = Timeouts(connect=0.8, total=0.8)
+#: Never reached but where a server is silent, and there the clock jumps.
+LONG = Timeouts(connect=30, total=30)
+#: Real seconds of silence.
+SILENCE = 0.05
 
 TRIES = 1 + len(RETRY_DELAYS)
 
@@ -178,7 +179,6 @@ class Row:
     #: A transaction id, or the exact class of the error; several where the kernel decides.
     expected: object
     candidate: int | None = None
-    timeouts: Timeouts = LONG
 
     @property
     def allowed(self) -> tuple[object, ...]:
@@ -192,9 +192,9 @@ def answers(
     return Row(name, (read, write(answer(body, status, *extra))), expected, candidate)
 
 
-def sends(name: str, data: bytes, expected: object, *steps: Step, timeouts: Timeouts = LONG) -> Row:
+def sends(name: str, data: bytes, expected: object, *steps: Step) -> Row:
     """A row whose server reads the request, writes these bytes and does the steps."""
-    return Row(name, (read, write(data), *steps), expected, timeouts=timeouts)
+    return Row(name, (read, write(data), *steps), expected)
 
 
 UNKNOWN = OutcomeUnknownError
@@ -222,12 +222,12 @@ ROWS = [
     sends("closed in the head", CREATED[:20], UNKNOWN, fin),
     sends("reset in the body", HALF, UNKNOWN, next_turns, reset),
     sends("closed in the body", HALF, UNKNOWN, fin),
-    Row("stalled before the answer", (read, hang), UNKNOWN, timeouts=SHORT),
-    sends("stalled in the head", CREATED[:20], UNKNOWN, timeouts=SHORT),
-    sends("stalled in the body", HALF, UNKNOWN, timeouts=SHORT),
-    Row("one byte after the other", (read, drip(CREATED * 9, pause=0.01)), UNKNOWN, timeouts=SHORT),
-    Row("100 without end", (read, flood(b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001)), UNKNOWN, timeouts=SHORT),
-    Row("102 without end", (read, flood(b"HTTP/1.1 102 Wait\r\n\r\n", pause=0.001)), UNKNOWN, timeouts=SHORT),
+    Row("stalled before the answer", (read, hang), UNKNOWN),
+    sends("stalled in the head", CREATED[:20], UNKNOWN),
+    sends("stalled in the body", HALF, UNKNOWN),
+    Row("one byte after the other", (read, drip(CREATED * 9, pause=10.0)), UNKNOWN),
+    Row("100 without end", (read, flood(b"HTTP/1.1 100 Continue\r\n\r\n", pause=10.0)), UNKNOWN),
+    Row("102 without end", (read, flood(b"HTTP/1.1 102 Wait\r\n\r\n", pause=10.0)), UNKNOWN),
     sends("100, then the answer", b"HTTP/1.1 100 Continue\r\n\r\n" + CREATED, 12),
     sends("103, then the answer", b"HTTP/1.1 103 Hints\r\nLink: </a>\r\n\r\n" + CREATED, 12),
     sends("101", b"HTTP/1.1 101 Go\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n" + CREATED, UNKNOWN, fin),
@@ -237,7 +237,7 @@ ROWS = [
     sends("created, ended by the close", b'HTTP/1.0 200 OK\r\n\r\n{"transactionId": 12}', 12, fin),
     sends("cut, ended by the close", b'HTTP/1.0 200 OK\r\n\r\n{"transactionId": 12', UNKNOWN, fin),
     sends("length too large, closed", answer({"transactionId": 12}, length=99), UNKNOWN, fin),
-    sends("length too large, stalled", answer({"transactionId": 12}, length=99), UNKNOWN, timeouts=SHORT),
+    sends("length too large, stalled", answer({"transactionId": 12}, length=99), UNKNOWN),
     sends("length too small", answer({"transactionId": 12}, length=8), UNKNOWN),
     sends("length before the last digit", answer(b'{"transactionId": 12}', length=20), UNKNOWN),
     sends("length no number", b"HTTP/1.1 200 OK\r\nContent-Length: ten\r\n\r\n{}", UNKNOWN, fin),
@@ -249,7 +249,7 @@ ROWS = [
     sends("wrong chunk size", CHUNKED + b'zz\r\n{"transactionId": 12}\r\n0\r\n\r\n', UNKNOWN, fin),
     sends("chunk too short", CHUNKED + b'5\r\n{"transactionId": 12}\r\n0\r\n\r\n', UNKNOWN, fin),
     sends("no last chunk, closed", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN, fin),
-    sends("no last chunk, stalled", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN, timeouts=SHORT),
+    sends("no last chunk, stalled", CHUNKED + b'15\r\n{"transactionId": 12}\r\n', UNKNOWN),
     Row("headers without end", (read, write(b"HTTP/1.1 200 OK\r\n"), flood(b"X-A: b\r\n" * 500)), UNKNOWN),
     sends("a header of 1 MB", b"HTTP/1.1 200 OK\r\nX-A: " + b"b" * (1 << 20) + b"\r\n\r\n", UNKNOWN, fin),
     # Other statuses, other bodies.
@@ -308,9 +308,10 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 async def test_any_server(row: Row, context: ssl.SSLContext | None, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a server does, the outcome is the right one, nothing was sent twice and no error holds a secret."""
+    jump_after(SILENCE)
     permit = Permit()
     async with RawServer(row.steps, context=context) as server:
-        async with session_to(server.url, row.timeouts) as session:
+        async with session_to(server.url) as session:
             outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
         await server.settle()
         refuses = any(isinstance(kind, type) and issubclass(kind, RefusedError) for kind in row.allowed)
@@ -403,8 +404,9 @@ def prepare_request() -> PrepareRequest:
 @pytest.mark.parametrize("row", PREPARE_ROWS, ids=lambda row: row.name)
 async def test_any_server_for_a_form(row: Row, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a server does with a Prepare, the outcome is the right one, and no error holds a link."""
+    jump_after(SILENCE)
     async with RawServer(row.steps) as server:
-        async with session_to(server.url, row.timeouts) as session:
+        async with session_to(server.url) as session:
             outcome: Any = await outcome_of(cast("Any", session.prepare(prepare_request())))
         await server.settle()
         assert [first for first, _ in requests_in(server.data)] in (
@@ -540,7 +542,7 @@ def test_nothing_is_delivered_after_the_time_out(loop: str) -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with session_to(url, Timeouts(total=0.3, connect=0.3)) as session:
+        async with session_to(url, Timeouts(total=1.0, connect=1.0)) as session:
             assert type(await outcome_of(session.sale(sale_request()))) is OutcomeUnknownError
             assert await asyncio.wait_for(ended, 60) == "reset"
         server.close()
@@ -623,21 +625,23 @@ async def test_connection_refused(scheme: str, delays: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "timeouts", [Timeouts(connect=60, total=0.2), Timeouts(connect=0.1, total=60)], ids=["total", "connect"]
+    "timeouts", [Timeouts(connect=600, total=30), Timeouts(connect=30, total=600)], ids=["total", "connect"]
 )
 async def test_black_hole(timeouts: Timeouts) -> None:
     """A connection that never stands is not sent, whichever time-out ends it."""
+    jump_after(SILENCE)
     with black_hole() as url:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             await check_never_connected(url, timeouts)
 
 
 @pytest.mark.parametrize(
-    "timeouts", [Timeouts(connect=60, total=0.2), Timeouts(connect=0.1, total=60)], ids=["total", "connect"]
+    "timeouts", [Timeouts(connect=600, total=30), Timeouts(connect=30, total=600)], ids=["total", "connect"]
 )
 async def test_tls_handshake_without_end(timeouts: Timeouts) -> None:
     """The time-out for connecting covers the TLS handshake too."""
-    async with RawServer((hang,)) as server, asyncio.timeout(30):
+    jump_after(SILENCE)
+    async with RawServer((hang,)) as server, asyncio.timeout(300):
         await check_never_connected(server.url.replace("http", "https"), timeouts)
 
 
@@ -711,13 +715,14 @@ async def test_raising_in_before_send(
 @pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
 async def test_before_send_without_end(kept: bool, context: ssl.SSLContext | None) -> None:
     """A `before_send` that the total time-out ends is not sent."""
+    jump_after(SILENCE)
     permit = Permit(asyncio.Event().wait)  # type: ignore[arg-type]  # its result is not looked at
     async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
         async with session_to(server.url) as session:
             if kept:
                 await session.sale(sale_request("order-0"))
             read_before = len(server.data)
-            call = session.sale(sale_request(), before_send=permit, timeouts=SHORT)
+            call = session.sale(sale_request(), before_send=permit)
             outcome = await outcome_of(call)
         await server.settle()
         assert type(outcome) is NotSentError
@@ -1011,8 +1016,9 @@ async def test_proxy_unreachable() -> None:
 
 async def test_proxy_without_an_answer() -> None:
     """A proxy that never answers the CONNECT is not sent, ended by the total time-out."""
+    jump_after(SILENCE)
     async with RawServer((hang,)) as proxy:
-        await check_never_connected("https://pay.example", SHORT, proxy=proxy.url)
+        await check_never_connected("https://pay.example", proxy=proxy.url)
 
 
 async def test_proxy_works() -> None:

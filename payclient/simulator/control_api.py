@@ -9,8 +9,8 @@ dots that is not ours may have been pointed at this machine by its owner ("DNS r
 
 import inspect
 import ipaddress
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.resources import files
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from .faults import KINDS, Fault
 from .messages import RefusalError
-from .routes import Route, json_reply
+from .routes import Answer, Route, json_reply
 
 #: The operations that only read, and answer GET as well.
 READ: Final = {
@@ -43,21 +43,14 @@ OPERATIONS: Final = (
     "use_accounts", "change_settings", "set_time_of_day", "advance", "restart",
 )  # fmt: skip
 
-_TYPES: Final = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    NoneType: "null",
-    Mapping: "object",
-}
-_IS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "string": lambda value: isinstance(value, str),
-    "integer": lambda value: type(value) is int,
-    "number": lambda value: type(value) is int or (type(value) is float and math.isfinite(value)),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "object": lambda value: isinstance(value, dict),
+#: JSON's names of the types that arguments have, and which of them a value that came is.
+_NAMES: Final = {
+    str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null", Mapping: "object",
+}  # fmt: skip
+_NAMED: Final = {
+    **{kind: {name} for kind, name in _NAMES.items()},
+    int: {"integer", "number"},
+    dict: {"object"},
 }
 _REFUSED: Final = {
     400: "An argument is missing, unknown or of another type; nothing was done.",
@@ -84,23 +77,28 @@ class ControlApi:
         self._bound_host = bound_host.lower()
 
     def routes(self) -> Iterator[Route]:
-        yield from (Route(verb, "/_simulator/{operation}", self._answer) for verb in ("GET", "POST"))
-        yield from (Route("GET", path, self._get_page) for path in _PAGE_FILES)
-        yield Route("GET", "/_simulator/openapi.json", self._get_openapi)
+        for verb, path, answer in (
+            ("GET", "/_simulator/{operation}", self._answer),
+            ("POST", "/_simulator/{operation}", self._answer),
+            *(("GET", path, self._get_page) for path in _PAGE_FILES),
+            ("GET", "/_simulator/openapi.json", self._get_openapi),
+        ):
+            yield Route(verb, path, partial(self._answer_ours, answer))
+
+    async def _answer_ours(
+        self, answer: Answer, request: web.BaseRequest, match: Mapping[str, str]
+    ) -> web.StreamResponse:
+        return self._refused(request) or await answer(request, match)
 
     async def _get_page(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
-        if (refused := self._refused(request)) is not None:
-            return refused
         name, content_type = _PAGE_FILES[request.path]
         text = files(__package__).joinpath(name).read_text(encoding="utf-8")
         return web.Response(text=text, content_type=content_type, headers=_PAGE_HEADERS)
 
-    async def _get_openapi(self, request: web.BaseRequest, _: Mapping[str, str]) -> web.Response:
-        return self._refused(request) or json_reply(openapi(type(self._service)))
+    async def _get_openapi(self, _: web.BaseRequest, __: Mapping[str, str]) -> web.Response:
+        return json_reply(openapi(type(self._service)))
 
     async def _answer(self, request: web.BaseRequest, match: Mapping[str, str]) -> web.Response:
-        if (refused := self._refused(request)) is not None:
-            return refused
         if (operation := match["operation"]) not in OPERATIONS:
             raise web.HTTPNotFound
         if request.method == "GET" and operation not in READ:
@@ -187,7 +185,7 @@ def _schema(hint: Any) -> dict[str, Any]:
     hints = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
     if get_origin(hints[0]) is Literal:
         return {"enum": [*get_args(hints[0]), *([None] if NoneType in hints else [])]}
-    return {"type": [_TYPES[get_origin(one) or one] for one in hints]}
+    return {"type": [_NAMES[get_origin(one) or one] for one in hints]}
 
 
 def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
@@ -197,7 +195,7 @@ def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(filter(None, schema['enum']))}")
         return
     kinds = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not any(_IS[kind](value) for kind in kinds):
+    if not _NAMED.get(type(value), set()) & {*kinds}:
         raise ValueError(f"{name} must be of type {' or '.join(kinds)}")
     if "properties" in schema:
         for member in (*schema["required"], *value):
@@ -218,30 +216,22 @@ def _json_of(value: Any) -> object:
 def openapi(service: type) -> dict[str, object]:
     """Return the OpenAPI document of the control routes; descriptions are the docstrings of the methods."""
     message = {"type": "object", "required": ["message"], "properties": {"message": {"type": "string"}}}
+    refused = {"content": {"application/json": {"schema": message}}}
     responses: dict[str, object] = {
-        "200": {"description": "The result.", "content": {"application/json": {}}}
+        "200": {"description": "The result.", "content": {"application/json": {}}},
+        **{str(status): {"description": words, **refused} for status, words in _REFUSED.items()},
     }
-    for status, description in _REFUSED.items():
-        responses[str(status)] = {
-            "description": description,
-            "content": {"application/json": {"schema": message}},
-        }
     paths: dict[str, object] = {}
     for name in OPERATIONS:
         description = READ.get(name) or inspect.getdoc(getattr(service, name)) or ""
-        common = {
-            "description": description,
-            "summary": description.partition("\n")[0],
-            "responses": responses,
-        }
+        summary = description.partition("\n")[0]
+        common = {"description": description, "summary": summary, "responses": responses}
         schema = arguments_of(service, name)
         body = {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}
-        paths[f"/_simulator/{name}"] = {
-            "post": {**common, "operationId": f"post_{name}", "requestBody": body}
-        } | ({"get": {**common, "operationId": f"get_{name}"}} if name in READ else {})
-    info = {
-        "title": "Control of the payment simulator",
-        "version": "1",
-        "description": inspect.getdoc(service),
-    }
+        verbs = {"post": {**common, "operationId": f"post_{name}", "requestBody": body}}
+        if name in READ:
+            verbs["get"] = {**common, "operationId": f"get_{name}"}
+        paths[f"/_simulator/{name}"] = verbs
+    title = {"title": "Control of the payment simulator", "version": "1"}
+    info = {**title, "description": inspect.getdoc(service)}
     return {"openapi": "3.1.0", "info": info, "paths": paths}

@@ -12,8 +12,6 @@ Method = Literal["wallet", "card"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 LogKind = Literal["request", "customer", "notification", "page", "service"]
 
-_PRIVATE: Final = frozenset({"response_url", "details"})
-
 
 @define(eq=False, kw_only=True)
 class Transaction:
@@ -49,7 +47,7 @@ class Transaction:
 
     def as_json(self) -> dict[str, object]:
         """Return what the control routes show of it: no personal data."""
-        return {name: getattr(self, name) for name in fields_dict(Transaction) if name not in _PRIVATE}
+        return {name: getattr(self, name) for name, one in fields_dict(Transaction).items() if one.repr}
 
 
 @define(eq=False, kw_only=True)

@@ -10,6 +10,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from html import escape
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlsplit
@@ -23,35 +24,11 @@ __all__ = ["Language", "Page"]
 #: The languages of the pages, and of the service's forms (§2.3).
 Language = Literal["es", "en"]
 
-STYLE = """
-:root{color-scheme:light dark;--page:#f3f5f8;--card:#fff;--text:#18202c;--soft:#566072;--line:#dde2ea;--main:#1757b8}
-@media(prefers-color-scheme:dark){:root{--page:#10151d;--card:#1a212c;--text:#eef1f6;--soft:#a9b3c3;--line:#2c3646;\
---main:#8ab4f8}}
-*{box-sizing:border-box}
-body{display:flex;min-height:100vh;min-height:100dvh;margin:0;padding:1.25rem;background:var(--page);\
-color:var(--text);font:1.0625rem/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{width:100%;max-width:26rem;margin:auto;padding:2.25rem 1.5rem;border:1px solid var(--line);border-radius:1rem;\
-background:var(--card);text-align:center}
-svg{display:block;width:5rem;height:5rem;margin:0 auto 1.25rem;fill:none;stroke:var(--main);stroke-width:2;\
-stroke-linecap:round;stroke-linejoin:round}
-h1{margin:0 0 .75rem;font-size:1.4rem;line-height:1.25;text-wrap:balance}
-p{margin:0 0 1rem;text-wrap:balance}
-.soft{color:var(--soft);font-size:.9375rem}
-.amount{font-size:1.75rem;font-weight:650;line-height:1.2}
-.left{margin:1.5rem 0;padding:.75rem 1rem;border:1px solid var(--line);border-radius:.75rem}
-#offline{padding:.5rem;border:1px solid var(--line);border-radius:.75rem;font-weight:600}
-.left b{display:block;font-size:1.75rem;line-height:1.25;font-variant-numeric:tabular-nums}
-a.go{display:block;margin:1.5rem 0 1rem;padding:.875rem 1rem;border-radius:.75rem;background:var(--main);\
-color:#fff;font-weight:600;text-decoration:none}
-a.go:focus-visible{outline:3px solid var(--text);outline-offset:2px}
-@media(prefers-color-scheme:dark){a.go{color:#10151d}}
-main>:last-child{margin-bottom:0}
-main a:not(.go){color:var(--main)}
-.ring{stroke:var(--line)}
-.turning{transform-origin:center;animation:turn 1.1s linear infinite}
-@keyframes turn{to{transform:rotate(360deg)}}
-@media(prefers-reduced-motion:reduce){.turning{animation-duration:8s}}
-"""
+#: The style of all pages, and each page's script.
+ASSETS = {
+    name: files(__package__).joinpath(name).read_text(encoding="utf-8")
+    for name in ("style.css", "waiting.js", "redirect.js")
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -71,27 +48,25 @@ def make_page(
     content: str,
     status: int = 200,
     head: str = "",
-    script: str = "",
-    script_name: str = "",
+    script: str | None = None,
     assets: str | None = None,
     sources: str = "",
 ) -> Page:
     """Make the page around `content`, which is HTML, as `head` is; `sources` are further directives of its policy.
 
-    Style and script are inline, allowed by their hashes; with `assets` they are the files below that address.
+    Style and script, one of `ASSETS`, are inline, allowed by their hashes; with `assets` they are files below it.
     """
+    style, code = ASSETS["style.css"], ASSETS[script] if script else ""
     if assets is None:
-        style, style_source = f"<style>{STYLE}</style>", hash_of(STYLE)
-        code, code_source = f"<script>{script}</script>", hash_of(script)
+        style_source, code_source = hash_of(style), hash_of(code)
+        style, code = f"<style>{style}</style>", code and f"<script>{code}</script>"
     else:
+        style_source = code_source = "self"
         folder = escape(check_address(assets, "assets").rstrip("/"))
-        style, style_source = f'<link rel="stylesheet" href="{folder}/style.css">', "self"
-        code, code_source = f'<script src="{folder}/{script_name}"></script>', "self"
-    policy = (
-        f"default-src 'none'; style-src '{style_source}'; "
-        + (f"script-src '{code_source}'; " if script else "")
-        + f"{sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        style = f'<link rel="stylesheet" href="{folder}/style.css">'
+        code = code and f'<script src="{folder}/{script}"></script>'
+    sources = f"style-src '{style_source}'; " + (f"script-src '{code_source}'; " if code else "") + sources
+    policy = f"default-src 'none'; {sources}base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     body = f"""<!DOCTYPE html>
 <html lang="{language}">
 <head>
@@ -106,7 +81,7 @@ def make_page(
 <main>
 {content.strip()}
 </main>
-{code if script else ""}
+{code}
 </body>
 </html>
 """

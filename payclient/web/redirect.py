@@ -42,9 +42,6 @@ _TURNING = """<svg viewBox="0 0 48 48" aria-hidden="true"><rect x="14" y="20" wi
 _CLOCK = """<svg viewBox="0 0 48 48" aria-hidden="true"><circle cx="24" cy="24" r="18"/>\
 <path d="M24 14v10l7 5"/></svg>"""
 
-#: Without an address, so that one hash fits all; `replace` leaves no page behind that would move on again.
-SCRIPT = 'location.replace(document.getElementById("go").href);'
-
 
 def redirect_page(
     link: FormLink,
@@ -78,8 +75,7 @@ def redirect_page(
 <h1 role="status">{texts["title"]}</h1>
 <a class="go" id="go" href="{url}" referrerpolicy="origin">{texts["go"]}</a>
 <p class="soft">{texts["hint"]}</p>""",
-        script=SCRIPT,
-        script_name="redirect.js",
+        script="redirect.js",
         assets=assets,
     )
 

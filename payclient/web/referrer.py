@@ -13,17 +13,12 @@ import attrs
 
 __all__ = ["Finding", "advice", "check_page", "effective_policy", "sends_origin"]
 
-#: Each policy of the standard, and whether it sends at least the origin to another https site.
-_POLICIES = {
-    "no-referrer": False,
-    "no-referrer-when-downgrade": True,
-    "origin": True,
-    "origin-when-cross-origin": True,
-    "same-origin": False,
-    "strict-origin": True,
-    "strict-origin-when-cross-origin": True,
-    "unsafe-url": True,
-}
+#: The policies of the standard: those that send another https site no origin, and those that send at least that.
+_HIDING = frozenset({"no-referrer", "same-origin"})
+_POLICIES = _HIDING | {
+    "no-referrer-when-downgrade", "origin", "origin-when-cross-origin", "strict-origin",
+    "strict-origin-when-cross-origin", "unsafe-url",
+}  # fmt: skip
 
 #: Words of `<meta name=referrer>` from before the standard, which browsers still read.
 _OLD_WORDS = {
@@ -60,7 +55,7 @@ def effective_policy(values: Iterable[str]) -> str:
 
 def sends_origin(policy: str) -> bool:
     """Return whether a policy sends another site the origin."""
-    return _POLICIES.get(policy, True)
+    return policy not in _HIDING
 
 
 def advice(what: str) -> str:

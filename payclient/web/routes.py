@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from payclient.tracking.tracker import Tracker
-from payclient.web import redirect, sale_page
-from payclient.web.pages import STYLE
+from payclient.web import pages
+from payclient.web.sale_page import sale_status
 
 __all__ = ["MaySee"]
 
@@ -20,13 +20,12 @@ MaySee = Callable[[Any, str], object]
 
 JSON_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 
-_SCRIPT_HEADERS = {"Content-Type": "text/javascript; charset=utf-8", "Cache-Control": "max-age=3600"}
+_KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
 #: Headers and content of each file below `{prefix}/assets`.
 ASSETS = {
-    "style.css": ({**_SCRIPT_HEADERS, "Content-Type": "text/css; charset=utf-8"}, STYLE.encode()),
-    "waiting.js": (_SCRIPT_HEADERS, sale_page.SCRIPT.encode()),
-    "redirect.js": (_SCRIPT_HEADERS, redirect.SCRIPT.encode()),
+    name: ({"Content-Type": _KINDS[name.rpartition(".")[2]], "Cache-Control": "max-age=3600"}, text.encode())
+    for name, text in pages.ASSETS.items()
 }
 
 
@@ -39,7 +38,7 @@ async def order_status(
         if not (await allowed if inspect.isawaitable(allowed) else allowed):
             return 404, b"{}"
     sale = await tracker.find(client_transaction_id)
-    return (404, b"{}") if sale is None else (200, json.dumps(sale_page.sale_status(sale)).encode())
+    return (404, b"{}") if sale is None else (200, json.dumps(sale_status(sale)).encode())
 
 
 async def health_status(tracker: Tracker) -> tuple[int, bytes]:

@@ -48,44 +48,6 @@ _DRAWN = {
     "form": '<rect x="12" y="16" width="24" height="16" rx="3"/><path d="M12 21h24M17 27h4"/>',
 }
 
-#: A phone suspends the page while its customer is in the app: the script queries as soon as the page is shown again.
-SCRIPT = """
-(function () {
-  var box = document.getElementById("wait"), clock = document.getElementById("clock");
-  var offline = document.getElementById("offline");
-  var end = Date.now() + 1000 * Number(box.dataset.seconds), timer = 0, asking = false, over = false;
-  function show() {
-    var left = Math.max(0, Math.ceil((end - Date.now()) / 1000));
-    if (!clock) { return; }
-    clock.textContent = Math.floor(left / 60) + ":" + String(left % 60).padStart(2, "0");
-    if (left === 0 && !over) { over = true; setTimeout(function () { location.reload(); }, 2000); }
-  }
-  function later(seconds) {
-    clearTimeout(timer);
-    timer = setTimeout(ask, 1000 * seconds);
-  }
-  function ask() {
-    if (asking) { return; }
-    asking = true;
-    fetch(box.dataset.status, {cache: "no-store", headers: {Accept: "application/json"}})
-      .then(function (answer) { if (!answer.ok) { throw new Error(); } return answer.json(); })
-      .then(function (sale) {
-        asking = false;
-        offline.hidden = true;
-        if (sale.waiting === false) { location.reload(); return; }
-        end = Date.now() + 1000 * sale.remaining;
-        later(2);
-      })
-      .catch(function () { asking = false; offline.hidden = false; later(5); });
-  }
-  show();
-  setInterval(show, 500);
-  document.addEventListener("visibilitychange", function () { if (!document.hidden) { ask(); } });
-  window.addEventListener("online", ask);
-  later(2);
-})();
-"""
-
 
 def is_waiting(sale: PendingSale | sync.PendingSale) -> bool:
     """Return whether the customer can still act: the sale is not decided, and its time not over (§8).
@@ -146,8 +108,7 @@ data-seconds="{seconds}"><h1>{texts[sale.kind]}</h1>
 {left if sale.kind == "sale" else ""}
 <p class="soft">{texts["stay"]}</p>
 {f'<p><a href="{cancel}">{texts[f"{sale.kind}_cancel"]}</a></p>' if cancel else ""}""",
-        script=SCRIPT,
-        script_name="waiting.js",
+        script="waiting.js",
         assets=assets,
         sources="connect-src 'self'; ",
     )

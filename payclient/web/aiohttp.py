@@ -11,9 +11,9 @@ from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import Language, Page
-from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
+from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
-from payclient.web.routes import ASSETS, JSON_HEADERS, MaySee, health_status, order_status
+from payclient.web.routes import ASSETS, MaySee, health_status, order_status
 
 __all__ = [
     "health_route",
@@ -64,7 +64,7 @@ def notification_route(
             content_type=request.headers.get("Content-Type", ""),
             body=request.content.iter_any(),
         )
-        response = web.Response(body=ANSWER, headers=HEADERS)
+        response = page_response(ANSWER)
         if "Content-Encoding" in request.headers and not request.content.is_eof():
             # aiohttp would inflate the rest of the body in one go, only to find the next request behind it.
             await response.prepare(request)
@@ -83,12 +83,11 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
     """
 
     async def status(request: web.Request) -> web.Response:
-        code, body = await order_status(tracker_of(request), request, request.match_info["id"], may_see)
-        return web.Response(status=code, body=body, headers=JSON_HEADERS)
+        identifier = request.match_info["id"]
+        return page_response(await order_status(tracker_of(request), request, identifier, may_see))
 
     async def asset(request: web.Request) -> web.Response:
-        headers, content = ASSETS[request.match_info["name"]]
-        return web.Response(body=content, headers=headers)
+        return page_response(ASSETS[request.match_info["name"]])
 
     names = "|".join(ASSETS).replace(".", r"\.")
     return [
@@ -104,8 +103,7 @@ def health_route(path: str = "/health") -> web.RouteDef:
     """
 
     async def health(request: web.Request) -> web.Response:
-        code, body = await health_status(tracker_of(request))
-        return web.Response(status=code, body=body, headers=JSON_HEADERS)
+        return page_response(await health_status(tracker_of(request)))
 
     return web.get(path, health)
 

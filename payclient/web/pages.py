@@ -33,12 +33,17 @@ ASSETS = {
 
 @attrs.frozen(kw_only=True)
 class Page:
-    """An HTML page as its HTTP answer. Its body may hold a form's link, so that its `repr` leaves it out."""
+    """An HTTP answer, such as an HTML page. Its body may hold a form's link, so that its `repr` leaves it out."""
 
     status: int
     headers: Mapping[str, str]
     #: UTF-8.
     body: bytes = attrs.field(repr=False)
+
+
+def make_answer(kind: str, body: str, status: int = 200, cache: str = "no-store") -> Page:
+    """Make an answer of a content type."""
+    return Page(status=status, headers={"Content-Type": kind, "Cache-Control": cache}, body=body.encode())
 
 
 def make_page(

@@ -21,14 +21,14 @@ from payclient.notifications import (
     parse_notification,
 )
 from payclient.tracking.tracker import Tracker
+from payclient.web.pages import make_answer
 
 __all__ = ["OnReceipt", "Receiver"]
 
 log: Log = Log("payclient.web")
 
 #: The one answer.
-ANSWER = b"OK"
-HEADERS = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+ANSWER = make_answer("text/plain; charset=utf-8", "OK")
 
 #: Seconds for reading a notification, for the tracker and for the app's `on_receipt`: no sender waits longer.
 TIMEOUT = 10.0

@@ -11,6 +11,7 @@ import attrs
 
 from payclient.tracking.tracker import Tracker
 from payclient.web import pages
+from payclient.web.pages import Page, make_answer
 from payclient.web.sale_page import sale_status
 
 __all__ = ["MaySee"]
@@ -18,31 +19,32 @@ __all__ = ["MaySee"]
 #: Returns whether a request's customer may see the sale of this client transaction id; may be async.
 MaySee = Callable[[Any, str], object]
 
-JSON_HEADERS = {"Content-Type": "application/json", "Cache-Control": "no-store"}
-
 _KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
-#: Headers and content of each file below `{prefix}/assets`.
+#: Each file below `{prefix}/assets`.
 ASSETS = {
-    name: ({"Content-Type": _KINDS[name.rpartition(".")[2]], "Cache-Control": "max-age=3600"}, text.encode())
+    name: make_answer(_KINDS[name.rpartition(".")[2]], text, cache="max-age=3600")
     for name, text in pages.ASSETS.items()
 }
 
 
 async def order_status(
     tracker: Tracker, request: object, client_transaction_id: str, may_see: MaySee | None
-) -> tuple[int, bytes]:
-    """Return the HTTP status and the JSON body: 404 for an unknown sale, and for one that this request may not see."""
-    if may_see is not None:
-        allowed = may_see(request, client_transaction_id)
-        if not (await allowed if inspect.isawaitable(allowed) else allowed):
-            return 404, b"{}"
+) -> Page:
+    """Answer the state of a sale: 404 for an unknown one, and for one that this request may not see."""
+    allowed = may_see is None or may_see(request, client_transaction_id)
+    if not (await allowed if inspect.isawaitable(allowed) else allowed):
+        return _json_page({}, 404)
     sale = await tracker.find(client_transaction_id)
-    return (404, b"{}") if sale is None else (200, json.dumps(sale_status(sale)).encode())
+    return _json_page({}, 404) if sale is None else _json_page(sale_status(sale))
 
 
-async def health_status(tracker: Tracker) -> tuple[int, bytes]:
-    """Return the HTTP status, 200 or 503, and the JSON body: the fields of `Health`, `ok` and `problems`."""
+async def health_status(tracker: Tracker) -> Page:
+    """Answer the fields of `Health`, `ok` and `problems`; 200 or 503."""
     health = await tracker.health()
     body = {"ok": health.ok, "problems": health.problems, **attrs.asdict(health)}
-    return 200 if health.ok else 503, json.dumps(body).encode()
+    return _json_page(body, 200 if health.ok else 503)
+
+
+def _json_page(body: object, status: int = 200) -> Page:
+    return make_answer("application/json", json.dumps(body), status)

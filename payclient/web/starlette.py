@@ -15,9 +15,9 @@ from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import Language, Page
-from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
+from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
-from payclient.web.routes import ASSETS, JSON_HEADERS, MaySee, health_status, order_status
+from payclient.web.routes import ASSETS, MaySee, health_status, order_status
 
 __all__ = [
     "health_route",
@@ -68,7 +68,7 @@ class _Endpoint:
             content_type=request.headers.get("Content-Type", ""),
             body=request.stream(),
         )
-        await Response(ANSWER, headers=HEADERS)(scope, receive, send)
+        await page_response(ANSWER)(scope, receive, send)
 
 
 def notification_route(
@@ -89,14 +89,12 @@ def order_routes(prefix: str = "/orders", *, may_see: MaySee | None = None) -> l
     """
 
     async def status(request: Request) -> Response:
-        code, body = await order_status(tracker_of(request), request, request.path_params["id"], may_see)
-        return Response(body, code, headers=JSON_HEADERS)
+        identifier = request.path_params["id"]
+        return page_response(await order_status(tracker_of(request), request, identifier, may_see))
 
     def asset_route(name: str) -> Route:
-        headers, content = ASSETS[name]
-
         async def asset(_: Request) -> Response:
-            return Response(content, headers=headers)
+            return page_response(ASSETS[name])
 
         return Route(f"{prefix.rstrip('/')}/assets/{name}", asset)
 
@@ -110,8 +108,7 @@ def health_route(path: str = "/health") -> Route:
     """
 
     async def health(request: Request) -> Response:
-        code, body = await health_status(tracker_of(request))
-        return Response(body, code, headers=JSON_HEADERS)
+        return page_response(await health_status(tracker_of(request)))
 
     return Route(path, health)
 

@@ -19,10 +19,10 @@ from payclient.errors import PayError, UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
 from payclient.web.pages import Language, Page
-from payclient.web.receiver import ANSWER, HEADERS, OnReceipt, Receiver, route_of
+from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
-from payclient.web.routes import ASSETS, JSON_HEADERS, MaySee, health_status, order_status
+from payclient.web.routes import ASSETS, MaySee, health_status, order_status
 
 __all__ = [
     "TrackerApplication",
@@ -105,7 +105,7 @@ def notification_route(
             content_type=request.META.get("CONTENT_TYPE", ""),
             body=_blocks(request),
         )
-        return HttpResponse(ANSWER, headers=HEADERS)
+        return page_response(ANSWER)
 
     receive.csrf_exempt = True  # type: ignore[attr-defined]  # as the decorator marks it
     return path(route_of(route, secret, "<str:key>"), receive)
@@ -124,14 +124,11 @@ def order_routes(prefix: str = "orders", *, may_see: MaySee | None = None) -> li
     """
 
     async def status(request: HttpRequest, id: str) -> HttpResponse:  # noqa: A002 - the route's own name
-        code, body = await order_status(tracker_of(request), request, id, may_see)
-        return HttpResponse(body, status=code, headers=JSON_HEADERS)
+        return page_response(await order_status(tracker_of(request), request, id, may_see))
 
     def asset_route(name: str) -> URLPattern:
-        headers, content = ASSETS[name]
-
         async def asset(_: HttpRequest) -> HttpResponse:
-            return HttpResponse(content, headers=headers)
+            return page_response(ASSETS[name])
 
         return path(f"{folder}assets/{name}", asset)
 
@@ -146,8 +143,7 @@ def health_route(route: str = "health") -> URLPattern:
     """
 
     async def health(request: HttpRequest) -> HttpResponse:
-        code, body = await health_status(tracker_of(request))
-        return HttpResponse(body, status=code, headers=JSON_HEADERS)
+        return page_response(await health_status(tracker_of(request)))
 
     return path(route.lstrip("/"), health)
 

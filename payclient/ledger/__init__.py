@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import attrs
 
@@ -207,8 +206,21 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     it, `LedgerUnavailableError` where it cannot be reached.
     """
     url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
-    ledger = await _open(url, create and not read_only, read_only)
-    if ledger.created and ledger.location != "memory:":
+    create = create and not read_only
+    ledger: Ledger
+    if url.reveal() in ("memory", "memory:"):
+        from payclient.ledger.memory import MemoryLedger
+
+        return MemoryLedger()
+    if (path := _sqlite_path(url)) is not None:
+        from payclient.ledger.sqlite import SqliteLedger  # here: without such a file nothing loads sqlite3
+
+        ledger = await SqliteLedger.open(path, create=create, read_only=read_only)
+    elif url.reveal().startswith("postgresql://"):
+        ledger = await _postgres().PostgresLedger.open(url, create=create)
+    else:
+        raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+    if ledger.created:
         what = "the ledger %s is new: it knows no earlier charge"
         log("warning", "ledger_created", "", what, ledger.location)
     return ledger
@@ -224,13 +236,14 @@ async def backup_ledger(url: str, path: str | os.PathLike[str]) -> None:
     Raises `ConfigurationError` where `path` is there already or `url` is not that of a SQLite ledger,
     `LedgerMissingError`, `LedgerUnavailableError`.
     """
-    if not re.match("sqlite:.", url, re.DOTALL):
+    source = _sqlite_path(Secret(url))
+    if source is None:
         raise ConfigurationError(
             "a ledger that is backed up must be sqlite:PATH; for PostgreSQL use pg_dump or its own backups"
         )
-    from payclient.ledger.sqlite_files import back_up
+    from payclient.ledger.archive import back_up
 
-    await asyncio.to_thread(back_up, _sqlite_path(url), os.fspath(path))
+    await asyncio.to_thread(back_up, source, os.fspath(path))
 
 
 async def archive_ledger(url: str | Secret[str], before: float, path: str | os.PathLike[str]) -> int:
@@ -249,23 +262,25 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
     Raises `ConfigurationError` where `path` is there already and not what the same call began, where `before` is in the
     future, or for another kind of ledger; `LedgerMissingError`, `LedgerInUseError`, `LedgerUnavailableError`.
     """
-    from payclient.ledger import archive
+    from payclient.ledger.archive import archive
 
     if not before <= time.time():
         raise ConfigurationError("the time before which attempts are archived must not be in the future")
     url, file = Secret.of(url), os.path.abspath(os.fspath(path))  # noqa: ASYNC240 - asks no disk
+    if (source := _sqlite_path(url)) is not None:
+        from payclient.ledger.sqlite import SqliteLedger
+
+        opened = SqliteLedger.database(source)
+    elif url.reveal().startswith("postgresql://"):
+        opened = _postgres().PostgresLedger.database(url)
+    else:
+        raise ConfigurationError(
+            "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
+        )
 
     async def run() -> int:
-        if re.match("sqlite:.", url.reveal(), re.DOTALL):
-            opened = archive.sqlite_database(_sqlite_path(url.reveal()))
-        elif url.reveal().startswith("postgresql://"):
-            opened = archive.postgres_database(url)
-        else:
-            raise ConfigurationError(
-                "a ledger that is archived must be sqlite:PATH or postgresql://USER@HOST/DATABASE"
-            )
         async with opened as (database, digest_key):
-            return await archive.archive(database, digest_key, before, file, stop.is_set)
+            return await archive(database, digest_key, before, file, stop.is_set)
 
     stop = threading.Event()
     try:
@@ -275,9 +290,11 @@ async def archive_ledger(url: str | Secret[str], before: float, path: str | os.P
         stop.set()  # cancelled: it ends after the transaction that is under way
 
 
-def _sqlite_path(url: str) -> str:
-    """Return the path of a SQLite ledger's address. Raises `ConfigurationError` for another library's spelling."""
-    path = url.removeprefix("sqlite:")
+def _sqlite_path(url: Secret[str]) -> str | None:
+    """Return the path of a SQLite ledger, or None. Raises `ConfigurationError` for another library's spelling."""
+    kind, _, path = url.reveal().partition(":")
+    if kind != "sqlite" or not path:
+        return None
     if path.startswith("//"):
         name = path.lstrip("/") or "charges.db"
         raise ConfigurationError(
@@ -287,22 +304,11 @@ def _sqlite_path(url: str) -> str:
     return path
 
 
-async def _open(url: Secret[str], create: bool, read_only: bool) -> Ledger:
-    # Imported here: whoever keeps no SQLite file does not load it.
-    if url.reveal() in ("memory", "memory:"):
-        from payclient.ledger.memory import MemoryLedger
-
-        return MemoryLedger()
-    if re.match("sqlite:.", url.reveal(), re.DOTALL):
-        from payclient.ledger.sqlite import SqliteLedger
-
-        return await SqliteLedger.open(_sqlite_path(url.reveal()), create=create, read_only=read_only)
-    if url.reveal().startswith("postgresql://"):
-        try:
-            from payclient.ledger.postgres import PostgresLedger
-        except ImportError:
-            raise ConfigurationError(
-                "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
-            ) from None
-        return await PostgresLedger.open(url, create=create)
-    raise ConfigurationError("a ledger is memory:, sqlite:PATH or postgresql://USER@HOST/DATABASE")
+def _postgres() -> Any:
+    try:
+        from payclient.ledger import postgres
+    except ImportError:
+        raise ConfigurationError(
+            "a postgresql: ledger needs asyncpg: pip install payclient[postgres]"
+        ) from None
+    return postgres

@@ -1,8 +1,9 @@
-"""Move decided attempts out of a ledger into a file: copied, compared, then deleted.
+"""Files made of a ledger, each whole and on disk before it has its name: the copy of a SQLite ledger, and the archive.
 
-The file is written whole before the first attempt leaves the ledger. Then each block of attempts is read back from the
-file, compared with what the ledger holds, and replaced by what a permit must know, in one transaction. A crash leaves
-each attempt in the ledger, or in both, or in the file alone; the same call goes on from there.
+An archive moves decided attempts out of a ledger: copied, compared, then deleted. The file is written whole before the
+first attempt leaves the ledger. Then each block of attempts is read back from the file, compared with what the ledger
+holds, and replaced by what a permit must know, in one transaction. A crash leaves each attempt in the ledger, or in
+both, or in the file alone; the same call goes on from there.
 
 The file is text: a line of JSON about the archive, one for each attempt with all its changes, and one that counts them.
 """
@@ -15,18 +16,18 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from itertools import count, groupby
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from payclient.errors import ConfigurationError, LedgerUnavailableError
+from payclient.errors import ConfigurationError, LedgerUnavailableError, PayError
 from payclient.ledger.batch import Database
 from payclient.ledger.records import COLUMNS
-from payclient.secret import Secret
+from payclient.ledger.sqlite_files import open_to_read, unavailable
 
-__all__ = ["archive", "postgres_database", "sqlite_database"]
+__all__ = ["archive", "back_up"]
 
 #: Numbers of attempts and changes in one block, which is one transaction.
 BLOCK = 2000
@@ -34,6 +35,63 @@ BLOCK = 2000
 _LINE = 1 << 20
 
 Lines = dict[int, str]
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[str]:
+    """Yield the path of an empty file of mode 0600, which is named `path` once it is written and on disk."""
+    unfinished = f"{path}.{secrets.token_hex(8)}.part"
+    os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    try:
+        yield unfinished
+        _sync(unfinished)
+        os.link(unfinished, path)  # fails where the name is taken, as a rename does not
+    finally:
+        for leftover in (unfinished, f"{unfinished}-journal", f"{unfinished}-wal", f"{unfinished}-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(leftover)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def back_up(source: str, target: str) -> None:
+    """Copy the SQLite ledger at `source`, as of one commit, to the new file `target`. Raises as `backup_ledger`."""
+    target = os.path.abspath(target)
+    fault: PayError
+    try:
+        ledger = open_to_read(source).connection
+        with closing(ledger), _new_file(target) as unfinished:
+            _copy(ledger, unfinished)
+    except FileExistsError:
+        fault = ConfigurationError(
+            f"the backup must be a new file; {target} is there already and stays as it is"
+        )
+    except (OSError, sqlite3.Error) as error:
+        fault = unavailable(error, "backed up")
+    else:
+        return
+    raise fault
+
+
+def _copy(ledger: sqlite3.Connection, target: str) -> None:
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        # In one step: a snapshot of one commit, while the owner goes on writing.
+        ledger.backup(copy)
+        # One file, without a write-ahead log that would have to go with it.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute("PRAGMA secure_delete = ON")
+        copy.execute("DELETE FROM form_links")  # secrets, which outlive nobody in a copy
+        if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+            raise LedgerUnavailableError(
+                "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"
+            )
 
 
 async def archive(
@@ -71,33 +129,18 @@ def _check_stopped(stopped: Callable[[], bool]) -> None:
 
 async def _write(source: Database, head: dict[str, Any], path: str, stopped: Callable[[], bool]) -> None:
     """Write the file, whole or not at all."""
-    unfinished = f"{path}.{secrets.token_hex(8)}.part"
-    try:
-        with open(  # noqa: ASYNC230 - the archive is all that this loop does
-            os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii"
-        ) as file:
-            file.write(json.dumps(head) + "\n")
-            attempts, digest = 0, hashlib.sha256()
-            (row,) = await source.fetch("ids", ())
-            blocks = [] if row[0] is None else range((row[0] - 1) // BLOCK, (row[1] - 1) // BLOCK + 1)
-            for block in blocks:
-                _check_stopped(stopped)
-                for line in (await _lines(source, block, head["before"])).values():
-                    attempts += 1
-                    digest.update(line.encode())
-                    file.write(line)
-            file.write(json.dumps({"attempts": attempts, "sha256": digest.hexdigest()}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(unfinished, path)  # fails where the name is taken, as a rename does not
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)
-    directory = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    (row,) = await source.fetch("ids", ())
+    blocks = [] if row[0] is None else range((row[0] - 1) // BLOCK, (row[1] - 1) // BLOCK + 1)
+    attempts, digest = 0, hashlib.sha256()
+    with _new_file(path) as unfinished, open(unfinished, "w", encoding="ascii") as file:  # noqa: ASYNC230 - as above
+        file.write(json.dumps(head) + "\n")
+        for block in blocks:
+            _check_stopped(stopped)
+            for line in (await _lines(source, block, head["before"])).values():
+                attempts += 1
+                digest.update(line.encode())
+                file.write(line)
+        file.write(json.dumps({"attempts": attempts, "sha256": digest.hexdigest()}) + "\n")
 
 
 async def _lines(source: Database, block: int, before: float) -> Lines:
@@ -160,38 +203,3 @@ async def _move(source: Database, block: int, before: float, lines: Lines) -> in
         rest = json.dumps([id_ for id_ in lines if id_ not in same])
         (row,) = await source.fetch("count_live", (rest,))
     return int(row[0])
-
-
-@asynccontextmanager
-async def sqlite_database(path: str) -> AsyncIterator[tuple[Database, bytes]]:
-    """Own a SQLite ledger for as long as it is archived, and yield it with its digest key."""
-    from payclient.ledger.sqlite import SqliteDatabase
-    from payclient.ledger.sqlite_files import connect, open_file, unavailable
-
-    file, fault = open_file(path, connect, create=False), None
-    try:
-        yield SqliteDatabase(file.connection, count()), file.digest_key
-    except (OSError, sqlite3.Error) as error:
-        fault = unavailable(error, "archived")
-    finally:
-        file.close()
-    if fault:
-        raise fault
-
-
-@asynccontextmanager
-async def postgres_database(url: Secret[str]) -> AsyncIterator[tuple[Database, bytes]]:
-    """Connect to a PostgreSQL ledger, which others may go on using, and yield it with its digest key."""
-    from payclient.ledger.postgres import PostgresDatabase
-    from payclient.ledger.postgres_connection import FAULTS, Server, drop, unavailable
-
-    server, fault = Server(url), None
-    connection, digest_key, _ = await server.open_patiently()
-    try:
-        yield PostgresDatabase(connection, server.statements), digest_key
-    except FAULTS as error:
-        fault = unavailable(error, "archived")
-    finally:
-        drop(connection)
-    if fault:
-        raise fault

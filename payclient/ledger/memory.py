@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from operator import attrgetter
 
-from payclient.errors import TransitionError, UsageError
+from payclient.errors import UsageError
 from payclient.events import Created, Event, Evidence, Overpaid
 from payclient.ledger import Change, PurchaseHeldError, TransactionTakenError
 from payclient.ledger.records import (
     FEED,
+    check_fresh,
     describe,
     may_permit,
     moved,
@@ -22,6 +23,9 @@ from payclient.ledger.records import (
 from payclient.lifecycle import Record, State
 
 __all__ = ["MemoryLedger"]
+
+#: Client transaction id and number of an attempt.
+Key = tuple[str, int]
 
 
 class MemoryLedger:
@@ -35,14 +39,13 @@ class MemoryLedger:
         self._environment: bytes | None = None
         #: The attempts of each client transaction id: number n stands at n - 1.
         self._attempts: dict[str, list[Record]] = {}
-        #: Client transaction id and number of each attempt, as they were permitted.
-        self._permits: list[tuple[str, int]] = []
+        #: Client transaction id and number of each attempt, as they were permitted; and those of each purchase.
+        self._permits: list[Key] = []
+        self._purchases: dict[str, list[Key]] = {}
         #: Transaction id and credentials -> the client transaction ids that have it.
         self._holders: dict[tuple[int, bytes], set[str]] = {}
-        #: The same of each purchase.
-        self._purchases: dict[str, list[tuple[str, int]]] = {}
-        #: Client transaction id and number of a form's attempt -> its links, and until when they are kept.
-        self._links: dict[tuple[str, int], tuple[str, float]] = {}
+        #: A form's attempt -> its links, and until when they are kept.
+        self._links: dict[Key, tuple[str, float]] = {}
         self._history: dict[str, list[Change]] = {}
         self._feed: list[Change] = []
         self._cursor = 0
@@ -55,27 +58,22 @@ class MemoryLedger:
         return self._environment
 
     async def permit(self, record: Record) -> bool:
-        self._check_open()
-        attempts = self._attempts.get(record.client_transaction_id, [])
-        if record.state is not State.SENDING or record.version != 0:
-            raise TransitionError(
-                "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
-            )
+        attempts = self._of(record.client_transaction_id)
+        check_fresh(record)
         if not may_permit(attempts, record):
             return False
         if known := purchase_holder(self._asks(record.purchase), record):
             raise PurchaseHeldError(known)
-        self._attempts.setdefault(record.client_transaction_id, []).append(record)
-        permit = (record.client_transaction_id, record.attempt)
-        self._permits.append(permit)
-        self._purchases.setdefault(record.purchase, []).append(permit)
+        self._attempts.setdefault(record.client_transaction_id, attempts).append(record)
+        key = (record.client_transaction_id, record.attempt)
+        self._permits.append(key)
+        self._purchases.setdefault(record.purchase, []).append(key)
         self._note(record, None, None)
         return True
 
     async def apply(self, record: Record, event: Event) -> Record:
-        self._check_open()
+        attempts = self._of(record.client_transaction_id)
         event = sanitize_event(event)
-        attempts = self._attempts.get(record.client_transaction_id, [])
         before, after = moved(attempts, record, event)
         if after.transaction_id is not None and after.credentials:
             identifier = after.client_transaction_id
@@ -89,59 +87,53 @@ class MemoryLedger:
             return await self.apply(after, paid)
         return after
 
-    async def get(self, client_transaction_id: str) -> Record | None:
+    def _of(self, client_transaction_id: str) -> list[Record]:
         self._check_open()
-        attempts = self._attempts.get(client_transaction_id)
+        return self._attempts.get(client_transaction_id, [])
+
+    def _records(self, keys: Iterable[Key]) -> list[Record]:
+        self._check_open()
+        return [self._attempts[identifier][attempt - 1] for identifier, attempt in keys]
+
+    def _asks(self, purchase: str) -> list[Record]:
+        return self._records(self._purchases.get(purchase, ()))
+
+    async def get(self, client_transaction_id: str) -> Record | None:
+        attempts = self._of(client_transaction_id)
         return attempts[-1] if attempts else None
 
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        self._check_open()
-        return {each: self._attempts[each][-1] for each in client_transaction_ids if each in self._attempts}
+        return {each: attempts[-1] for each in client_transaction_ids if (attempts := self._of(each))}
 
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        self._check_open()
-        return {each: list(self._attempts[each]) for each in client_transaction_ids if each in self._attempts}
-
-    def _asks(self, purchase: str) -> list[Record]:
-        return [
-            self._attempts[identifier][attempt - 1]
-            for identifier, attempt in self._purchases.get(purchase, ())
-        ]
+        return {each: list(attempts) for each in client_transaction_ids if (attempts := self._of(each))}
 
     async def asks(self, purchase: str) -> list[Record]:
-        self._check_open()
         return self._asks(purchase)
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
-        self._check_open()
-        if len(self._attempts.get(record.client_transaction_id, ())) >= record.attempt:
+        if len(self._of(record.client_transaction_id)) >= record.attempt:
             self._links[record.client_transaction_id, record.attempt] = links, until
 
     async def links(self, purchase: str, now: float) -> dict[str, str]:
-        self._check_open()
         await self.drop_links(now)
         return {
             key[0]: self._links[key][0] for key in self._purchases.get(purchase, ()) if key in self._links
         }
 
     async def drop_links(self, now: float) -> float | None:
-        self._check_open()
-        for (identifier, attempt), (_, until) in tuple(self._links.items()):
-            record = self._attempts[identifier][attempt - 1]
+        for key, record in zip(tuple(self._links), self._records(self._links), strict=True):
             over = record.state.decided or record.state is State.REVERSING
-            if until <= now or (over and record.evidence is not Evidence.UNPAID):
-                del self._links[identifier, attempt]
+            if self._links[key][1] <= now or (over and record.evidence is not Evidence.UNPAID):
+                del self._links[key]
         return min((until for _, until in self._links.values()), default=None)
 
     def unfinished(self) -> AsyncIterator[Record]:
-        self._check_open()
-        permitted = (self._attempts[identifier][attempt - 1] for identifier, attempt in self._permits)
-        found = [record for record in permitted if not record.state.decided]
+        found = [record for record in self._records(self._permits) if not record.state.decided]
         return _each(sorted(found, key=attrgetter("created_at")))
 
     def records(self) -> AsyncIterator[Record]:
-        self._check_open()
-        return _each([self._attempts[identifier][attempt - 1] for identifier, attempt in self._permits])
+        return _each(self._records(self._permits))
 
     async def history(self, client_transaction_id: str) -> list[Change]:
         self._check_open()

@@ -6,6 +6,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ __all__ = [
     "FEED",
     "change_of",
     "change_row",
+    "check_fresh",
     "describe",
     "grouped",
     "may_permit",
@@ -88,6 +90,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+_permit_fields = attrgetter(*COLUMNS["whole_attempt"][1:])
 #: What a record and a change are read from.
 _RECORD_FIELDS = tuple(field.name for field in attrs.fields(Record))
 _CHANGE_FIELDS = tuple(field.name for field in attrs.fields(Change))
@@ -124,22 +127,9 @@ def read_statements(file: str) -> dict[str, str]:
 
 def permit_row(record: Record) -> tuple[Any, ...]:
     """Return the values of a permit, as the statements `permit` and `write` take them."""
-    return (
-        record.client_transaction_id,
-        record.attempt,
-        record.kind,
-        # sqlite3 takes a bytearray by a shorter way than bytes.
-        bytearray(record.digest),
-        bytearray(record.lane),
-        bytearray(record.credentials),
-        record.amount,
-        record.currency,
-        record.created_at,
-        record.expires_at,
-        record.purchase,
-        record.links_dead_at,
-        record.beside_open_form,
-    )
+    fields = _permit_fields(record)
+    # The digests as bytearrays, which sqlite3 takes by a shorter way than bytes.
+    return (*fields[:3], *map(bytearray, fields[3:6]), *fields[6:])
 
 
 def change_row(before: Record, event: Event, after: Record) -> tuple[Any, ...]:
@@ -216,24 +206,22 @@ def sanitize_text(text: str) -> str:
 
 def sanitize_event(event: Event) -> Event:
     """Return the event with its free text bounded: a hostile message must never block the record of an answer."""
-    if isinstance(event, Found):
-        if event.reason is None and event.receipt is None:
-            return event
+    if isinstance(event, Found) and (event.reason is not None or event.receipt is not None):
         receipt = event.receipt
         return attrs.evolve(
             event,
             reason=None if event.reason is None else sanitize_text(event.reason),
             receipt=None if receipt is None or len(receipt) > _RECEIPT else _ascii(receipt),
         )
-    if type(event) is not Refused:
-        return event
-    code = event.error_code
-    return Refused(
-        at=event.at,
-        error_type=sanitize_text(event.error_type),
-        error_code=code if code is None or -_INT64 <= code < _INT64 else None,
-        messages=tuple(sanitize_text(message) for message in event.messages[:_MESSAGES]),
-    )
+    if isinstance(event, Refused):
+        code = event.error_code
+        return attrs.evolve(
+            event,
+            error_type=sanitize_text(event.error_type),
+            error_code=code if code is None or -_INT64 <= code < _INT64 else None,
+            messages=tuple(sanitize_text(message) for message in event.messages[:_MESSAGES]),
+        )
+    return event
 
 
 def _ascii(receipt: str) -> str | None:
@@ -312,6 +300,14 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
 
 
 # What the attempts of one client transaction id allow; number n stands at n - 1
+
+
+def check_fresh(record: Record) -> None:
+    """Raise `TransitionError` where no permit is for this record."""
+    if record.state is not State.SENDING or record.version != 0:
+        raise TransitionError(
+            "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
+        )
 
 
 def may_permit(attempts: Sequence[Record], record: Record) -> bool:

@@ -297,3 +297,17 @@ class SqliteLedger(StoredLedger):
             writer.stop()
             raise
         return cls(writer, digest_key, location=f"sqlite:{path}", created=created)
+
+    @staticmethod
+    @asynccontextmanager
+    async def database(path: str) -> AsyncIterator[tuple[SqliteDatabase, bytes]]:
+        """Own the file without a thread, and yield its database and digest key."""
+        file, fault = open_file(path, connect, create=False), None
+        try:
+            yield SqliteDatabase(file.connection, count()), file.digest_key
+        except (OSError, sqlite3.Error) as error:
+            fault = unavailable(error, "archived")
+        finally:
+            file.close()
+        if fault:
+            raise fault

@@ -1,4 +1,4 @@
-"""The SQLite file: how it is opened by its owner and by readers, settings that are read back, and its copy.
+"""The SQLite file: how it is opened by its owner and by readers, and settings that are read back.
 
 The file is opened by SQLite alone: closing any other handle would drop SQLite's locks in this whole process.
 """
@@ -30,7 +30,6 @@ __all__ = [
     "STATEMENTS",
     "Connect",
     "OpenFile",
-    "back_up",
     "connect",
     "open_file",
     "open_to_read",
@@ -289,65 +288,3 @@ def _tighten(path: str) -> None:
         mode = stat.S_IMODE(os.stat(path).st_mode)
         if mode & 0o077:
             os.chmod(path, mode & 0o700)
-
-
-# A copy
-
-
-def back_up(source: str, target: str) -> None:
-    """Copy the ledger at `source`, as of one commit, to `target`: a new file of mode 0600, whole or not there.
-
-    Raises `ConfigurationError` where `target` is there already or `source` is not a ledger of this version,
-    `LedgerMissingError`, `LedgerUnavailableError`.
-    """
-    source, target = os.path.realpath(source), os.path.abspath(target)
-    if not os.path.exists(source):
-        raise _missing(source)
-    unfinished = f"{target}.{secrets.token_hex(8)}.part"
-    fault: PayError
-    try:
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        try:
-            _copy(source, unfinished)
-            _sync(unfinished)
-            # Fails where the name is taken, as a rename does not.
-            os.link(unfinished, target)
-        finally:
-            for leftover in (unfinished, f"{unfinished}-journal", f"{unfinished}-wal", f"{unfinished}-shm"):
-                with suppress(FileNotFoundError):
-                    os.unlink(leftover)
-        _sync(os.path.dirname(target))
-    except FileExistsError:
-        fault = ConfigurationError(
-            f"the backup must be a new file; {target} is there already and stays as it is"
-        )
-    except (OSError, sqlite3.Error) as error:
-        fault = unavailable(error, "backed up")
-    else:
-        return
-    raise fault
-
-
-def _copy(source: str, target: str) -> None:
-    with (
-        closing(open_to_read(source).connection) as ledger,
-        closing(sqlite3.connect(target, isolation_level=None)) as copy,
-    ):
-        # In one step: a snapshot of one commit, while the owner goes on writing.
-        ledger.backup(copy)
-        # One file, without a write-ahead log that would have to go with it.
-        copy.execute("PRAGMA journal_mode = DELETE")
-        copy.execute("PRAGMA secure_delete = ON")
-        copy.execute("DELETE FROM form_links")  # secrets, which outlive nobody in a copy
-        if copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-            raise LedgerUnavailableError(
-                "the copy of the ledger is damaged, and perhaps the ledger: nothing was kept"
-            )
-
-
-def _sync(path: str) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

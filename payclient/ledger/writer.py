@@ -19,8 +19,8 @@ from payclient.errors import TransitionError, UsageError
 from payclient.events import Event
 from payclient.ledger import Change
 from payclient.ledger.batch import Get, Operation, Read, Write
-from payclient.ledger.records import change_of, permit_row, record_of, sanitize_event
-from payclient.lifecycle import Record, State, advance
+from payclient.ledger.records import change_of, check_fresh, permit_row, record_of, sanitize_event
+from payclient.lifecycle import Record, advance
 from payclient.logs import Log
 
 __all__ = ["StoredLedger", "Writer"]
@@ -107,10 +107,7 @@ class StoredLedger:
         return bytes(known[0][0])
 
     async def permit(self, record: Record) -> bool:
-        if record.state is not State.SENDING or record.version != 0:
-            raise TransitionError(
-                "a permit is for a fresh attempt", client_transaction_id=record.client_transaction_id
-            )
+        check_fresh(record)
         granted: bool = await self._submit(Write(self._future(), record, row=permit_row(record)))
         return granted
 

@@ -86,11 +86,8 @@ class Database(Protocol):
         forbid; return the ids of the inserted ones.
         """
 
-    async def find(self, ids: Sequence[str]) -> Sequence[Sequence[Any]]:
-        """Return the records of these ids as rows, by id and attempt."""
-
-    async def find_asks(self, purchases: Sequence[str]) -> Sequence[Sequence[Any]]:
-        """Return the records of these purchases as rows, in the order of their permits."""
+    async def find(self, name: str, keys: Sequence[str]) -> Sequence[Sequence[Any]]:
+        """Return rows of the records of client transaction ids (`attempts`), or of purchases (`asks`)."""
 
     async def fetch(self, name: str, parameters: Row) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
@@ -149,7 +146,7 @@ class Batch:
         if not gets:
             return
         try:
-            found = grouped(await database.find(list({id_ for each in gets for id_ in each.ids})))
+            found = grouped(await database.find("attempts", list({id_ for each in gets for id_ in each.ids})))
         except database.value_faults as error:
             if len(gets) == 1:
                 self._fail(gets[0], database.unavailable(error, "read"))
@@ -185,10 +182,11 @@ class Batch:
         self, database: Database, writes: list[Write], fault: LedgerUnavailableError | None
     ) -> list[Write]:
         """Answer the writes that the database did not take by what it holds; return those to try again."""
+        ids = [each.record.client_transaction_id for each in writes]
         purchases = {each.record.purchase for each in writes if each.event is None}
         try:
-            known = grouped(await database.find([each.record.client_transaction_id for each in writes]))
-            asks = [record_of(row) for row in await database.find_asks(list(purchases))] if purchases else []
+            known = grouped(await database.find("attempts", ids))
+            asks = [record_of(row) for row in await database.find("asks", list(purchases))]
         except database.value_faults as error:
             if len(writes) > 1:
                 raise
@@ -245,7 +243,7 @@ class Batch:
         ]
         if not paid:
             return
-        rows = await database.find_asks(purchases := list({after.purchase for _, _, after in paid}))
+        rows = await database.find("asks", purchases := list({after.purchase for _, _, after in paid}))
         if len(rows) == len(purchases):
             return  # each is its purchase's only ask
         asks = [record_of(row) for row in rows]

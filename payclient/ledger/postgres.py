@@ -57,6 +57,7 @@ class PostgresDatabase:
         asyncpg.TransactionRollbackError,  # of two that waited for each other it gave way; the connection is sound
         OverflowError,
     )
+    unavailable = staticmethod(unavailable)
 
     def __init__(self, connection: asyncpg.Connection, statements: Mapping[str, str]) -> None:
         self.connection = connection
@@ -84,11 +85,8 @@ class PostgresDatabase:
             raise LedgerUnavailableError("the ledger committed this, and perhaps on no standby")
         return {row[0] for row in rows}
 
-    async def find(self, ids: Sequence[str]) -> Sequence[Any]:
-        return await self.fetch("attempts", (ids,))
-
-    async def find_asks(self, purchases: Sequence[str]) -> Sequence[Any]:
-        return await self.fetch("asks", (purchases,))
+    async def find(self, name: str, keys: Sequence[str]) -> Sequence[Any]:
+        return await self.fetch(name, (keys,)) if keys else ()
 
     async def fetch(self, name: str, parameters: tuple[Any, ...]) -> Sequence[Any]:
         sql = self._statements[name]
@@ -110,9 +108,6 @@ class PostgresDatabase:
         async with self.connection.transaction(isolation="read_committed"):
             await self.connection.execute(self._statements["lock_writers_out"], timeout=ANSWER)
             yield
-
-    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
-        return unavailable(error, doing)
 
 
 class PostgresWriter(Writer):

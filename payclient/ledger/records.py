@@ -17,24 +17,7 @@ from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_not_superseded
 from payclient.logs import Log
 
-__all__ = [
-    "COLUMNS",
-    "FEED",
-    "change_of",
-    "change_row",
-    "check_fresh",
-    "describe",
-    "grouped",
-    "may_permit",
-    "moved",
-    "overpaid",
-    "permit_row",
-    "purchase_holder",
-    "read_statements",
-    "record_of",
-    "sanitize_event",
-    "sanitize_text",
-]
+__all__: list[str] = []
 
 log: Log = Log("payclient.ledger")
 

@@ -74,6 +74,7 @@ class SqliteDatabase:
         OverflowError,
         ValueError,
     )
+    unavailable = staticmethod(unavailable)
 
     def __init__(self, connection: sqlite3.Connection, cursors: Iterator[int]) -> None:
         self._connection = connection
@@ -105,13 +106,7 @@ class SqliteDatabase:
                 values += row
             self._connection.execute(_repeated(name, end - start), values)
 
-    async def find(self, ids: Sequence[str]) -> list[tuple[Any, ...]]:
-        return self._select("attempts", ids)
-
-    async def find_asks(self, purchases: Sequence[str]) -> list[tuple[Any, ...]]:
-        return self._select("asks", purchases)
-
-    def _select(self, name: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    async def find(self, name: str, keys: Sequence[str]) -> list[tuple[Any, ...]]:
         rows = []
         for start, end in _chunks(len(keys)):
             rows += self._connection.execute(_repeated(name, end - start), keys[start:end]).fetchall()
@@ -137,9 +132,6 @@ class SqliteDatabase:
         """Undo what a transaction left behind that failed. Nothing is read or written before that is done."""
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
-
-    def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:
-        return unavailable(error, doing)
 
 
 def finish(work: Coroutine[Any, Any, None]) -> None:

@@ -24,17 +24,9 @@ from payclient.errors import (
     PayError,
 )
 from payclient.ledger.records import read_statements
-from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, check_supported, identity_of
+from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
-__all__ = [
-    "STATEMENTS",
-    "Connect",
-    "OpenFile",
-    "connect",
-    "open_file",
-    "open_to_read",
-    "unavailable",
-]
+__all__: list[str] = []
 
 STATEMENTS = read_statements("sqlite.sql")
 #: Of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
@@ -120,7 +112,6 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
     """
     if sqlite3.sqlite_version_info < (3, 37):
         raise ConfigurationError(f"SQLite is {sqlite3.sqlite_version}; a ledger needs 3.37 or later")
-    check_supported()
     path = os.path.realpath(path)  # beside which SQLite keeps the write-ahead log
     lock: OwnerLock | None = None
     try:
@@ -153,11 +144,27 @@ def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
 def _opened(path: str, connect: Connect, create: bool, lock: OwnerLock) -> OpenFile:
     connection = connect(path)
     try:
-        created = _prepare(connection, path, create)
+        _set(connection, *_SETTINGS[0])
+        # Asked before anything is changed: a file that is not ours stays as it was.
+        made = _is_made(connection)
+        if not made and not create:
+            raise _missing(path)
+        for setting in _SETTINGS[1:]:
+            _set(connection, *setting)
+        if not made:
+            _create(connection)
+        for each in (path, f"{path}-wal", f"{path}-shm"):
+            _tighten(each)
+        with closing(sqlite3.connect(":memory:")) as whole:
+            whole.executescript(STATEMENTS["schema"])
+            if not _parts(connection) >= _parts(whole):
+                raise ConfigurationError(
+                    "the ledger lacks a table, a view or a trigger that it was made with"
+                )
         key = _digest_key(connection)
         (last,) = connection.execute(STATEMENTS["last_cursor"]).fetchone()
         identities = {each: identity_of(each) for each in (path, f"{path}-wal")}
-        file = OpenFile(connection, key, lock, last, created, identities | {lock.path: lock.identity})
+        file = OpenFile(connection, key, lock, last, not made, identities | {lock.path: lock.identity})
         file.check_in_place()
     except BaseException:
         with suppress(sqlite3.Error):
@@ -175,15 +182,11 @@ def open_to_read(path: str) -> OpenFile:
     if not os.path.exists(path):
         raise _missing(path)
     check_file(path)
-    fault: PayError
     try:
         connection = _connect_to_read(path)
         try:
-            found = [_read(connection, name) for name in ("application_id", "user_version")]
-            if not any(found) and not _made(connection):
+            if not _is_made(connection):
                 raise _missing(path)
-            if found != [APPLICATION_ID, VERSION]:
-                raise ConfigurationError(f"the file must be a ledger of schema version {VERSION}")
             return OpenFile(connection, _digest_key(connection))
         except BaseException:
             connection.close()
@@ -220,38 +223,24 @@ def _missing(path: str) -> LedgerMissingError:
     )
 
 
-def _prepare(connection: sqlite3.Connection, path: str, create: bool) -> bool:
-    """Set and check the connection; whether the ledger was made."""
-    _set(connection, *_SETTINGS[0])
+def _is_made(connection: sqlite3.Connection) -> bool:
+    """Return whether the file is a ledger, and not empty. Raises `ConfigurationError` for what is something else."""
     connection.execute("BEGIN")
-    application = _read(connection, "application_id")
-    version = _read(connection, "user_version")
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    application, version = _read(connection, "application_id"), _read(connection, "user_version")
+    filled = bool(_parts(connection))
     connection.execute("COMMIT")
-    # Asked before anything is changed: a file that is not ours stays as it was.
-    if application != APPLICATION_ID and (application or version or tables):
+    if application != APPLICATION_ID and (application or version or filled):
         raise ConfigurationError("the ledger's file is another program's SQLite database")
     if application == APPLICATION_ID and version != VERSION:
         raise ConfigurationError(
             f"the ledger must have schema version {VERSION}, and has version {version}: another release of "
             "payclient made it; nothing was changed"
         )
-    if not tables and not create:
-        raise _missing(path)
-    for setting in _SETTINGS[1:]:
-        _set(connection, *setting)
-    if not tables:
-        _create(connection)
-    for each in (path, f"{path}-wal", f"{path}-shm"):
-        _tighten(each)
-    with closing(sqlite3.connect(":memory:")) as whole:
-        whole.executescript(STATEMENTS["schema"])
-        if not _made(connection) >= _made(whole):
-            raise ConfigurationError("the ledger lacks a table, a view or a trigger that it was made with")
-    return not tables
+    return filled
 
 
-def _made(connection: sqlite3.Connection) -> set[str]:
+def _parts(connection: sqlite3.Connection) -> set[str]:
+    """Return the statements that made the tables, the views and the triggers."""
     return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema")}
 
 

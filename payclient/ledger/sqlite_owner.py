@@ -15,9 +15,9 @@ from payclient.errors import ConfigurationError, LedgerInUseError, PayError
 try:
     import fcntl
 except ImportError:
-    fcntl = None  # type: ignore[assignment]  # Windows has none: `check_supported` says so
+    fcntl = None  # type: ignore[assignment]  # Windows has none: `check_place` says so
 
-__all__ = ["OwnerLock", "check_file", "check_place", "check_supported", "identity_of", "mount_of"]
+__all__ = ["OwnerLock", "check_file", "check_place", "identity_of", "mount_of"]
 
 # Where it may lie
 
@@ -52,6 +52,10 @@ def mount_of(path: str, mounts: str) -> tuple[str, str]:
 
 def check_place(path: str) -> None:
     """Raise `ConfigurationError` where no ledger may lie at this real path."""
+    if fcntl is None:
+        raise ConfigurationError(
+            "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL"
+        )
     if not os.path.isdir(os.path.dirname(path)):
         raise ConfigurationError("the ledger's directory does not exist")
     point, kind = "", ""
@@ -141,9 +145,8 @@ class OwnerLock:
     def _in_use(self) -> LedgerInUseError:
         written = os.pread(self._file, 20, 0).strip()
         owner = int(written) if written.isdigit() else None
-        who = "another process" if owner is None else f"process {owner}"
-        if owner == os.getpid():
-            who = "this process, which opened it before"
+        known = {None: "another process", os.getpid(): "this process, which opened it before"}
+        who = known.get(owner, f"process {owner}")
         fault = LedgerInUseError(
             f"the ledger is in use by {who}; several processes, such as the workers of a web server, must share a "
             'PostgreSQL ledger: ledger="postgresql://..."'
@@ -161,14 +164,6 @@ class OwnerLock:
         with _guard:
             _held.remove(self)
             os.close(self._file)
-
-
-def check_supported() -> None:
-    """Raise `ConfigurationError` on a system without `flock`."""
-    if fcntl is None:
-        raise ConfigurationError(
-            "a SQLite ledger must be on a system with flock, which Windows lacks: use PostgreSQL, or WSL"
-        )
 
 
 def _let_go_in_child() -> None:

@@ -597,7 +597,7 @@ def test_a_row_that_a_crash_cut_counts_as_absent(tmp_path: Path) -> None:
     with Report(path).begin() as report:
         report.write(LINE)
     path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "order-2", "state": "acc')
-    assert Report(path).earlier() == {"order-1": True}
+    assert Report(path).earlier == {"order-1": True}
 
 
 def test_a_report_is_csv_or_jsonl_and_not_the_file_itself(

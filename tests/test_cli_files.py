@@ -182,22 +182,22 @@ def test_a_dry_run_refuses_what_the_run_refuses(
     assert not (tmp_path / "ledger.db").exists()
 
 
-def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The plan of a file that is being charged does not disturb the run; another run asks nothing and ends."""
+def test_a_dry_run_reads_beside_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The plan of a file that is being charged does not disturb the run; another run ends with nothing sent."""
     file, url = write_csv(tmp_path / "charges.csv", rows_of("busy", 2)), f"sqlite:{tmp_path / 'l.db'}"
 
     async def plan() -> int:
         book = await open_ledger(url)
         try:
-            arguments = ["charge", str(file), "--base-url", "https://pay.example", "--ledger", url]
+            arguments = ["charge", str(file), "--base-url", "https://pay.example", "--ledger", url, "--yes"]
             assert await asyncio.to_thread(main, arguments) == 2
-            assert "is in use by another run; nothing was sent" in capfd.readouterr().err
+            assert "the ledger is in use by" in capfd.readouterr().err
             return await asyncio.to_thread(main, [*arguments, "--dry-run"])
         finally:
             await book.aclose()
 
     assert asyncio.run(plan()) == 0
-    assert "is in use by another run" in " ".join(capfd.readouterr().out.split())
+    assert "knows none of the rows" in " ".join(capfd.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,10 @@ def test_a_ledger_in_use_is_only_said_by_a_dry_run(tmp_path: Path, capfd: pytest
         (["--map", "phone_number"], "--map: must be FIELD=COLUMN"),
         (["--map", "phone=x"], "there is no field 'phone' of a row"),
         (["--map", "tax=a", "--map", "tax=b"], "--map tax: is given twice"),
+        (
+            ["--key", "a", "--map", "client_transaction_id=b"],
+            "--key and --map client_transaction_id name two columns",
+        ),
         (["--set", "currency=USD"], "currency is a column, and --set gives it as well"),
         (["--delimiter", "ab"], "delimiter must be one character"),
         (["--delimiter", "tab"], "by --map, such as --map phone_number=telefono"),

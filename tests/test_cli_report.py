@@ -174,7 +174,7 @@ def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path)
     assert [row["nombre"].data_type for row in found] == ["s", "s"]
     assert [row["amount_units"].value for row in found] == [1250.5, 0.07]
     assert [(row["paid"].value, row["line"].value) for row in found] == [(True, 2), (False, 4)]
-    assert Report(path, CARRIED).earlier() == {"row-1": True, "row-2": False}
+    assert Report(path, CARRIED).earlier == {"row-1": True, "row-2": False}
 
 
 def test_a_spreadsheet_that_is_no_report_is_left_alone(
@@ -371,6 +371,11 @@ def test_a_row_charged_with_other_content_is_called_so(
     rows[0]["amount_with_tax"] = 7
     file, report, page = write_csv(tmp_path / "charges.csv", rows), tmp_path / "r.csv", tmp_path / "p.html"
     capfd.readouterr()
+    assert main(charge_arguments(willing, file, "--dry-run")) == 0
+    plan = " ".join(capfd.readouterr().out.split())
+    assert "knows 2 rows: 1 accepted, 1 other content" in plan
+    assert "changed 1 row with an id that was used with other content" in plan
+    assert "nothing is sent: content-0" in plan
     assert main(charge_arguments(willing, file, "--report", str(report), "--html", str(page))) == 4
     said = capfd.readouterr()
     assert "other content" in said.out

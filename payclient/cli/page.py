@@ -6,12 +6,11 @@ writes it again from the ledger, and sends nothing.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -91,80 +90,74 @@ class RunPage:
     def write(self, lines: Collection[Line], tally: Tally, *, total: int, code: int | None) -> None:
         """Write the page: of a run that ended with an exit code, or (None) goes on. Raises `OSError`."""
         lines = sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0)
-        people = [
-            (label, [line for line in lines if line.label == label][:LISTED], tally.counts[label])
-            for label in _LISTED
-            if tally.counts[label]
-        ]
+        of: dict[str, list[Line]] = {}
+        for line in lines:
+            of.setdefault(line.label, []).append(line)
         kept = (State.REVERSED, "message"), (State.ACCEPTED, "receipt")
-        words = [
-            (label, list(islice((e for e in lines if e.label == label and getattr(e, name)), LISTED)), name)
-            for label, name in kept
-        ]
         content = render(
-            "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, people=people,
-            need=sum(count for label, _, count in people if label not in (State.CANCELLED, NOT_SENT_YET)),
-            words=words, paid_word=paid_word, carried=self._carried, labels=LABELS,
-            when=_when(lines, tally, total),
+            "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, labels=LABELS,
+            people=[(label, of[label][:LISTED], len(of[label])) for label in _LISTED if label in of],
+            need=sum(len(of.get(label, ())) for label in _LISTED[:-2]),
+            words=[
+                (label, [line for line in of.get(label, ()) if getattr(line, name)][:LISTED], name)
+                for label, name in kept
+            ],
+            paid_word=paid_word, carried=self._carried, when=_when(lines, tally, total),
             outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
-            **self._answers(lines, tally),
+            **self._answers(of),
         )  # fmt: skip
         with atomic_write(self.path) as file:
             file.write(content)
 
-    def _answers(self, lines: Collection[Line], tally: Tally) -> Mapping[str, Any]:
-        """Return how long people took to answer."""
-        times = {state: _seconds_to_answer(lines, state) for state in (State.ACCEPTED, State.CANCELLED)}
-        heard = {state: [each for each in found if each < self._window] for state, found in times.items()}
-        late = {state: len(times[state]) - len(heard[state]) for state in times}
+    def _answers(self, of: Mapping[str, Sequence[Line]]) -> Mapping[str, Any]:
+        """Return how long people took to answer, of the lines by their labels."""
+        accepted, cancelled = [
+            [seconds for seconds in map(_seconds_to_answer, of.get(label, ())) if seconds < self._window]
+            for label in (State.ACCEPTED, State.CANCELLED)
+        ]
         lower, upper = (
-            Counter(int(each / self._window * BARS) for each in found) for found in heard.values()
+            Counter(int(each / self._window * BARS) for each in found) for found in (accepted, cancelled)
         )
         bars = [(lower[bar], upper[bar]) for bar in range(BARS)]
-        every = sorted(heard[State.ACCEPTED] + heard[State.CANCELLED])
+        every = sorted(accepted + cancelled)
+        silent = (State.CANCELLED, State.EXPIRED, State.UNKNOWN)
         return {
-            "bars": bars, "most": max(map(sum, bars)), "late": late[State.ACCEPTED],
-            "answered": {str(state): len(found) for state, found in heard.items()},
-            "silent": tally.counts[State.EXPIRED] + late[State.CANCELLED] + tally.counts[State.UNKNOWN],
+            "bars": bars, "most": max(map(sum, bars)),
+            "answered": {"accepted": len(accepted), "cancelled": len(cancelled)},
+            "silent": sum(len(of.get(label, ())) for label in silent) - len(cancelled),
             "within": [_span(every[int((len(every) - 1) * share)]) for share in (0.5, 0.9)] if every else None,
             "ticks": [_span(self._window * tick / 5).replace(_written(".0 s"), " s") for tick in range(6)],
         }  # fmt: skip
 
 
-def _seconds_to_answer(lines: Collection[Line], state: str) -> list[float]:
-    """Return the seconds from its permit to its answer of each row that ended in this state."""
-    times = (
-        (line.created_at, line.decided_at if line.notified_at is None else line.notified_at)
-        for line in lines
-        if line.state == state
-    )
-    return [max(end - begin, 0.0) for begin, end in times if begin is not None and end is not None]
+def _seconds_to_answer(line: Line) -> float:
+    """Return the seconds from a row's permit to its answer; endless where they are not known."""
+    end = line.decided_at if line.notified_at is None else line.notified_at
+    return inf if line.created_at is None or end is None else max(end - line.created_at, 0.0)
 
 
 def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, str]]:
-    first = min((line.created_at for line in lines if line.created_at is not None), default=None)
-    last = max((line.decided_at for line in lines if line.decided_at is not None), default=None)
-    named = {"first_sent": first, "last_decided": last, "written": time.time()}
-    # On this machine's clock, with its zone.
+    """Return how many rows there are, and when what happened, on this machine's clock, with its zone."""
+    named = {
+        "first_sent": min((line.created_at for line in lines if line.created_at is not None), default=None),
+        "last_decided": max((line.decided_at for line in lines if line.decided_at is not None), default=None),
+        "written": time.time(),
+    }
     form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
-    facts = [(text("page.in_file"), counted(total)), (text("page.with_outcome"), counted(tally.done))]
-    facts += [
-        (text(f"page.{name}"), time.strftime(form, time.localtime(when)))
-        for name, when in named.items()
-        if when is not None
-    ]
-    if first is not None and last is not None and last > first:
-        facts.insert(4, (text("page.between"), duration(last - first)))
-    return facts
+    times = {
+        name: time.strftime(form, time.localtime(when)) for name, when in named.items() if when is not None
+    }
+    facts = {"in_file": counted(total), "with_outcome": counted(tally.done)} | times
+    return [(text(f"page.{name}"), words) for name, words in facts.items()]
 
 
 def _money(sums: Mapping[str, int]) -> list[str]:
     return [sanitize_text(money(cents, currency)) for currency, cents in sums.items()]
 
 
-def _receipt(receipt: str) -> str:
+def _receipt(receipt: Mapping[str, str]) -> str:
     """Return a receipt in one line, its fields by the service's names."""
-    return ", ".join(f"{name} {value}" for name, value in json.loads(receipt).items())
+    return ", ".join(f"{name} {value}" for name, value in receipt.items())
 
 
 def _written(number: str) -> str:
@@ -173,7 +166,8 @@ def _written(number: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    if seconds < 60:
-        return _written(f"{seconds:.1f} s") if 0 < seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return (
+        _written(f"{seconds:.1f} s")
+        if 0 < seconds < 10
+        else duration(round(seconds)).replace(" min 0 s", " min")
+    )

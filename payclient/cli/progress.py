@@ -8,8 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal
 
 import attrs
@@ -123,7 +122,9 @@ class Progress:
         return self._ends_by
 
     def bound(self) -> str:
-        """Return when the run is over at the latest, in words."""
+        """Return when the run is over at the latest, or why it sends no more, in words."""
+        if self.results is not None and self.results.stopped is not None:
+            return f"; {reason(self.results.stopped)}"
         if (end := self.ends_by()) is None:
             return ""
         return text("progress.late") if end < time.time() else text("progress.by", time=at(end))
@@ -193,30 +194,18 @@ class LiveProgress(PlainProgress):
     def update(self, picture: progress.Progress) -> None:
         """Show the state of this moment."""
         tally, now = self._tally, self.unfinished()
-        running = duration(time.monotonic() - self._began)
-        rows: list[tuple[str, int | None, str]] = [
-            (
-                text("progress.done"),
-                tally.done,
-                text("progress.of", count=self._rows, time=running) + self.bound(),
-            )
-        ]
+        of = text("progress.of", count=self._rows, time=duration(time.monotonic() - self._began))
+        rows = [(text("progress.done"), tally.done, of + self.bound())]
         for each in LABELS:
             if tally.counts[each] or each in _COLOURS:
                 sums = "   ".join(money(cents, currency) for currency, cents in tally.totals(each).items())
                 rows.append((f"[{_COLOURS.get(each, 'blue')}]{label(each)}[/]", tally.counts[each], sums))
         rows.append((text("progress.waiting"), now.pending, now.words()))
-        if self.results is not None and self.results.stopped is not None:
-            rows.append((text("progress.stopping"), None, reason(self.results.stopped)))
-        ids = {task.description: task.id for task in picture.tasks}
+        tasks = {task.description: task.id for task in picture.tasks}
         for name, count, words in rows:
-            task = (
-                ids[name]
-                if name in ids
-                else picture.add_task(name, total=max(self._rows, 1), count="", words="")
-            )
-            shown = "" if count is None else counted(count)
-            picture.update(task, completed=count or 0, count=shown, words=words)
+            if name not in tasks:
+                tasks[name] = picture.add_task(name, total=max(self._rows, 1), count="", words="")
+            picture.update(tasks[name], completed=count, count=counted(count), words=words)
         picture.refresh()
 
 
@@ -310,27 +299,29 @@ def _ledger_option(ledger: str) -> str:
     return "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location_of(ledger))}"
 
 
-def next_steps(
-    tally: Tally, ledger: str, code: int, *, window: float, files: Mapping[str, Path | None]
-) -> Iterator[str]:
+def next_steps(tally: Tally, ledger: str, code: int, window: float) -> Iterator[str]:
     """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
-    `window`: seconds that a customer has. `files`: those of the run, by their options.
+    `window`: seconds that a customer has.
     """
     counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(ledger)
-    unfinished = (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN)
+    unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
     if code == 130:
         yield text("run.go_on", command=again)
     elif code == 5:
         yield text("todo.report", command=again)
-    elif count := sum(counts[each] for each in unfinished):
-        yield text("todo.again", count=count, command=again)
-    if count := counts[State.UNKNOWN] + counts[State.EXPIRED]:
-        yield text("todo.resolve", count=count, command=f"payclient ledger list --unresolved{at_ledger}")
-    if count := counts[OTHER_CONTENT]:
-        yield text("todo.other", count=count, command=f"payclient ledger show ID{at_ledger}")
-    if count := counts[State.REFUSED]:
-        retry = again if "--retry" in again else f"{again} --retry refused"
-        yield text("todo.refused", count=count, command=retry)
-    if count := counts[State.CANCELLED]:
-        yield text("todo.cancelled", count=count, time=duration(window), command=terminal.again(files))
+    elif unfinished:
+        yield text("todo.again", count=unfinished, command=again)
+    retry = again if "--retry" in again else f"{again} --retry refused"
+    for name, count, command in (
+        (
+            "resolve",
+            counts[State.UNKNOWN] + counts[State.EXPIRED],
+            f"payclient ledger list --unresolved{at_ledger}",
+        ),
+        ("other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
+        ("refused", counts[State.REFUSED], retry),
+        ("cancelled", counts[State.CANCELLED], ""),
+    ):
+        if count:
+            yield text(f"todo.{name}", count=count, command=command, time=duration(window))

@@ -233,12 +233,10 @@ def reconcile(
 def _check_report(report: Path | None) -> None:
     """Raise `ConfigurationError` where the path holds something else than a report of this command."""
     check_output("--report", report, ".csv", ".xlsx", ".jsonl")
-    if report is not None and report.exists() and report.stat().st_size:
-        before = read_table(report, COLUMNS)
-        if before is None or not all(COLUMNS[0] in row for row in before[:1]):
-            raise ConfigurationError(
-                f"--report {report.name}: is there already and is not a report of this command"
-            )
+    if report is not None and read_table(report, COLUMNS[0]) is None:
+        raise ConfigurationError(
+            f"--report {report.name}: is there already and is not a report of this command"
+        )
 
 
 def _midnight(day: datetime.date | None, more: int, otherwise: float) -> float:

@@ -1,16 +1,15 @@
 """What became of each row, the sums over all rows, and the report file that is true after every row.
 
-A run begins with what the ledger holds as decided of an earlier report's rows, and adds each row once its outcome is
-there. A run that ends, or is interrupted, leaves every row. No key ever stands twice, also after a SIGKILL.
+A run begins with the rows that the ledger holds as decided, and adds each other row once its outcome is there. A run
+that ends, or is interrupted, leaves every row. No key ever stands twice, also after a SIGKILL.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
@@ -44,26 +43,26 @@ OTHER_CONTENT = "other content"
 #: The labels of rows of which another charge of the same purchase is paid, or may be paid: nothing was sent for them.
 ALREADY_PAID, PURCHASE_OPEN = "already paid", "purchase open"
 
+_UNSENT = {
+    AlreadyPaidError: ALREADY_PAID,
+    PurchaseOpenError: PURCHASE_OPEN,
+    DifferentRequestError: OTHER_CONTENT,
+}
+
+#: What `paid` is for each label, in the order of tables.
+_PAID: dict[str, bool | None] = {
+    state: state.paid
+    for state in (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN, *State)
+} | {ALREADY_PAID: False, PURCHASE_OPEN: None, OTHER_CONTENT: None, NOT_SENT_YET: None}
+LABELS = tuple(_PAID)
+
 #: What `paid` is, in words.
 PAID_WORDS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
-
-_FIRST = (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN)
-
-#: The order of tables.
-LABELS = (
-    *_FIRST, *(state for state in State if state not in _FIRST), ALREADY_PAID, PURCHASE_OPEN, OTHER_CONTENT,
-    NOT_SENT_YET,
-)  # fmt: skip
-
-#: Labels of rows for which nothing was sent, with `paid`.
-_UNSENT: dict[str, bool | None] = {ALREADY_PAID: False, PURCHASE_OPEN: None, OTHER_CONTENT: None}
 
 
 def paid_word(label: str) -> str:
     """Return what `paid` is for a label, in words."""
-    return (
-        "" if label == NOT_SENT_YET else PAID_WORDS[_UNSENT[label] if label in _UNSENT else State(label).paid]
-    )
+    return "" if label == NOT_SENT_YET else PAID_WORDS[_PAID[label]]
 
 
 @attrs.frozen(kw_only=True)
@@ -85,22 +84,21 @@ class Line:
     created_at: float | None = None
     notified_at: float | None = None
     decided_at: float | None = None
-    #: What the profile keeps of the approval, as a JSON object.
-    receipt: str = ""
+    #: What the profile keeps of the approval.
+    receipt: Mapping[str, str] = attrs.field(factory=dict)
     #: As the row gave it; empty: the client transaction id.
     purchase: str = ""
 
     @property
     def label(self) -> str:
         """The state, or why there is none."""
-        return self.state or (self.evidence if self.evidence in _UNSENT else NOT_SENT_YET)
+        return self.state or (self.evidence if self.evidence in _PAID else NOT_SENT_YET)
 
     def cells(self) -> dict[str, Any]:
         """Return what a report holds of the row: times are ISO 8601, in UTC."""
         cells = {name: getattr(self, name) for name in COLUMNS}
         for name in ("created_at", "notified_at", "decided_at"):
             cells[name] = None if cells[name] is None else iso(cells[name])
-        cells["receipt"] = json.loads(self.receipt or "{}")
         return cells
 
 
@@ -118,20 +116,14 @@ def line_of(
     if outcome is not None:
         error = outcome.error
         facts = {"transaction_id": outcome.transaction_id, "state": str(outcome.state), "paid": outcome.paid}
-        facts["evidence"] = str(outcome.evidence)
+        facts |= {"evidence": str(outcome.evidence), "receipt": dict(outcome.receipt or {})}
         if outcome.state is not State.REFUSED:
             facts |= {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
             facts["message"] = outcome.reason or ""
-        if outcome.receipt:
-            facts["receipt"] = json.dumps(dict(outcome.receipt), ensure_ascii=False)
     elif isinstance(error, RefusedError):
         facts = {"state": str(State.REFUSED), "paid": False, "evidence": "answer"}
-    elif isinstance(error, AlreadyPaidError):
-        facts = {"evidence": ALREADY_PAID, "paid": False}
-    elif isinstance(error, PurchaseOpenError):
-        facts = {"evidence": PURCHASE_OPEN}
-    elif isinstance(error, DifferentRequestError):
-        facts = {"evidence": OTHER_CONTENT}
+    elif label := next((label for kind, label in _UNSENT.items() if isinstance(error, kind)), None):
+        facts = {"evidence": label, "paid": _PAID[label]}
     # After any other error this run sent nothing, but an earlier one may have: `paid` stays open.
     if isinstance(error, RefusedError):
         facts |= {"error_code": error.error_code, "message": "; ".join(error.user_messages)}
@@ -153,8 +145,6 @@ class Tally:
         self.counts: Counter[str] = Counter()
         #: Cents by (label, currency).
         self.money: Counter[tuple[str, str]] = Counter()
-        #: Rows by what they mean: True, False, None.
-        self.paid: Counter[bool | None] = Counter()
         for line in lines:
             self.add(line)
 
@@ -162,7 +152,6 @@ class Tally:
         """Count a row; -1 times: no more, because the ledger has a newer word."""
         self.counts[line.label] += times
         self.money[line.label, line.currency] += times * line.amount
-        self.paid[line.paid] += times
 
     @property
     def done(self) -> int:
@@ -172,23 +161,21 @@ class Tally:
     def totals(self, label: str | None = None) -> dict[str, int]:
         """Return cents by currency, of one label or of all rows."""
         sums: Counter[str] = Counter()
-        for (each, currency), cents in sorted(self.money.items()):
+        for (each, currency), cents in self.money.items():
             if label in (None, each) and cents:
                 sums[currency] += cents
         return dict(sorted(sums.items()))
 
     def summary(self) -> dict[str, Any]:
         """Return rows and cents by outcome, for machines."""
-        return {
-            label: {"rows": self.counts[label], "cents": self.totals(label)}
-            for label in LABELS
-            if self.counts[label]
-        }
+        found = (label for label in LABELS if self.counts[label])
+        return {label: {"rows": self.counts[label], "cents": self.totals(label)} for label in found}
 
     @property
     def exit_code(self) -> int:
         """0: all accepted; 4: some `paid` is not known; 3: some refused or cancelled."""
-        return 4 if self.paid[None] else 3 if self.paid[False] else 0
+        paid = {_PAID[label] for label, count in self.counts.items() if count}
+        return 4 if None in paid else 3 if False in paid else 0
 
 
 # --- The file
@@ -216,14 +203,7 @@ def carried_from(
     file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
 ) -> Carried:
     """Return what is kept of a file; these are told of a CSV report. Raises `ConfigurationError` for no such column."""
-    dialect = dialect_of(
-        file.path,
-        file.delimiter,
-        file.mark,
-        told_mark=mark,
-        told_delimiter=delimiter,
-        bom=file.for_spreadsheets,
-    )
+    dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
     kept = file.kept(keep, dialect.mark)
     return Carried(
         names=tuple(keep),
@@ -248,31 +228,16 @@ class Report:
         kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
-        self._size = 0
-        try:
-            self._before = read_table(path, COLUMNS) if path.exists() and path.stat().st_size else []
-        except OSError as error:
-            raise self._unwritable(error) from None
-        if self._before is None or not all(
-            {"state", "paid", first} <= row.keys() for row in self._before[:1]
-        ):
+        before = read_table(path, first, "state", "paid")
+        if before is None:
             raise ConfigurationError(
                 f"--report {path.name}: is there already and is not a report; nothing was sent"
             )
-
-    def earlier(self) -> dict[str, bool]:
-        """Return the client transaction ids of an earlier run's report; True: it calls them paid, or not decided."""
-        found = {
-            str(row["client_transaction_id"]): bool(row.get("state"))
-            and row.get("paid") not in (False, "false")
-            for row in self._before or ()
-        }
-        return found | {key[1:]: sent for key, sent in found.items() if key[:1] == "'"}  # it was defused
-
-    def _unwritable(self, error: OSError) -> ConfigurationError:
-        return ConfigurationError(
-            f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"
-        )
+        #: The client transaction ids of an earlier run's report; True: it calls them paid, or not decided.
+        self.earlier: dict[str, bool] = {}
+        for row in before:
+            sent = bool(row["state"]) and row["paid"] not in (False, "false")
+            self.earlier[str(row[first])] = self.earlier[str(row[first]).removeprefix("'")] = sent  # defused
 
     @contextmanager
     def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
@@ -281,47 +246,41 @@ class Report:
         Raises `ConfigurationError` where the file cannot be written.
         """
         try:
-            if self._kind == ".xlsx" and self._before:
-                with atomic_write(self.path) as file:  # only to see whether it can be written
-                    file.write(self.path.read_bytes())
-            else:
+            if self._kind != ".xlsx" or not self.earlier:
                 self.rewrite(lines)
         except OSError as error:
-            raise self._unwritable(error) from None
+            words = f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"
+            raise ConfigurationError(words) from None
         try:
             yield self
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                os.close(self._file)
-        self._file = None
+            self._use(None)
 
     def write(self, line: Line) -> None:
         """Add one line, whole or not at all; the operating system has it when this returns. Raises `OSError`."""
-        if self._kind == ".xlsx":
+        if self._kind == ".xlsx" or self._file is None:
             return
-        if self._file is None:
-            raise OSError("the report is closed")
         cells = self._cells(line)
-        is_csv, named = self._kind == ".csv", dict(zip(self._names, cells, strict=True))
-        content = csv_line(cells, self._carried.dialect) if is_csv else json_line(named)
-        os.ftruncate(self._file, self._size)
-        os.lseek(self._file, self._size, os.SEEK_SET)
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        self._size += len(content)
+        named = dict(zip(self._names, cells, strict=True))
+        content = csv_line(cells, self._carried.dialect) if self._kind == ".csv" else json_line(named)
+        size, rest = os.lseek(self._file, 0, os.SEEK_END), memoryview(content)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
 
     def rewrite(self, lines: Iterable[Line]) -> None:
         """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
         with atomic_write(self.path) as file:
             file.write(table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect))
-        self._close()
-        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self._size = os.fstat(self._file).st_size
+        self._use(os.open(self.path, os.O_RDWR))
+
+    def _use(self, file: int | None) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file = file
 
     def _cells(self, line: Line) -> Sequence[object]:
         cells = [*line.cells().values()]

@@ -11,17 +11,17 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from payclient.batch import ChargeRow, charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
 from payclient.cli.reach import Reach
-from payclient.cli.report import Line, Report, Tally, line_of
+from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import Limits, Service
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
@@ -35,6 +35,8 @@ from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
 
 __all__: list[str] = []
+
+T = TypeVar("T")
 
 #: Seconds from SIGTERM until the waiting ends as well.
 TERM_GRACE = 30.0
@@ -62,7 +64,7 @@ def by_customer(requests: Sequence[SaleRequest], *, scattered: bool) -> list[Sal
 
 
 class Run:
-    """Charges rows, and reads at its end what the ledger holds of each."""
+    """Charges rows, and reads at its begin and its end what the ledger holds of each."""
 
     def __init__(
         self,
@@ -89,11 +91,10 @@ class Run:
         self._reach = Reach()
         self._charging: asyncio.Task[None] | None = None
         self._signals = 0
+        #: Something failed, or the batch stopped by itself, whatever is left to send.
         self._failed = False
         #: False: the report could not be written.
         self.reported: bool = True
-        #: The batch itself sent nothing more, whatever is left to send.
-        self._stopped = False
 
     async def charge(self, service: Service) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
@@ -101,32 +102,14 @@ class Run:
         with handled(functions):
             async with service.tracker(self._note) as tracker:
                 self.progress.begin(service.ledger)
-                if self._report is None:
-                    await self._send(tracker)
-                    return self._finish()
+                # Refused rows may be tried again, and open ones are added once they are decided.
+                async for _, line in self._ledgers_lines(tracker):
+                    if line.state and line.state != State.REFUSED and State(line.state).decided:
+                        self._count(line)
                 # Written by the owner of the ledger, so that no second run spoils the report.
-                with self._report.begin(await self._decided_before(tracker, self._report)):
+                with nullcontext() if self._report is None else self._report.begin(self.lines.values()):
                     await self._send(tracker)
                     return self._finish()
-
-    async def _decided_before(self, tracker: Tracker, report: Report) -> list[Line]:
-        """Return the lines of an earlier report's rows that are decided by the ledger, and count them.
-
-        Refused rows are left out, because this run may try them again, and open ones until they are decided.
-        """
-        earlier = report.earlier()
-        for chunk in _chunks([each for each in self._requests if each.client_transaction_id in earlier]):
-            known = await self._find(tracker, chunk)
-            for request in chunk:
-                pending = known.get(request.client_transaction_id)
-                if (
-                    pending is not None
-                    and pending.state.decided
-                    and pending.state is not State.REFUSED
-                    and self._is_same(tracker, request, pending)
-                ):
-                    self._count(self._line(request, pending.outcome))
-        return list(self.lines.values())
 
     def _note(self, exchange: Exchange) -> None:
         now = time.monotonic()
@@ -139,16 +122,11 @@ class Run:
         lane = max(Counter(map(lane_text, self._requests)).values(), default=0)
         self.progress.longest = lambda rows: self._limits.longest(profile, rows, min(lane, rows))
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
-            charging = self._charging = asyncio.create_task(self._charge_all_rows(tracker))
-            try:
-                await asyncio.wait([charging])
-            finally:
-                if not charging.done():
-                    charging.cancel()
-                    await asyncio.wait([charging])
+            async with _beside(self._charge_all_rows(tracker)) as self._charging:
+                await asyncio.wait([self._charging])
             await self._read_ledger(tracker)
-        if not charging.cancelled():
-            charging.result()
+        if not self._charging.cancelled():
+            self._charging.result()
 
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
@@ -157,7 +135,7 @@ class Run:
         try:
             async with charge_all(
                 tracker,
-                [self._row(request) for request in requests],
+                [ChargeRow(request=each, purchase=self._purchase(each)) for each in requests],
                 max_in_flight=limits.max_in_flight,
                 max_pending=limits.max_pending,
                 rate=limits.rate,
@@ -170,59 +148,57 @@ class Run:
                 async for result in results:
                     request = self._under_way.pop(result.request_key)
                     self._add(self._line(request, result.outcome, result.error))
-                self._stopped = results.stopped is not None
+                self._failed |= results.stopped is not None and not self._signals
         except PayError as error:
             self._fail(str(error))
 
-    def _row(self, request: SaleRequest) -> SaleRequest | ChargeRow:
-        purchase = self._purchases.get(request.client_transaction_id)
-        return request if purchase is None else ChargeRow(request=request, purchase=purchase)
+    def _purchase(self, request: SaleRequest) -> str | None:
+        return self._purchases.get(request.client_transaction_id)
+
+    def _line(self, request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
+        return line_of(request, self._purchase(request), outcome, error)
+
+    # --- The ledger's word
+
+    async def _ledgers_lines(self, tracker: Tracker) -> AsyncIterator[tuple[Line | None, Line]]:
+        """Yield the line that each row has, and the one that it has by the ledger now."""
+        for begin in range(0, len(self._requests), CHUNK):
+            chunk = self._requests[begin : begin + CHUNK]
+            known = await tracker.bulk.find([request.client_transaction_id for request in chunk])
+            for request in chunk:
+                key = request.client_transaction_id
+                yield self.lines.get(key), self._ledgers_line(tracker, request, known.get(key))
+
+    def _ledgers_line(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> Line:
+        if pending is None:
+            return self._line(request, None)
+        if tracker.bulk.is_same(request, self._purchase(request), pending):
+            return self._line(request, pending.outcome)
+        if pending.state is State.REFUSED:
+            return self._line(request, None)
+        words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
+        return self._line(request, None, DifferentRequestError(words))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Add what the ledger holds now: of rows without a result, and of rows that changed since theirs.
+        """Count what the ledger holds now: of rows without a result, and of rows that changed since theirs.
 
         The report takes them all at once, when it is finished.
         """
         try:
-            for chunk in _chunks(self._requests):
-                known = await self._find(tracker, chunk)
-                for request in chunk:
-                    self._add_newer(tracker, request, known.get(request.client_transaction_id))
+            async for before, now in self._ledgers_lines(tracker):
+                if before is not None and now.label != OTHER_CONTENT:
+                    # A refused attempt is no news of a row that this run could not send.
+                    is_old = now.state == State.REFUSED and not before.state
+                    if is_old or now.label in (NOT_SENT_YET, before.label):
+                        continue
+                self._count(now)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
             for request in self._requests:
                 if request.client_transaction_id not in self.lines:
                     self._count(self._line(request, None, error))
 
-    @staticmethod
-    async def _find(tracker: Tracker, chunk: Sequence[SaleRequest]) -> Mapping[str, PendingSale]:
-        return await tracker.bulk.find([request.client_transaction_id for request in chunk])
-
-    def _line(self, request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
-        return line_of(request, self._purchases.get(request.client_transaction_id), outcome, error)
-
-    def _is_same(self, tracker: Tracker, request: SaleRequest, pending: PendingSale) -> bool:
-        return tracker.bulk.is_same(request, self._purchases.get(request.client_transaction_id), pending)
-
-    def _add_newer(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> None:
-        before = self.lines.get(request.client_transaction_id)
-        if pending is None:
-            if before is None:
-                self._count(self._line(request, None))
-            return
-        now = self._line(request, pending.outcome)
-        if before is not None and now.state == before.state and now.paid == before.paid:
-            return
-        if not self._is_same(tracker, request, pending):
-            if now.state != State.REFUSED:
-                words = f"this id is in the ledger with other content and {now.state}; nothing was sent"
-                now = self._line(request, None, DifferentRequestError(words))
-                self._count(now)
-            elif before is None:
-                self._count(self._line(request, None))
-        # A refused attempt is no news of a row that this run could not send.
-        elif before is None or now.state != State.REFUSED or before.state:
-            self._count(now)
+    # --- What is counted and written
 
     def _count(self, line: Line) -> Line | None:
         """Count a line and show it, and return the one that the row had before."""
@@ -239,16 +215,17 @@ class Run:
     def _add(self, line: Line) -> None:
         """Count a line and write it into the report."""
         before = self._count(line)
-        if self._report is None or before == line:
-            return
+        if self._report is not None and before is None:
+            self._write_report(self._report.write, line)
+        elif self._report is not None and before != line:
+            self._write_report(self._report.rewrite, self.lines.values())
+
+    def _write_report(self, write: Callable[[T], None], lines: T) -> None:
         try:
-            if before is None:
-                self._report.write(line)
-            else:
-                self._report.rewrite(self.lines.values())
+            write(lines)
         except OSError as error:
-            self._fail(text("run.no_report", why=reason(error.strerror or "")))
             self._report, self.reported = None, False
+            self._fail(text("run.no_report", why=reason(error.strerror or "")))
 
     def _fail(self, why: str) -> None:
         self._failed = True
@@ -263,18 +240,14 @@ class Run:
         stopped by itself; else what the rows say.
         """
         if self._report is not None:
-            try:
-                rows = (self.lines.get(request.client_transaction_id) for request in self._requests)
-                self._report.rewrite(line for line in rows if line is not None)
-            except OSError as error:
-                self._fail(text("run.no_report", why=reason(error.strerror or "")))
-                self.reported = False
+            keys = (request.client_transaction_id for request in self._requests)
+            self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self.tally.exit_code
         if not self.reported:
             code = 5
-        elif self._signals and self.tally.paid[None]:
+        elif self._signals and code == 4:
             code = 130
-        elif self._failed or (self._stopped and not self._signals):
+        elif self._failed:
             code = 4
         self._write_page(code)
         return code
@@ -323,28 +296,18 @@ class Run:
 
     def _say_until_when(self) -> None:
         now, tracker = self.progress.unfinished(), self.progress.tracker
-        if tracker is None or now.expires_at is None:
-            return
-        left = terminal.duration(now.expires_at - tracker.clock.time())
-        self.progress.note(
-            "waiting",
-            text("run.until", count=now.pending, at=terminal.at(now.expires_at), left=left),
-            pending=now.pending,
-            until=iso(now.expires_at),
-        )
+        if tracker is not None and now.expires_at is not None:
+            left = terminal.duration(now.expires_at - tracker.clock.time())
+            words = text("run.until", count=now.pending, at=terminal.at(now.expires_at), left=left)
+            self.progress.note("waiting", words, pending=now.pending, until=iso(now.expires_at))
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     """Run something while this lasts."""
     task = asyncio.create_task(work)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-def _chunks(requests: Sequence[SaleRequest]) -> Iterator[Sequence[SaleRequest]]:
-    for begin in range(0, len(requests), CHUNK):
-        yield requests[begin : begin + CHUNK]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any
 
 import attrs
@@ -16,7 +17,7 @@ from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError
 from payclient.models import SaleRequest
 from payclient.profile import ServiceProfile
-from payclient.rows.cells import shaped_phone
+from payclient.rows.cells import CellError, corrected_phone
 from payclient.wire import encode_sale
 
 __all__: list[str] = []
@@ -72,7 +73,7 @@ def sale(
                 "client transaction id": line.client_transaction_id,
                 "transaction id": line.transaction_id,
                 "message": reason(line.message) or None,
-                "receipt": line.receipt or None,
+                "receipt": json.dumps(line.receipt, ensure_ascii=False) if line.receipt else None,
             }
         )
     if code == 130:
@@ -82,12 +83,13 @@ def sale(
 
 def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
     """Return the fields with the phone as a row of a file has it, so that one customer is one; say where it differs."""
-    values, country = attrs.asdict(fields), fields.country_code.removeprefix("+")
-    shape = profile.phone_shapes.get(country)
-    if shape is None or fields.phone_number is None:
+    values, phone, country = attrs.asdict(fields), fields.phone_number, fields.country_code
+    if phone is None:
         return values
-    if (phone := shaped_phone(fields.phone_number, country, shape)) is None:
-        raise ConfigurationError(f"--phone-number: is not a phone of country {country}, such as {shape}")
-    if phone != fields.phone_number:
-        terminal.say(text("run.respelled", shape=shape))
-    return values | {"phone_number": phone, "country_code": country}
+    try:
+        found = corrected_phone(phone, country, profile.phone_shapes)
+    except CellError as error:
+        raise ConfigurationError(f"--phone-number: {error}") from None
+    if found != (phone, country):
+        terminal.say(text("run.respelled", shape=profile.phone_shapes[found[1]]))
+    return values | {"phone_number": found[0], "country_code": found[1]}

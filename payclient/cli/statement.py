@@ -140,8 +140,7 @@ def read_statement(
             faults.append(RowError(line, None, str(error)))
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
-    told = {"told_mark": options.decimal_mark, "told_delimiter": None}
-    return entries, others, dialect_of(path, file.delimiter, mark, **told, bom=file.for_spreadsheets)
+    return entries, others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
 
 
 def _check_columns(name: str, file: Records, form: StatementFormat) -> None:

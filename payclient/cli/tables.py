@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from typing import Any
 import attrs
 
 from payclient.cli.texts import language
+from payclient.errors import InvalidRequestError
 from payclient.ledger.records import sanitize_text
-from payclient.rows.records import SHEETS
+from payclient.rows.cells import CellError
+from payclient.rows.format import Format
+from payclient.rows.records import SHEETS, Records, read_records
 
 __all__: list[str] = []
 
@@ -39,23 +42,18 @@ class Dialect:
 
 
 def dialect_of(
-    path: Path,
-    delimiter: str,
-    mark: str | None,
-    *,
-    told_mark: str | None,
-    told_delimiter: str | None,
-    bom: bool,
+    path: Path, read: Records, mark: str | None, *, told_mark: str | None, told_delimiter: str | None = None
 ) -> Dialect:
-    """Return how CSV is written for the reader of a file, whose own delimiter and decimal mark these are.
+    """Return how CSV is written for the reader of a file, as it was read, whose decimal mark this is.
 
     A spreadsheet's file shows neither: they are those of the language, as a spreadsheet in it reads them.
     """
+    delimiter = read.delimiter
     if path.suffix.lower() in SHEETS:
         mark = told_mark or ("," if mark == "," or language() == "es" else ".")
         delimiter = ";" if mark == "," else ","
     mark = told_mark or mark or ("," if delimiter == ";" else ".")
-    return Dialect(delimiter=told_delimiter or delimiter or ",", mark=mark, bom=bom)
+    return Dialect(delimiter=told_delimiter or delimiter or ",", mark=mark, bom=read.for_spreadsheets)
 
 
 def csv_line(values: Iterable[object], dialect: Dialect = Dialect()) -> bytes:
@@ -97,15 +95,11 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     def cell(value: object) -> object:
         if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 10**15):
             return value
+        made = WriteOnlyCell(sheet, value if isinstance(value, Decimal) else sanitize_text(_cell(value, ".")))
         if isinstance(value, Decimal):
-            made = WriteOnlyCell(sheet, value)
             made.number_format = "#,##0.00"
-            return made
-        text = sanitize_text(_cell(value, "."))
-        if not text.startswith("="):
-            return text
-        made = WriteOnlyCell(sheet, text)
-        made.data_type = "s"
+        else:
+            made.data_type = "s"
         return made
 
     for row in (names, *rows):
@@ -127,35 +121,19 @@ def _cell(value: object, mark: str) -> str:
     return "" if value is None else str(value)
 
 
-def read_table(path: Path, known: Collection[str]) -> list[dict[str, Any]] | None:
-    """Return the rows of a file that `table_bytes` may have made, of some known columns; None: it is another one."""
-    if path.suffix.lower() == ".xlsx":
-        from python_calamine import CalamineError, CalamineWorkbook
-
-        try:
-            names, *rows = CalamineWorkbook.from_path(str(path)).get_sheet_by_index(0).to_python()
-        except (CalamineError, ValueError):
-            return None
-        return [dict(zip(map(str, names), row, strict=True)) for row in rows] or [
-            dict.fromkeys(map(str, names))
-        ]
-    raw = path.read_bytes()
-    # A row that a crash cut is dropped; every row is one line.
-    raw = raw[: raw.rfind(b"\n") + 1]
-    if path.suffix.lower() == ".jsonl":
-        return [_object(line) for line in raw.splitlines()]
-    if not raw:
+def read_table(path: Path, *wanted: str) -> list[dict[str, Any]] | None:
+    """Return the rows of a table that `table_bytes` may have made, without one that a crash cut; none where there is no
+    file yet. None: it is another one, which lacks one of these columns.
+    """
+    if not path.exists() or not path.stat().st_size:
         return []
-    text = raw.decode("utf-8-sig", "replace")
-    first = text.partition("\n")[0]
-    delimiter = max(",;\t|", key=lambda each: len({*first.split(each)} & {*known}))
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    return [*reader] or [dict.fromkeys(reader.fieldnames or ())]
-
-
-def _object(raw: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        data = None
-    return data if isinstance(data, dict) else {}
+        table = read_records(path, Format(ignore_rest=True))
+    except InvalidRequestError:
+        return None
+    rows = [
+        dict(zip(each.names, each.cells, strict=True))
+        for each in table.records
+        if not isinstance(each.cells, CellError) and len(each.names) == len(each.cells)
+    ]
+    return rows if {*wanted} <= {*table.names, *(rows[0] if rows else ())} else None

@@ -15,8 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, cast
 
 from rich import box
@@ -100,23 +98,9 @@ def settle() -> None:
                 pass
 
 
-def again(beside: Mapping[str, Path | None] = MappingProxyType({})) -> str:
-    """Return this run's own command line, without the password of a ledger; with new files beside some of its own.
-
-    `beside`: those by their options; one that the settings name is given as an option.
-    """
-    tokens = [*map(without_password, command_line.get())]
-    for option, path in beside.items():
-        if path is None:
-            continue
-        new = str(path.with_stem(f"{path.stem}-2"))
-        # A file, or the end of --report=FILE.
-        ends = re.compile(rf"(?s)(--[a-z-]+=)?{re.escape(str(path))}")
-        found = [ends.fullmatch(token) for token in tokens]
-        tokens = [f"{m[1] or ''}{new}" if m else token for token, m in zip(tokens, found, strict=True)]
-        if option.startswith("--") and not any(found):
-            tokens += [option, new]
-    return shlex.join(("payclient", *tokens))
+def again() -> str:
+    """Return this run's own command line, without the password of a ledger."""
+    return shlex.join(("payclient", *map(without_password, command_line.get())))
 
 
 def without_password(text: str) -> str:

@@ -12,8 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
-from itertools import islice
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ from payclient.rows.cells import (
     Cells,
     RowError,
     build,
+    corrected_phone,
     faults_of,
     find_mark,
     fits_sign,
-    shaped_phone,
     split_sign,
 )
 from payclient.rows.format import AMOUNTS, FAULT, KEY, PURCHASE, Columns, Format, plain
@@ -55,23 +54,34 @@ MAX_LINES = 5
 class Row:
     """One row of a file: a request, or the errors that forbid one."""
 
-    line: int
+    record: Record = attrs.field(repr=False)
+    #: The name under which the file has each field.
+    spelled: Mapping[str, str] = attrs.field(repr=False)
     #: The value of the key column; None where that is missing or not a text.
-    key: str | None
-    request: SaleRequest | None
-    errors: list[RowError]
+    key: str | None = None
+    request: SaleRequest | None = None
+    errors: list[RowError] = attrs.field(factory=list)
     #: What it is for; None: the key.
     purchase: str | None = None
-    #: The name under which the file has each field.
-    spelled: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    #: The cells or the line as they stand.
-    source: Any = attrs.field(default=None, repr=False)
     #: The phone is charged in another spelling than the file's.
     respelled: bool = False
 
-    def add(self, *faults: tuple[str, str]) -> None:
-        """Add errors, each of a field."""
-        self.errors += [RowError(self.line, self.spelled.get(field, field), why) for field, why in faults]
+    @property
+    def line(self) -> int:
+        """Its line, counted from 1."""
+        return self.record.line
+
+    def add(self, field: str | None, why: str) -> None:
+        """Add an error of a field, or (None) of the whole row."""
+        self.errors.append(RowError(self.line, self.spelled.get(field or "", field), why))
+
+    def texts(self, mark: str) -> dict[str, str]:
+        """Return its cells by the plain names of their columns, numbers with this decimal mark."""
+        cells = () if isinstance(self.record.cells, CellError) else self.record.cells
+        return {
+            plain(name.strip()): _text(cell, mark)
+            for name, cell in zip(self.record.names, cells, strict=False)
+        }
 
 
 @attrs.frozen(kw_only=True)
@@ -82,11 +92,7 @@ class ChargeFile:
     #: How the file was read, such as "CSV with semicolons, Windows-1252, decimal comma".
     description: str
     rows: list[Row] = attrs.field(repr=False)
-    #: The header of a table, and what stands between its columns.
-    names: tuple[str, ...]
-    delimiter: str
-    #: Lines above the header, such as a title.
-    above: int = 0
+    records: Records = attrs.field(repr=False)
     #: Columns that nothing was read of, lines without a cell, and lines of totals below the rows.
     unread: list[str] = attrs.field(factory=list)
     empty: list[int] = attrs.field(factory=list)
@@ -95,8 +101,6 @@ class ChargeFile:
     total_faults: list[RowError] = attrs.field(factory=list)
     #: The decimal mark of its amounts; None: they are cents.
     mark: str | None = None
-    #: Whether a CSV for the same reader begins with a byte order mark.
-    for_spreadsheets: bool = False
 
     @cached_property
     def requests(self) -> list[SaleRequest]:
@@ -104,18 +108,14 @@ class ChargeFile:
         return [row.request for row in self.rows if row.request is not None and not row.errors]
 
     @cached_property
-    def purchases(self) -> dict[str, str]:
-        """What the good rows are for, by their client transaction ids; without those that are for nothing else."""
-        return {
-            row.request.client_transaction_id: row.purchase
-            for row in self.rows
-            if row.request is not None and not row.errors and row.purchase is not None
-        }
-
-    @cached_property
     def bad(self) -> list[Row]:
         """The bad rows, in the order of the file."""
         return [row for row in self.rows if row.errors]
+
+    @property
+    def purchases(self) -> dict[str, str]:
+        """What rows are for, by their client transaction ids; without those that are for nothing else."""
+        return {row.key: row.purchase for row in self.rows if row.key and row.purchase and not row.errors}
 
     @property
     def errors(self) -> list[RowError]:
@@ -151,23 +151,14 @@ class ChargeFile:
 
         Raises `ConfigurationError` for a column that is not there.
         """
-        if not self.delimiter:
-            found = {row.line: _json_object(row.source) or {} for row in self.rows}
-            return {
-                line: tuple(_shown(data.get(name, ""), mark) for name in names)
-                for line, data in found.items()
-            }
-        header = [plain(name.strip()) for name in self.names]
+        header = [plain(name.strip()) for name in self.records.names]
         for name in names:
-            if plain(name) not in header:
+            if header and plain(name) not in header:
                 raise ConfigurationError(
                     f"--keep {name}: {self.path.name} has no such column; nothing was sent"
                 )
-        places = [header.index(plain(name)) for name in names]
-        return {
-            row.line: tuple(_shown(row.source[n], mark) if n < len(row.source) else "" for n in places)
-            for row in self.rows
-        }
+        texts = {row.line: row.texts(mark) for row in self.rows if names}
+        return {row.line: tuple(texts[row.line].get(plain(name), "") for name in names) for row in self.rows}
 
     def bad_rows(
         self, path: Path, say: Callable[[str], str] = str, *, delimiter: str | None = None, mark: str = "."
@@ -180,18 +171,39 @@ class ChargeFile:
         wanted = {".xlsx": ".csv", ".ods": ".csv"}.get(suffix := self.path.suffix.lower(), suffix)
         if path.suffix.lower() != wanted:
             raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
-        reasons = [(row.source, "; ".join(say(error.words) for error in row.errors)) for row in self.bad]
-        if not self.delimiter:
-            return "".join(_json_line(line.strip(), why) for line, why in reasons).encode(
-                "utf-8", "surrogateescape"
-            )
-        keep = [number for number, name in enumerate(self.names) if name.strip() != FAULT]
+        reasons = [(row.record, "; ".join(say(error.words) for error in row.errors)) for row in self.bad]
+        if not self.records.names:
+            lines = (_json_line(record, why) for record, why in reasons)
+            return "".join(lines).encode("utf-8", "surrogateescape")
+        keep = [number for number, name in enumerate(self.records.names) if name.strip() != FAULT]
         text = io.StringIO()
-        writer = csv.writer(text, delimiter=delimiter or self.delimiter)
-        writer.writerow([*(self.names[number].strip() for number in keep), FAULT])
-        for cells, why in reasons:
-            writer.writerow([*(_text(cells[n], mark) if n < len(cells) else "" for n in keep), why])
+        writer = csv.writer(text, delimiter=delimiter or self.records.delimiter)
+        writer.writerow([*(self.records.names[number].strip() for number in keep), FAULT])
+        for record, why in reasons:
+            cells = (
+                [] if isinstance(record.cells, CellError) else [_text(cell, mark) for cell in record.cells]
+            )
+            cells = [f"'{cell}" if FORMULA.match(cell) else cell for cell in cells]
+            writer.writerow([*(cells[n] if n < len(cells) else "" for n in keep), why])
         return b"\xef\xbb\xbf" + text.getvalue().encode("utf-8", "replace")
+
+
+def _text(cell: Any, mark: str) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.15g}".replace(".", mark)
+    return "" if cell is None or isinstance(cell, CellError) else str(cell)
+
+
+def _json_line(record: Record, why: str) -> str:
+    """Return a line of JSONL with the reason, where it is an object, behind the rest as it stands: a number read and
+    written again might be another one.
+    """
+    line = record.source.strip()
+    if not isinstance(record.cells, CellError) and FAULT not in record.names:
+        line = (
+            line[:-1].rstrip() + ", " * bool(record.names) + json.dumps({FAULT: why}, ensure_ascii=False)[1:]
+        )
+    return f"{line}\n"
 
 
 def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile = DOCUMENT) -> ChargeFile:
@@ -206,24 +218,16 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         raise InvalidRequestError(
             f"{name}: has more than {MAX_ROWS:,} rows: split the file, one run for each part"
         )
-    mark: str | None = form.decimal_mark
     header = Columns(file.names, form)
-    if file.delimiter and not header.known:
-        raise InvalidRequestError(
-            f"{name}: line {file.line} names no known column: is the header missing? Give columns of other names "
-            "by --map, such as --map phone_number=telefono"
-        )
-    if file.delimiter and (faults := header.faults + header.missing(form)):
-        what = "; ".join(faults).replace("; unknown column ", ", ")
-        if faults[-1].startswith("unknown column"):
-            what += " (leave it out by --ignore or --ignore-rest)"
-        raise InvalidRequestError(f"{name}: line {file.line}: {what}")
+    if file.names:
+        _check_header(name, file.line, header, form)
+    mark: str | None = form.decimal_mark
     if form.amounts == "decimal" and mark is None:
         mark = find_mark(name, _amounts(file.records, header, form))
-    cells, fixed = Cells(mark, json=not file.delimiter), _constants(form, mark)
-    columns_of = cache(partial(Columns, form=form))
+    cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
+    columns_of = lru_cache(1000)(partial(Columns, form=form))
     records, empty, totals = _part(file, header)
-    rows = [_row(record, columns_of(record[1]), cells, fixed, profile) for record in records]
+    rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
     if not rows:
         raise InvalidRequestError(f"{name}: has no rows")
     _check_keys(rows)
@@ -233,63 +237,72 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         path=path,
         description=words,
         rows=rows,
-        names=file.names,
-        delimiter=file.delimiter,
+        records=file,
         mark=mark,
-        for_spreadsheets=file.for_spreadsheets,
-        above=max(file.line - 1, 0),
-        unread=header.unread if file.delimiter else [],
+        unread=header.unread,
         empty=empty,
-        total_lines=[record[0] for record in totals],
-        total_faults=list(_check_totals(rows, totals, header, cells)),
+        total_lines=[record.line for record in totals],
+        total_faults=list(_check_total(totals[-1], records, header, cells)) if totals else [],
     )
+
+
+def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
+    """Raise `InvalidRequestError` where the header of a table cannot be meant."""
+    if not header.known:
+        raise InvalidRequestError(
+            f"{name}: line {line} names no known column: is the header missing? Give columns of other names "
+            "by --map, such as --map phone_number=telefono"
+        )
+    if faults := header.faults + header.missing(form):
+        what = "; ".join(faults).replace("; unknown column ", ", ")
+        if faults[-1].startswith("unknown column"):
+            what += " (leave it out by --ignore or --ignore-rest)"
+        raise InvalidRequestError(f"{name}: line {line}: {what}")
 
 
 def _part(file: Records, header: Columns) -> tuple[list[Record], list[int], list[Record]]:
     """Return the records of charges, the lines without a cell between them, and the totals below them."""
-    if not file.delimiter:
+    if not file.names:
         return file.records, [], []
     records = [
-        each for each in file.records if isinstance(each[2], CellError) or any(c != "" for c in each[2])
+        each for each in file.records if isinstance(each.cells, CellError) or any(c != "" for c in each.cells)
     ]
-    totals: list[Record] = []
-    while records and _is_total(records[-1], header):
-        totals.insert(0, records.pop())
-    last, kept = records[-1][0] if records else 0, {record[0] for record in records}
-    empty = [record[0] for record in file.records if record[0] < last and record[0] not in kept]
-    return records, empty, totals
+    count = len(records)
+    while count and _is_total(records[count - 1], header):
+        count -= 1
+    filled = {record.line for record in records}
+    last = records[count - 1].line if count else 0
+    empty = [each.line for each in file.records if each.line < last and each.line not in filled]
+    return records[:count], empty, records[count:]
 
 
 def _is_total(record: Record, header: Columns) -> bool:
     """Return whether a record names no customer and no key, and holds an amount or the word total."""
-    cells = record[2]
-    if isinstance(cells, CellError) or len(cells) != len(header.names):
+    if isinstance(record.cells, CellError) or len(record.cells) != len(header.names):
         return False
-    filled = [
-        (fields, cell) for fields, cell in zip(header.fields, cells, strict=True) if cell not in ("", None)
-    ]
-    if any(
-        {KEY, "phone_number", "nick_name"} & {*fields} and not _TOTAL.match(str(cell))
-        for fields, cell in filled
-    ):
-        return False
-    return any(AMOUNTS & {*fields} or _TOTAL.match(str(cell)) for fields, cell in filled)
+    found = False
+    for fields, cell in zip(header.fields, record.cells, strict=True):
+        if cell not in ("", None):
+            is_word = _TOTAL.match(str(cell)) is not None
+            if {KEY, "phone_number", "nick_name"} & {*fields} and not is_word:
+                return False
+            found = found or is_word or bool(AMOUNTS & {*fields})
+    return found
 
 
-def _check_totals(rows: list[Row], totals: list[Record], header: Columns, cells: Cells) -> Iterator[RowError]:
-    """Yield the amounts of the last total that are not the sums of the rows, where every row is good."""
-    if not totals or any(row.errors for row in rows):
-        return
-    line, _, found, _ = totals[-1]
-    for name, fields, cell in zip(header.names, header.fields, found, strict=True):  # type: ignore[arg-type]  # a total is cells
-        for field in AMOUNTS & {*fields} if cell not in ("", None) else ():
-            sum_of_rows = sum(getattr(row.request, field) or 0 for row in rows)
+def _check_total(
+    total: Record, records: Iterable[Record], header: Columns, cells: Cells
+) -> Iterator[RowError]:
+    """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
+    for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
+        for field in AMOUNTS & {*fields}:
             try:
-                if cells.read(cell, field) == sum_of_rows:
-                    continue
-            except CellError:
+                column = [record.cells[place] for record in (total, *records)]  # type: ignore[index]  # caught below
+                stated, *amounts = (None if cell == "" else cells.read(cell, field) for cell in column)
+            except (CellError, IndexError, TypeError):
                 continue
-            yield RowError(line, name, f"the total is not the sum of the rows, {sum_of_rows} cents")
+            if stated not in (None, found := sum(amount or 0 for amount in amounts)):
+                yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
 
 
 def _amounts(records: Iterable[Record], header: Columns, form: Format) -> Iterator[str]:
@@ -303,7 +316,7 @@ def _amounts(records: Iterable[Record], header: Columns, form: Format) -> Iterat
 
 def _constants(form: Format, mark: str | None) -> dict[str, object]:
     """Return the values that every row has."""
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"country_code": None, "currency": None}
     for field, text in form.constants.items():
         try:
             values[field] = Cells(mark).read(text, field)
@@ -315,58 +328,25 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
 def _row(
     record: Record, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
-    line, _, found, source = record
-    row = Row(line, None, None, [], None, columns.spelled, source)
+    row, found = Row(record, columns.spelled), record.cells
     if not isinstance(found, CellError) and len(found) != len(columns.names):
         cut = ": is it cut?" if len(found) < len(columns.names) else ""
         found = CellError(f"has {len(found)} cells and the header {len(columns.names)}{cut}")
     if isinstance(found, CellError):
-        row.errors.append(RowError(line, None, str(found)))
+        row.add(None, str(found))
         return row
-    row.errors += [RowError(line, None, fault) for fault in columns.faults]
-    values, given = {"country_code": None, "currency": None, **constants}, dict[str, Any]()
-    for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
-        if cell is None or (cell == "" and not cells.json):
-            continue
-        if not name:
-            row.errors.append(RowError(line, f"column {number}", "has a value and no name"))
-        for field in fields:
-            values[field] = given[field] = cell
-            _read_field(row, field, cells, values, given)
+    for fault in columns.faults:
+        row.add(None, fault)
+    given = dict[str, Any]()
+    values = {**constants, **_read_cells(row, found, columns, cells, given)}
     _check_signs(row, given, str(values["currency"]))
-    _respell(row, values, given.get("phone_number"), profile)
+    _correct_phone(row, given, values, profile)
     key = values.get(KEY)
     row.key = key if isinstance(key, str) else None
     if key is None:
-        row.add((KEY, "must be given"))
-    if not row.errors:
-        _request(row, values, profile)
-    return row
-
-
-def _read_field(row: Row, field: str, cells: Cells, values: dict[str, Any], given: dict[str, Any]) -> None:
-    """Put a cell's value in the place of its text in `values`; a bad cell is not in `given` either."""
-    if field == "order":
-        faults: list[tuple[str, str]] = []
-        values[field] = build(Order, given[field], "order.", faults)
-        row.add(*faults)
-        return
-    try:
-        values[field] = cells.read(given[field], field)
-    except CellError as error:
-        row.add((field, str(error)))
-        del given[field]
-
-
-def _check_signs(row: Row, given: Mapping[str, Any], currency: str) -> None:
-    for field in AMOUNTS & given.keys():
-        sign = split_sign(given[field])[0] if isinstance(given[field], str) else ""
-        if sign and not fits_sign(sign, currency):
-            row.add((field, "has the sign of another currency"))
-
-
-def _request(row: Row, values: dict[str, Any], profile: ServiceProfile) -> None:
-    """Make the request of a row whose cells are good, and check it and its purchase."""
+        row.add(KEY, "must be given")
+    if row.errors:
+        return row
     row.purchase = values.pop(PURCHASE, None)
     try:
         if row.purchase is not None:
@@ -374,22 +354,57 @@ def _request(row: Row, values: dict[str, Any], profile: ServiceProfile) -> None:
         row.request = SaleRequest(**values)
         encode_sale(row.request, profile)
     except InvalidRequestError as error:
-        row.add(*faults_of(error))
+        for field, why in faults_of(error):
+            row.add(field, why)
+    return row
 
 
-def _respell(row: Row, values: dict[str, Any], cell: Any, profile: ServiceProfile) -> None:
-    """Bring the phone of a cell to the shape that the profile names for its country, so that one customer is one."""
-    phone, country = values.get("phone_number"), str(values["country_code"]).removeprefix("+")
-    shape = profile.phone_shapes.get(country)
-    if cell is None or not isinstance(phone, str):
-        return  # none was given, or the model says what is wrong with one of JSON
-    if shape is None:
-        row.add(*([] if isinstance(cell, str) else [("phone_number", NOT_TEXT)]))
-    elif (found := shaped_phone(phone, country, shape)) is None:
-        row.add(("phone_number", f"is not a phone of country {country}, such as {shape}"))
-    else:
-        row.respelled = (phone, values["country_code"]) != (found, country)
-        values |= {"phone_number": found, "country_code": country}
+def _read_cells(
+    row: Row, found: Sequence[Any], columns: Columns, cells: Cells, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the values of the cells that are not empty, an empty text for a bad one; `given` takes the good cells."""
+    values: dict[str, Any] = {}
+    for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
+        if cell is None or (cell == "" and not cells.json):
+            continue
+        if not name:
+            row.add(f"column {number}", "has a value and no name")
+        for field in fields:
+            try:
+                values[field] = (
+                    build(Order, cell, field, row.add) if field == "order" else cells.read(cell, field)
+                )
+                given[field] = cell
+            except CellError as error:
+                values[field] = ""
+                row.add(field, str(error))
+    return values
+
+
+def _check_signs(row: Row, given: Mapping[str, Any], currency: str) -> None:
+    for field in AMOUNTS & given.keys():
+        sign = split_sign(cell)[0] if isinstance(cell := given[field], str) else ""
+        if sign and not fits_sign(sign, currency):
+            row.add(field, "has the sign of another currency")
+
+
+def _correct_phone(
+    row: Row, given: Mapping[str, Any], values: dict[str, Any], profile: ServiceProfile
+) -> None:
+    """Bring a phone to the shape that the profile names for its country, so that one customer is one."""
+    phone, country = values.get("phone_number"), str(values["country_code"])
+    if not phone or not isinstance(phone, str):
+        return  # a bad one is named already, and the model says what is wrong with one of JSON
+    try:
+        if not isinstance(given.get("phone_number", ""), str) and country not in profile.phone_shapes:
+            raise CellError(NOT_TEXT)
+        found = corrected_phone(phone, country, profile.phone_shapes)
+    except CellError as error:
+        row.add("phone_number", str(error))
+        return
+    row.respelled = found != (phone, country)
+    if row.respelled:
+        values["phone_number"], values["country_code"] = found
 
 
 # --- What only the whole file can prove
@@ -402,13 +417,14 @@ def _check_keys(rows: Iterable[Row]) -> None:
     """Call every row of an equal key bad: nobody can tell which is meant."""
     lines: dict[str, list[int]] = {}
     for row in rows:
-        if row.key is not None:
+        if row.key:
             lines.setdefault(row.key, []).append(row.line)
     for row in rows:
-        others = (str(line) for line in lines.get(row.key or "", ()) if line != row.line)
-        if same := list(islice(others, MAX_LINES + 1)):
-            named = ", ".join(same[:MAX_LINES]) + ", ..." * (len(same) > MAX_LINES)
-            row.add((KEY, f"is the same as in {'lines' if len(same) > 1 else 'line'} {named}"))
+        if others := [
+            str(line) for line in lines.get(row.key or "", [])[: MAX_LINES + 2] if line != row.line
+        ]:
+            named = ", ".join(others[:MAX_LINES]) + ", ..." * (len(others) > MAX_LINES)
+            row.add(KEY, f"is the same as in {'lines' if len(others) > 1 else 'line'} {named}")
 
 
 def _check_zeros(rows: Iterable[Row]) -> None:
@@ -424,34 +440,4 @@ def _check_zeros(rows: Iterable[Row]) -> None:
         country, zero, digits = shapes.get(row.line, ("", True, 0))
         if not zero and (country, True, digits + 1) in seen:
             why = f"has {digits} digits, and other phones of country {country} have {digits + 1} with a zero in front"
-            row.add(("phone_number", f"{why}: did a spreadsheet drop it?"))
-
-
-# --- --skip-bad, --keep
-
-
-def _shown(cell: Any, mark: str) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.15g}".replace(".", mark)
-    return "" if isinstance(cell, CellError) else str(cell)
-
-
-def _text(cell: Any, mark: str) -> str:
-    text = _shown(cell, mark)
-    return f"'{text}" if FORMULA.match(text) else text
-
-
-def _json_object(line: str) -> dict[str, Any] | None:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _json_line(line: str, why: str) -> str:
-    data = _json_object(line)
-    if data is not None and FAULT not in data:
-        # Behind the rest as it stands: a number read and written again might be another one.
-        line = line[:-1].rstrip() + ", " * bool(data) + json.dumps({FAULT: why}, ensure_ascii=False)[1:]
-    return line + "\n"
+            row.add("phone_number", f"{why}: did a spreadsheet drop it?")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time, timedelta
 from typing import Any
 
@@ -204,58 +204,57 @@ class Cells:
         return text
 
 
-def shaped_phone(text: str, country: str, shape: str) -> str | None:
-    """Return a phone as its country's shape has it; None where it cannot be one, or may be several.
+def corrected_phone(phone: str, country: str, shapes: Mapping[str, str]) -> tuple[str, str]:
+    """Return a phone and its country as the profile's shape has them, so that one customer is one. Raises `CellError`.
 
     With `0#########` and 593 these are one: 0984111222, 984111222, 593984111222, +593 98 411 1222, 00593984111222.
     """
-    if not re.fullmatch(r"\s*\+?[0-9 ().\xa0-]+", text):
-        return None
-    digits, prefix = re.sub(r"[^0-9]", "", text), shape.rstrip("#")
-    abroad = "+" in text
-    starts = (country,) if abroad else ("", country, f"00{country}")
+    code = country.removeprefix("+")
+    if (shape := shapes.get(code)) is None:
+        return phone, country
+    digits, prefix = re.sub(r"[^0-9]", "", phone), shape.rstrip("#")
+    starts = (code,) if "+" in phone else ("", code, f"00{code}")
     rests = {digits.removeprefix(start).removeprefix(prefix) for start in starts if digits.startswith(start)}
     # Behind the zero no number begins with another one.
     fitting = [
         rest for rest in rests if len(rest) == shape.count("#") and not (prefix and rest.startswith(prefix))
     ]
-    return prefix + fitting[0] if len(fitting) == 1 else None
+    if len(fitting) != 1 or not re.fullmatch(r"\s*\+?[0-9 ().\xa0-]+", phone):
+        raise CellError(f"is not a phone of country {code}, such as {shape}")
+    return prefix + fitting[0], code
 
 
 # --- Objects of JSON
 
 
-def build(kind: type, data: Any, path: str, faults: list[tuple[str, str]]) -> Any:
-    """Return an object of a model, which checks the types, and add what is wrong by its place.
+def build(kind: type, data: Any, place: str, add: Callable[[str, str], None]) -> Any:
+    """Return an object of a model, which checks the types, and add each fault, with its place.
 
     A name may have either spelling, and null is left out.
     """
     if not isinstance(data, dict):
-        return faults.append((path.removesuffix("."), "must be an object"))
+        return add(place, "must be an object")
     values: dict[str, Any] = {}
     for name, value in data.items():
         field = from_service(name)
-        place = f"{path}{field}"
+        inner = f"{place}.{field}"
         if field not in attrs.fields_dict(kind) or name not in (field, to_service(field)):
-            faults.append((f"{path}{name}" if SHOWABLE.fullmatch(name) else path, "unknown name"))
+            add(f"{place}.{name}" if SHOWABLE.fullmatch(name) else place, "unknown name")
         elif field in values:
-            faults.append((place, "is there twice"))
+            add(inner, "is there twice")
+        elif field == "line_items" and isinstance(value, list):
+            items = [build(LineItem, item, f"{inner}[{n}]", add) for n, item in enumerate(value)]
+            values[field] = [item for item in items if item is not None]
         elif field == "line_items":
-            values[field] = _build_items(value, place, faults)
+            add(inner, "must be an array")
         elif value is not None:
-            values[field] = build(BillTo, value, f"{place}.", faults) if field == "bill_to" else value
+            values[field] = build(BillTo, value, inner, add) if field == "bill_to" else value
     try:
         return kind(**values)
     except InvalidRequestError as error:
-        return faults.extend((f"{path}{field}", reason) for field, reason in faults_of(error))
-
-
-def _build_items(data: Any, place: str, faults: list[tuple[str, str]]) -> tuple[LineItem, ...]:
-    if not isinstance(data, list):
-        faults.append((place, "must be an array"))
-        return ()
-    items = (build(LineItem, item, f"{place}[{n}].", faults) for n, item in enumerate(data))
-    return tuple(item for item in items if item is not None)
+        for field, why in faults_of(error):
+            add(f"{place}.{field}", why)
+        return None
 
 
 def faults_of(error: InvalidRequestError) -> list[tuple[str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Literal
 
@@ -34,6 +35,8 @@ INTEGERS = AMOUNTS | {"time_zone"}
 #: A name that cannot be a person's data.
 SHOWABLE = re.compile(r"[^\W\d_][\w.-]{0,63}")
 
+_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "bar": "|"}
+
 
 def _field_of(name: str) -> str | None:
     """Return the field that a name means in one of its two exact spellings."""
@@ -41,26 +44,30 @@ def _field_of(name: str) -> str | None:
     return field if field in _FIELDS and name in (field, to_service(field)) else None
 
 
+@lru_cache(1000)
 def plain(name: str) -> str:
     """Return the name of a column without its accents and capitals: Teléfono is telefono."""
     return "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)).casefold()
 
 
-def _plain_names(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(map(plain, names))
-
-
-def _fields(given: Mapping[str, str]) -> dict[str, str]:
-    """Spell the keys as the model does."""
-    fields: dict[str, str] = {}
-    for name, value in given.items():
-        field = _field_of(name)
-        if field is None or field == "order":
+def _pairs(option: str, form: str, given: Sequence[str]) -> dict[str, str]:
+    """Return what `FIELD=VALUE` gives, by the model's names. Raises `ConfigurationError`."""
+    pairs: dict[str, str] = {}
+    for each in given:
+        name, value = (part.strip() for part in (*each.split("=", 1), "")[:2])
+        if not name or not value:
+            raise ConfigurationError(f"{option}: {form}")
+        if (field := _field_of(name)) is None or field == "order":
             raise ConfigurationError(f"there is no field {name!r} of a row")
-        if field in fields:
-            raise ConfigurationError(f"{field} is given twice")
-        fields[field] = value.strip()
-    return fields
+        if field in pairs:
+            raise ConfigurationError(f"{option} {name}: is given twice")
+        pairs[field] = value
+    return pairs
+
+
+def delimiter_of(told: str | None) -> str | None:
+    """Return the character that an option means by its name, such as tab."""
+    return told and _DELIMITERS.get(told, told)
 
 
 def _is_encoding(name: str) -> bool:
@@ -73,47 +80,66 @@ def _is_encoding(name: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Format:
-    """What is known of a file before it is read. Raises `ConfigurationError` for a value that is not valid."""
+    """How the file is written; what is left out is found in the file, never guessed.
 
-    #: field -> the column that holds it, where that has another name; the key's column may be another field's, too.
-    columns: Mapping[str, str] = attrs.field(factory=dict, converter=_fields)
-    #: field -> its value in every row.
-    constants: Mapping[str, str] = attrs.field(factory=dict, converter=_fields, repr=False)
-    #: Columns to pass over, and whether all others of no known name are.
-    ignored: frozenset[str] = frozenset()
+    Raises `ConfigurationError` for a value that is not valid. The fields are options of `payclient charge`.
+    """
+
+    key: str = KEY
+    """The column that is the client transaction id."""
+    map: tuple[str, ...] = ()
+    """FIELD=COLUMN, where a column has another name: phone_number=telefono. Repeatable."""
+    set: tuple[str, ...] = attrs.field(default=(), repr=False)
+    """FIELD=VALUE, the same in every row: currency=USD. Repeatable."""
+    ignore: tuple[str, ...] = ()
+    """A column to pass over. Repeatable."""
     ignore_rest: bool = False
-    #: A spreadsheet's sheet by its name, or its number from 1; None: the one with content.
+    """Pass over all columns of no known name."""
     sheet: str | None = None
-    #: The line of a table's header, from 1; None: the first of the lines that name most columns.
+    """A spreadsheet's sheet, by name or number. Default: the one with content."""
     header_row: int | None = None
-    #: Columns to pass over that a report takes over, whatever their accents and capitals.
-    kept: frozenset[str] = attrs.field(default=(), converter=_plain_names)
-    #: None: found by the header.
-    delimiter: str | None = None
-    #: None: found by the bytes.
+    """The line of the header. Default: found, also under a title."""
+    keep: tuple[str, ...] = ()
+    """A column that the report and the page take over, such as a name, and nothing else uses. Repeatable."""
+    delimiter: str | None = attrs.field(default=None, converter=delimiter_of)
+    """Between columns: , ; tab or another character. Default: found."""
     encoding: str | None = None
-    #: Whole cents, or units such as 10.50; a JSONL file has whole cents only.
-    amounts: Literal["cents", "decimal"] = "cents"
-    #: None: found by the decimal amounts.
+    """Such as utf-8, cp1252 or utf-16. Default: found."""
+    amounts: Literal["cents", "decimal"] | None = None
+    """Whole cents (1050), or units with decimals (10.50). Default: cents, unless all of them are small."""
     decimal_mark: Literal[",", "."] | None = None
+    """The decimal mark of the amounts. Default: found."""
 
     def __attrs_post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
             raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
         if self.encoding is not None and not _is_encoding(self.encoding):
             raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
-        if self.decimal_mark is not None and self.amounts == "cents":
+        if self.decimal_mark is not None and self.amounts != "decimal":
             raise ConfigurationError("a decimal mark needs --amounts decimal")
+        if self.columns[KEY] != self.key != KEY:
+            raise ConfigurationError(
+                "--key and --map client_transaction_id name two columns: give one of them"
+            )
+        _ = self.constants
 
-    @property
-    def key(self) -> str:
-        """The name of the key column."""
-        return self.columns.get(KEY, KEY)
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The column of the key, which may be another field's, too, and of each field whose column has another name."""
+        return {KEY: self.key, **_pairs("--map", "must be FIELD=COLUMN", self.map)}
+
+    @cached_property
+    def constants(self) -> dict[str, str]:
+        """The value of each field that is the same in every row."""
+        return _pairs("--set", "must be FIELD=VALUE", self.set)
+
+    def keeps(self, name: str) -> bool:
+        """Return whether a report takes a column over, whatever its accents and capitals."""
+        return plain(name) in map(plain, self.keep)
 
     def passes_over(self, name: str) -> bool:
         """Return whether a column of no known name may stand in the file."""
-        wanted = name in ("", FAULT) or name in self.ignored or plain(name) in self.kept
-        return wanted or self.ignore_rest
+        return self.ignore_rest or name in ("", FAULT, *self.ignore) or self.keeps(name)
 
     def fields_of(self, name: str) -> list[str]:
         """Return the fields that a column of this name holds: none, one, or the key beside another."""
@@ -123,17 +149,9 @@ class Format:
             for field, column in self.columns.items()
             if plain(name) == plain(column) or (own and own == _field_of(column))
         ]
-        if own and own not in self.columns and name not in self.ignored and fields in ([], [KEY]):
+        if own and own not in self.columns and name not in self.ignore and fields in ([], [KEY]):
             fields.append(own)
         return fields
-
-
-def _unknown(name: str, number: int, form: Format) -> str:
-    """Return what is wrong with a name that means no field; one that may be a person's data is not repeated."""
-    elsewhere = form.columns.get(_field_of(name) or "")
-    if elsewhere is not None:
-        return f"{name} stands beside the column {elsewhere}, which is read instead"
-    return f"unknown column {name}" if SHOWABLE.fullmatch(name) else f"column {number} has no known name"
 
 
 class Columns:
@@ -142,18 +160,19 @@ class Columns:
     def __init__(self, names: Sequence[str], form: Format) -> None:
         self.names: list[str] = [name.strip() for name in names]
         self.fields: list[list[str]] = [form.fields_of(name) for name in self.names]
-        pairs = list(zip(self.names, self.fields, strict=True))
         self.known: list[str] = [*chain.from_iterable(self.fields)]
         #: The name under which the file has each field.
-        self.spelled: dict[str, str] = {KEY: form.key} | {field: n for n, fields in pairs for field in fields}
+        self.spelled: dict[str, str] = {KEY: form.columns[KEY]}
         #: Columns that nothing is read of, and that nobody keeps.
-        self.unread: list[str] = [n for n, fields in pairs if n and not fields and plain(n) not in form.kept]
+        self.unread: list[str] = []
         #: What is wrong with the names.
-        self.faults: list[str] = [
-            _unknown(name, number, form)
-            for number, (name, fields) in enumerate(pairs, 1)
-            if not fields and not form.passes_over(name)
-        ]
+        self.faults: list[str] = []
+        for number, (name, fields) in enumerate(zip(self.names, self.fields, strict=True), 1):
+            self.spelled |= dict.fromkeys(fields, name)
+            if name and not fields and not form.keeps(name):
+                self.unread.append(name)
+            if not fields and not form.passes_over(name):
+                self.faults.append(_unknown(name, number, form))
         for field in sorted({*self.known}):
             if self.known.count(field) > 1:
                 self.faults.append(f"{field} is there twice")
@@ -162,22 +181,29 @@ class Columns:
 
     def missing(self, form: Format) -> list[str]:
         """Return what else is wrong with the header of a table."""
-        given, wanted = {*self.known, *form.constants}, [*form.columns, KEY, "country_code", "currency"]
+        given = {*self.known, *form.constants}
+        wanted = [*form.columns, "country_code", "currency"]
         wanted += [] if {"phone_number", "nick_name"} & given else ["phone_number"]
-        order = ["order must be in a JSONL file"] if "order" in given else []
-        lacking = [field for field in dict.fromkeys(wanted) if field not in given]
-        mapped = [
-            f"{'--key' if field == KEY else f'--map {field}'} names the column {form.columns[field]}"
-            for field in lacking
-            if field in form.columns
-        ]
+        faults, mapped = ["order must be in a JSONL file"] if "order" in given else [], list[str]()
+        for field in dict.fromkeys(wanted):
+            column = form.columns.get(field, field)
+            if field in given:
+                continue
+            if column != field:
+                mapped.append(f"{'--key' if field == KEY else f'--map {field}'} names the column {column}")
+            else:
+                faults.append(f"there is no column {field}" + "; name yours by --key" * (field == KEY))
         if mapped:
-            names = [
+            names = (
                 name if SHOWABLE.fullmatch(name) else f"(column {n})" for n, name in enumerate(self.names, 1)
-            ]
+            )
             mapped[-1] += f", and the file has {', '.join(names)}"
-        way = {KEY: "; name yours by --key"}
-        lacking = [
-            f"there is no column {name}{way.get(name, '')}" for name in lacking if name not in form.columns
-        ]
-        return order + mapped + lacking
+        return mapped + faults
+
+
+def _unknown(name: str, number: int, form: Format) -> str:
+    """Return what is wrong with a name that means no field; one that may be a person's data is not repeated."""
+    elsewhere = form.columns.get(_field_of(name) or "")
+    if elsewhere is not None:
+        return f"{name} stands beside the column {elsewhere}, which is read instead"
+    return f"unknown column {name}" if SHOWABLE.fullmatch(name) else f"column {number} has no known name"

@@ -11,7 +11,7 @@ import stat
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import attrs
@@ -49,8 +49,15 @@ _NAMES = {
 _SEP = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 
 
-#: A line, its names, its cells (or why it has none), and the record as it stands.
-Record = tuple[int, tuple[str, ...], Sequence[Any] | CellError, Any]
+class Record(NamedTuple):
+    """One record of a file."""
+
+    line: int
+    names: tuple[str, ...]
+    #: Its cells, or why it has none.
+    cells: Sequence[Any] | CellError
+    #: The line of JSONL as it stands.
+    source: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,7 +102,7 @@ def read_records(path: Path, form: Format) -> Records:
     if form.amounts == "decimal":
         raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    records = [(number, *_parse(line), line) for number, line in lines]
+    records = [Record(number, *_parse(line), line) for number, line in lines]
     return Records(description=f"JSONL, {encoding}", records=records)
 
 
@@ -143,7 +150,7 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
         line = reader.line_num + begin
         try:
             cells = next(reader)
-            records.append((line, names, cells, cells))
+            records.append(Record(line, names, cells))
         except StopIteration:
             break
         except csv.Error:
@@ -152,7 +159,7 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
                 raise InvalidRequestError(
                     f"{name}: line {line}: {why}; the lines after it cannot be read"
                 ) from None
-            records.append((line, names, CellError(why), ()))
+            records.append(Record(line, names, CellError(why)))
     words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}" + f", header in line {begin}" * (
         begin > 1
     )
@@ -213,7 +220,7 @@ def _read_sheet(path: Path, form: Format) -> Records:
     for line, cells in enumerate(rows[begin + 1 :], begin + 2):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
             del cells[len(names) :]
-        records.append((line, names, cells, cells))
+        records.append(Record(line, names, cells))
     words = (
         "spreadsheet" + f", sheet {sheet}" * (len(filled) > 1) + f", header in line {begin + 1}" * (begin > 0)
     )

@@ -64,6 +64,16 @@ def lane_text(request: SaleRequest) -> str:
     return f"lane\0{request.store_id or ''}\0{who}"
 
 
+def content_digest(body: bytes, key: bytes) -> bytes:
+    """Return the keyed digest of a request's content as it is sent, its fields sorted."""
+    return _keyed(_DIGEST_VERSION + orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS), key)
+
+
+def _keyed(content: bytes, key: bytes) -> bytes:
+    """Return a digest that says nothing outside the ledger of this key."""
+    return hashlib.blake2b(content, digest_size=16, key=key).digest()
+
+
 @attrs.define(eq=False)
 class Attempt:
     """One send, with its permit."""
@@ -135,7 +145,8 @@ class Attempts:
         if purchase is not None:
             check_purchase(purchase)
         http = self._session.encode_sale(request)
-        digest, identifier, lane = self._digest(http.body), request.client_transaction_id, self.lane(request)
+        digest = content_digest(http.body, self._ledger.digest_key)
+        identifier, lane = request.client_transaction_id, self.lane(request)
         return Attempt(
             "sale", identifier, http, digest, request.amount, request.currency, lane, purchase, beside_open_form, is_new
         )  # fmt: skip
@@ -145,21 +156,12 @@ class Attempts:
         if purchase is not None:
             check_purchase(purchase)
         http = self._session.encode_prepare(request)
-        digest, identifier = self._digest(http.body), request.client_transaction_id
+        digest, identifier = content_digest(http.body, self._ledger.digest_key), request.client_transaction_id
         return Attempt("form", identifier, http, digest, request.amount, request.currency, purchase=purchase)
 
     def lane(self, request: SaleRequest) -> bytes:
         """Keyed digest of the customer at the store: one open sale at a time, because of error 2061."""
-        return self._keyed(lane_text(request).encode())
-
-    def _digest(self, body: bytes) -> bytes:
-        """Keyed digest of a request's content as it is sent, its fields sorted."""
-        content = orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS)
-        return self._keyed(_DIGEST_VERSION + content)
-
-    def _keyed(self, content: bytes) -> bytes:
-        """Return a digest that says nothing outside this ledger."""
-        return hashlib.blake2b(content, digest_size=16, key=self._ledger.digest_key).digest()
+        return _keyed(lane_text(request).encode(), self._ledger.digest_key)
 
     # --- Sending
 

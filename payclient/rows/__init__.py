@@ -36,7 +36,7 @@ from payclient.rows.cells import (
     split_sign,
 )
 from payclient.rows.format import AMOUNTS, FAULT, KEY, PURCHASE, Columns, Format, plain
-from payclient.rows.records import Record, Records, read_records
+from payclient.rows.records import FileRecord, Records, read_records
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.purchases import check_purchase
 from payclient.wire import encode_sale
@@ -54,7 +54,7 @@ MAX_LINES = 5
 class Row:
     """One row of a file: a request, or the errors that forbid one."""
 
-    record: Record = attrs.field(repr=False)
+    record: FileRecord = attrs.field(repr=False)
     #: The name under which the file has each field.
     spelled: Mapping[str, str] = attrs.field(repr=False)
     #: The value of the key column; None where that is missing or not a text.
@@ -194,7 +194,7 @@ def _text(cell: Any, mark: str) -> str:
     return "" if cell is None or isinstance(cell, CellError) else str(cell)
 
 
-def _json_line(record: Record, why: str) -> str:
+def _json_line(record: FileRecord, why: str) -> str:
     """Return a line of JSONL with the reason, where it is an object, behind the rest as it stands: a number read and
     written again might be another one.
     """
@@ -260,7 +260,7 @@ def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
         raise InvalidRequestError(f"{name}: line {line}: {what}")
 
 
-def _part(file: Records, header: Columns) -> tuple[list[Record], list[int], list[Record]]:
+def _part(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
     """Return the records of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.records, [], []
@@ -276,7 +276,7 @@ def _part(file: Records, header: Columns) -> tuple[list[Record], list[int], list
     return records[:count], empty, records[count:]
 
 
-def _is_total(record: Record, header: Columns) -> bool:
+def _is_total(record: FileRecord, header: Columns) -> bool:
     """Return whether a record names no customer and no key, and holds an amount or the word total."""
     if isinstance(record.cells, CellError) or len(record.cells) != len(header.names):
         return False
@@ -291,7 +291,7 @@ def _is_total(record: Record, header: Columns) -> bool:
 
 
 def _check_total(
-    total: Record, records: Iterable[Record], header: Columns, cells: Cells
+    total: FileRecord, records: Iterable[FileRecord], header: Columns, cells: Cells
 ) -> Iterator[RowError]:
     """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
     for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
@@ -305,7 +305,7 @@ def _check_total(
                 yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
 
 
-def _amounts(records: Iterable[Record], header: Columns, form: Format) -> Iterator[str]:
+def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     wanted = [number for number, fields in enumerate(header.fields) if AMOUNTS & {*fields}]
     for _, _, cells, _ in records:
@@ -326,7 +326,7 @@ def _constants(form: Format, mark: str | None) -> dict[str, object]:
 
 
 def _row(
-    record: Record, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
+    record: FileRecord, columns: Columns, cells: Cells, constants: Mapping[str, Any], profile: ServiceProfile
 ) -> Row:
     row, found = Row(record, columns.spelled), record.cells
     if not isinstance(found, CellError) and len(found) != len(columns.names):

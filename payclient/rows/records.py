@@ -49,8 +49,8 @@ _NAMES = {
 _SEP = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 
 
-class Record(NamedTuple):
-    """One record of a file."""
+class FileRecord(NamedTuple):
+    """One record of a file of charges."""
 
     line: int
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Records:
     delimiter: str = ""
     #: A spreadsheet wrote it: a CSV for the same reader begins with a byte order mark.
     for_spreadsheets: bool = False
-    records: list[Record] = attrs.field(repr=False)
+    records: list[FileRecord] = attrs.field(repr=False)
 
 
 def read_records(path: Path, form: Format) -> Records:
@@ -102,7 +102,7 @@ def read_records(path: Path, form: Format) -> Records:
     if form.amounts == "decimal":
         raise InvalidRequestError(f"{name}: the amounts of JSONL must be whole cents: leave --amounts out")
     lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    records = [Record(number, *_parse(line), line) for number, line in lines]
+    records = [FileRecord(number, *_parse(line), line) for number, line in lines]
     return Records(description=f"JSONL, {encoding}", records=records)
 
 
@@ -145,12 +145,12 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     text = text if begin == 1 else "\n".join(lines[begin - 1 :])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     next(reader)
-    records: list[Record] = []
+    records: list[FileRecord] = []
     while True:
         line = reader.line_num + begin
         try:
             cells = next(reader)
-            records.append(Record(line, names, cells))
+            records.append(FileRecord(line, names, cells))
         except StopIteration:
             break
         except csv.Error:
@@ -159,7 +159,7 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
                 raise InvalidRequestError(
                     f"{name}: line {line}: {why}; the lines after it cannot be read"
                 ) from None
-            records.append(Record(line, names, CellError(why)))
+            records.append(FileRecord(line, names, CellError(why)))
     words = f"CSV with {_NAMES.get(delimiter, delimiter)}, {encoding}" + f", header in line {begin}" * (
         begin > 1
     )
@@ -216,11 +216,11 @@ def _read_sheet(path: Path, form: Format) -> Records:
     names = tuple(header)
     for (line, place), broken in _broken_cells(path, sheet).items():
         rows[line - 1][place] = broken
-    records: list[Record] = []
+    records: list[FileRecord] = []
     for line, cells in enumerate(rows[begin + 1 :], begin + 2):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
             del cells[len(names) :]
-        records.append(Record(line, names, cells))
+        records.append(FileRecord(line, names, cells))
     words = (
         "spreadsheet" + f", sheet {sheet}" * (len(filled) > 1) + f", header in line {begin + 1}" * (begin > 0)
     )

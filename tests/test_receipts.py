@@ -14,7 +14,6 @@ import pytest
 
 import control
 import payclient
-from browser import open_browser
 from fake_service import PROFILE as PLAIN
 from fake_service import FakeService, outcome_of, tracking
 from manual_clock import ManualClock
@@ -169,24 +168,6 @@ async def test_a_decline_by_the_page_of_a_form() -> None:
                 back = answer.headers["Location"]
         outcome = await tracker.returned(back.partition("?")[2])
         assert (outcome.paid, outcome.reason) == (False, words("fraud"))
-
-
-async def test_a_decline_by_the_page_of_the_phone() -> None:
-    """In a real browser: the reason that is chosen beside the phone is the outcome's."""
-    async with (
-        Simulator(token="token", settings=PAYPHONE, answers=Answers.parse("ignore=1")) as service,
-        shop(service) as tracker,
-        open_browser() as browser,
-    ):
-        sale = await tracker.sale(push("first"))
-        page = await browser.new_page()
-        page.set_default_timeout(5_000)
-        await page.goto(service.url)
-        await page.get_by_label("Rejected because").select_option("lost_card")
-        await page.locator(".push").get_by_role("button", name="Reject").click()
-        await page.locator(".push").wait_for(state="detached")
-        outcome = await sale.check()
-        assert (outcome.paid, outcome.reason) == (False, words("lost_card"))
 
 
 # --- What stays

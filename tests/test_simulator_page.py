@@ -15,7 +15,7 @@ from payclient.simulator import Fault, Simulator
 from simulated import sale_of
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page, ViewportSize
+    from playwright.async_api import ConsoleMessage, Error, Page, Request, ViewportSize
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,10 +24,12 @@ NARROW: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
+async def tab() -> AsyncIterator[Page]:
     """One for all the tests."""
-    async with open_browser() as it:
-        yield it
+    async with open_browser() as browser:
+        page = await browser.new_page()
+        page.set_default_timeout(60_000)
+        yield page
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -37,27 +39,37 @@ async def service() -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def page_of(browser: Browser, service: Simulator, viewport: ViewportSize = WIDE) -> AsyncIterator[Page]:
+async def page_of(page: Page, service: Simulator, viewport: ViewportSize = WIDE) -> AsyncIterator[Page]:
     """The page, which must load nothing from elsewhere and have nothing to complain about."""
-    page = await browser.new_page(viewport=viewport)
-    page.set_default_timeout(5_000)
     complaints: list[str] = []
     elsewhere: list[str] = []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-    page.on(
-        "request",
-        lambda request: (
-            elsewhere.append(request.url) if not request.url.startswith((service.url, "data:")) else None
-        ),
-    )
+
+    def complain(said: ConsoleMessage) -> None:
+        if said.type == "error":
+            complaints.append(said.text)
+
+    def look(request: Request) -> None:
+        if not request.url.startswith((service.url, "data:")):
+            elsewhere.append(request.url)
+
+    def fail(error: Error) -> None:
+        complaints.append(str(error))
+
+    await page.goto("about:blank")
+    await page.set_viewport_size(viewport)
+    page.on("pageerror", fail)
+    page.on("console", complain)
+    page.on("request", look)
     try:
         await page.goto(service.url)
         await page.get_by_text("No real money moves.").wait_for()
         yield page
         assert (complaints, elsewhere) == ([], [])
     finally:
-        await page.close()
+        page.remove_listener("pageerror", fail)
+        page.remove_listener("console", complain)
+        page.remove_listener("request", look)
+        await page.goto("about:blank")
 
 
 def sell(service: Simulator, number: int, **changes: object) -> None:
@@ -65,11 +77,9 @@ def sell(service: Simulator, number: int, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
-async def test_a_push_is_approved_on_the_phone(
-    browser: Browser, service: Simulator, viewport: ViewportSize
-) -> None:
+async def test_a_push_is_approved_on_the_phone(tab: Page, service: Simulator, viewport: ViewportSize) -> None:
     """It appears by itself with amount, merchant and countdown (§6), and the button approves it."""
-    async with page_of(browser, service, viewport) as page:
+    async with page_of(tab, service, viewport) as page:
         await page.get_by_text("No payment requests.").wait_for()
         sell(service, 1)
         card = page.locator(".push")
@@ -88,11 +98,11 @@ async def test_a_push_is_approved_on_the_phone(
         await page.locator("#log").get_by_text("approved").wait_for()
 
 
-async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, service: Simulator) -> None:
+async def test_pushes_are_rejected_left_alone_and_expire(tab: Page, service: Simulator) -> None:
     """Each by its own button; five minutes pass in another."""
     for number in (1, 2, 3):
         sell(service, number)
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         second = page.locator(".push", has_text="order-2")
         await page.get_by_label("Rejected because").select_option("stolen_card")
         await second.get_by_role("button", name="Reject").click()
@@ -106,18 +116,18 @@ async def test_pushes_are_rejected_left_alone_and_expire(browser: Browser, servi
         assert service.sales[1002].reason == "stolen_card"
 
 
-async def test_what_a_merchant_sends_is_text(browser: Browser, service: Simulator) -> None:
+async def test_what_a_merchant_sends_is_text(tab: Page, service: Simulator) -> None:
     """Markup in ids and names is shown, never obeyed."""
     markup = "<img src=x onerror=alert(1)>"
     sell(service, 1, storeId=markup, clientTransactionId=f"order-{markup}")
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.locator(".push", has_text=markup).wait_for()
         assert await page.locator("img").count() == 0
 
 
-async def test_a_form_opens_from_the_page_and_is_paid(browser: Browser, service: Simulator) -> None:
+async def test_a_form_opens_from_the_page_and_is_paid(tab: Page, service: Simulator) -> None:
     """The page says where it is, as the merchant's must (§4), so the form opens."""
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         async with page.context.expect_page() as opened:
             await page.get_by_role("link", name="Open by card").click()
@@ -162,34 +172,33 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_every_text_can_be_read(
-    browser: Browser, service: Simulator, scheme: Literal["light", "dark"]
-) -> None:
+async def test_every_text_can_be_read(tab: Page, service: Simulator) -> None:
     """At a contrast of 4.5 or more, by day and by night: the page, a form, and the access-denied page."""
     sell(service, 1)
     sell(service, 2)
     service.fail_next(Fault("html", operation="status"))
     await service.approve("order-1")
-    async with page_of(browser, service) as page:
-        await page.emulate_media(color_scheme=scheme)
+    async with page_of(tab, service) as page:
         await page.get_by_role("button", name="Prepare a sample form").click()
         link = page.get_by_role("link", name="Open by card")
         await link.wait_for()
         address = f"{service.url}{await link.get_attribute('href')}"
+        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
         for url, referrer in ((None, None), (address, f"{service.url}/"), (address, None)):
             if url is not None:
                 await page.goto(url, referer=referrer)
-            dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-            texts, least, text = await page.evaluate(CONTRAST)
-            assert dark is (scheme == "dark")
-            assert texts > 3
-            assert least >= 4.5, (url, text)
+            for scheme in schemes:
+                await page.emulate_media(color_scheme=scheme)
+                dark = await page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+                texts, least, text = await page.evaluate(CONTRAST)
+                assert dark is (scheme == "dark")
+                assert texts > 3
+                assert least >= 4.5, (url, scheme, text)
 
 
-async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, service: Simulator) -> None:
+async def test_customers_and_faults_are_chosen_on_the_page(tab: Page, service: Simulator) -> None:
     """The next Sale meets the fault, and the log shows what it was."""
-    async with page_of(browser, service) as page:
+    async with page_of(tab, service) as page:
         await page.get_by_label("Customers").select_option("by-hand")
         await page.locator("#log").get_by_text("scenario by-hand").wait_for()
         await page.get_by_label("Next fault").select_option("latency")
@@ -201,45 +210,37 @@ async def test_customers_and_faults_are_chosen_on_the_page(browser: Browser, ser
         assert service.counts.created == 1
 
 
-async def test_the_page_finds_the_service_again(browser: Browser, service: Simulator) -> None:
+async def test_the_page_finds_the_service_again(tab: Page, service: Simulator) -> None:
     """While it is down the page says so; what was pending is there afterwards."""
     sell(service, 1)
-    page = await browser.new_page(viewport=NARROW)  # a failed request is an error in its console
-    try:
-        await page.goto(service.url)
-        await page.locator(".push").wait_for()
-        await service.stop()
-        await page.get_by_text("does not answer").wait_for()
-        await service.start()
-        await page.get_by_text("does not answer").wait_for(state="hidden")
-        assert await page.locator(".push").count() == 1
-    finally:
-        await page.close()
+    await tab.goto(service.url)  # not by `page_of`: a failed request is an error in its console
+    await tab.locator(".push").wait_for()
+    await service.stop()
+    await tab.get_by_text("does not answer").wait_for()
+    await service.start()
+    await tab.get_by_text("does not answer").wait_for(state="hidden")
+    assert await tab.locator(".push").count() == 1
 
 
-async def test_a_page_of_another_site_cannot_answer(browser: Browser, service: Simulator) -> None:
+async def test_a_page_of_another_site_cannot_answer(tab: Page, service: Simulator) -> None:
     """Neither a form nor a script of a foreign page approves a push, and none reads the phone."""
     sell(service, 1)
     service.fail_next(Fault("reset"))
     async with Simulator() as other:
-        page = await browser.new_page()
-        try:
-            await page.goto(f"{other.url}/_simulator/openapi.json")
-            answers = await page.evaluate(
-                """async (url) => {
-                    const send = (path, options) => fetch(url + path, options).then((one) => one.status, () => 0);
-                    const json = {"Content-Type": "application/json"};
-                    return [
-                        await send("/_simulator/approve", {method: "POST", mode: "no-cors", body: '{"sale":1001}'}),
-                        await send("/_simulator/clear_faults", {method: "POST", mode: "no-cors"}),
-                        await send("/_simulator/advance", {method: "POST", headers: json, body: '{"seconds":300}'}),
-                        await send("/_simulator/overview", {}),
-                    ];
-                }""",
-                service.url,
-            )
-            assert answers == [0, 0, 0, 0]  # nothing that it could read
-            assert service.sales[1001].how is None
-            assert [one.text for one in service.log if one.kind == "service"] == ["next sale: reset"]
-        finally:
-            await page.close()
+        await tab.goto(f"{other.url}/_simulator/openapi.json")
+        answers = await tab.evaluate(
+            """async (url) => {
+                const send = (path, options) => fetch(url + path, options).then((one) => one.status, () => 0);
+                const json = {"Content-Type": "application/json"};
+                return [
+                    await send("/_simulator/approve", {method: "POST", mode: "no-cors", body: '{"sale":1001}'}),
+                    await send("/_simulator/clear_faults", {method: "POST", mode: "no-cors"}),
+                    await send("/_simulator/advance", {method: "POST", headers: json, body: '{"seconds":300}'}),
+                    await send("/_simulator/overview", {}),
+                ];
+            }""",
+            service.url,
+        )
+        assert answers == [0, 0, 0, 0]  # nothing that it could read
+        assert service.sales[1001].how is None
+        assert [one.text for one in service.log if one.kind == "service"] == ["next sale: reset"]

@@ -354,49 +354,13 @@ class PendingSale:
         return self._tracker._run(self._source.check)
 
 
-class _Stream(Iterator[_R]):
-    """An async iterator of the loop, for one thread at a time. A caller who is interrupted loses no item."""
+def _iterate(tracker: Tracker, items: AsyncIterator[_R]) -> Iterator[_R]:
+    async def following() -> _R:
+        return await anext(items)
 
-    def __init__(self, tracker: Tracker, source: AsyncIterator[_R]) -> None:
-        self._tracker = tracker
-        self._items = source
-        self._next: asyncio.Future[_R] | None = None
-
-    def __next__(self) -> _R:
-        self._tracker._run(self._arrival)
-        return self._take()
-
-    async def _arrival(self) -> None:
-        await asyncio.wait([self._begin()])
-
-    def _begin(self) -> asyncio.Future[_R]:
-        if self._next is None:
-            self._next = asyncio.ensure_future(anext(self._items))
-        return self._next
-
-    def _take(self) -> _R:
-        arrived, self._next = self._next, None
-        assert arrived is not None  # noqa: S101 - it was awaited
-        try:
-            return arrived.result()
-        except StopAsyncIteration:
-            raise StopIteration from None
-        except asyncio.CancelledError:
-            raise TrackerClosedError("the tracker was closed while this was waiting") from None
-
-    def _drop(self) -> None:
-        """Drop the item that is awaited. Never blocks, since the garbage collector may call it."""
-        if self._next is not None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._next.get_loop().call_soon_threadsafe(self._next.cancel)
-
-
-def _iterate(tracker: Tracker, source: AsyncIterator[_R]) -> Iterator[_R]:
-    stream = _Stream(tracker, source)
-    try:
-        yield from stream
-    finally:
-        stream._drop()
+    with suppress(StopAsyncIteration):
+        while True:
+            yield tracker._run(following)
 
 
 def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
@@ -406,10 +370,11 @@ def as_decided(pendings: Iterable[PendingSale]) -> Iterator[Outcome]:
         yield from _iterate(sales[0]._tracker, payclient.as_decided([sale._source for sale in sales]))
 
 
-class Charges(_Stream[ChargeResult]):
+class Charges(Iterator[ChargeResult]):
     """`payclient.batch.Charges` without `await`: the results of one batch, for `with` and `for`. Made by `charge_all`.
 
     The thread that iterates reads the requests while it waits for results. A list or tuple costs less than a generator.
+    A caller who is interrupted loses no result.
     """
 
     def __init__(
@@ -422,8 +387,9 @@ class Charges(_Stream[ChargeResult]):
         self._wanted = asyncio.Event()
         self._read: asyncio.Queue[SaleRequest | ChargeRow | Exception | None] = asyncio.Queue()
         source = requests if isinstance(requests, list | tuple) else self._rows()
+        self._tracker = tracker
         self._charges = charge(tracker._run(tracker._aopen), source)
-        super().__init__(tracker, self._charges)
+        self._next: asyncio.Future[ChargeResult] | None = None
 
     def __enter__(self) -> Self:
         self._tracker._run(self._charges.__aenter__)
@@ -431,8 +397,7 @@ class Charges(_Stream[ChargeResult]):
 
     def __exit__(self, *_: object) -> None:
         """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
-        self._drop()
-        self._tracker._run(self._charges.__aexit__, None, None, None)
+        self._tracker._run(self._leave)
 
     def __next__(self) -> ChargeResult:
         fed = False
@@ -444,7 +409,14 @@ class Charges(_Stream[ChargeResult]):
                 request = error
             self._tracker._run(self._hand_over, request)
             fed = True
-        return self._take()
+        arrived, self._next = self._next, None
+        assert arrived is not None  # noqa: S101 - it was awaited
+        try:
+            return arrived.result()
+        except StopAsyncIteration:
+            raise StopIteration from None
+        except asyncio.CancelledError:
+            raise TrackerClosedError("the tracker was closed while this was waiting") from None
 
     def stop(self, why: str) -> None:
         """Send nothing more: what is pending is followed to its end, the rest comes out as not sent yet."""
@@ -466,11 +438,18 @@ class Charges(_Stream[ChargeResult]):
 
     async def _want_or_arrival(self, fed: bool) -> bool:
         """Return True where the batch wants a request, but no second one while a result is there."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._charges))
         wanted = asyncio.ensure_future(self._wanted.wait())
-        either: list[asyncio.Future[Any]] = [self._begin(), wanted]
+        either: list[asyncio.Future[Any]] = [self._next, wanted]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         wanted.cancel()
-        return self._wanted.is_set() and not (fed and self._begin().done())
+        return self._wanted.is_set() and not (fed and self._next.done())
+
+    async def _leave(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        await self._charges.__aexit__(None, None, None)
 
     async def _hand_over(self, request: SaleRequest | ChargeRow | Exception | None) -> None:
         self._wanted.clear()

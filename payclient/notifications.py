@@ -68,10 +68,8 @@ def parse_notification(
     `clientTransactionID` may be in any letter case. Raises `InvalidNotificationError` for anything else, over 8 KiB
     too; its text repeats nothing of what came.
     """
-    size = len(body) + (len(query) if isinstance(query, str) else sum(map(len, (query or {}).values())))
-    if size > MAX_SIZE:
-        raise InvalidNotificationError("the notification is too large")
-    return _read_ids([*_query(query), *_body(body, content_type)], "id", "clientTransactionID")
+    given = [*_read_query(query or "", len(body)), *_body(body, content_type)]
+    return _read_ids(given, "id", "clientTransactionID")
 
 
 def parse_external_notification(body: bytes) -> Notification:
@@ -131,17 +129,7 @@ def parse_return(
     The parameters are appended to the address's own, so the last of a name counts. `client_transaction_id` is the
     merchant's own record of which form it was, for redirects that bring none. Raises `InvalidNotificationError`.
     """
-    if isinstance(query, str):
-        size = len(query)
-    elif isinstance(query, Mapping):
-        if not all(isinstance(text, str) for pair in query.items() for text in pair):
-            raise InvalidNotificationError("the parameters must be texts")
-        size = sum(len(name) + len(value) for name, value in query.items())
-    else:
-        raise InvalidNotificationError("a return must be a query")
-    if size > MAX_SIZE:
-        raise InvalidNotificationError("the query is too large")
-    found = {name.lower(): value for name, value in _query(query)}
+    found = {name.lower(): value for name, value in _read_query(query)}
     client_id = found.get(names.client_transaction_id.lower(), client_transaction_id)
     unusable = names.message is not None and names.message.lower() in found
     if client_id is None:
@@ -172,9 +160,15 @@ def _client_id(text: str) -> str:
     return text
 
 
-def _query(query: str | Mapping[str, str] | None) -> Iterable[tuple[str, str]]:
-    if query is None:
-        return ()
+def _read_query(query: str | Mapping[str, str], more: int = 0) -> Iterable[tuple[str, str]]:
+    """Read a query, of at most 8 KiB with so many bytes more."""
+    if not isinstance(query, (str, Mapping)):
+        raise InvalidNotificationError("the parameters must be a query")
+    texts = [query] if isinstance(query, str) else [text for pair in query.items() for text in pair]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidNotificationError("the parameters must be texts")
+    if sum(map(len, texts)) + more > MAX_SIZE:
+        raise InvalidNotificationError("the notification is too large")
     return _pairs(query.removeprefix("?")) if isinstance(query, str) else query.items()
 
 

@@ -65,6 +65,7 @@ def test_both_ids_are_read_however_they_are_delivered(delivery: dict[str, object
         {"query": "id=1&clientTransactionID=%FF"},
         {"query": "id=1&clientTransactionID=" + "a" * 9000},
         {"query": urlencode(IDS), "body": b"x" * 9000},
+        {"body": urlencode(IDS | {"more": "x" * 9000}).encode()},
         {"query": "&".join(f"a{n}=1" for n in range(60))},
         {"body": b"{", "content_type": "application/json"},
         {"body": b"[1]", "content_type": "application/json"},

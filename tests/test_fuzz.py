@@ -15,7 +15,7 @@ from payclient.models import SaleResult
 
 ROOT = Path(__file__).parents[1]
 
-statuses = st.sampled_from(checks.STATUSES)
+statuses = st.sampled_from(checks.STATUSES) | st.integers(100, 599)
 numbers = st.one_of(
     st.sampled_from([0, 1, 12, 20, 22, 800, 2061, -1, 2**63 - 1, 2**63, 2**64, 10**30, 12.0, True, None]),
     st.integers(),

@@ -97,9 +97,16 @@ TABLE: list[tuple[list[int], list[str], str]] = [
     ([401, 403], ['{"message": "no", "transactionId": 5}'], "unknown 5"),
     ([401, 403], ['{"message": "no", "data": {"transactionId": 5}}'], "unknown 5"),
     ([429], [ERROR, "", "<html>", "[]"], "refused RateLimitedError"),
-    ([418, 503], ["", "<html>\\\\</html>", "[]", "{}", '{"transactionId": null}'], "refused RefusedError"),
+    (
+        [418, 503],
+        ["", "<html>\\\\</html>", "[]", "{}", '{"transactionId": null}', '{"errors": [{"errorCode": 2061}]}'],
+        "refused RefusedError",
+    ),
     ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', '[{"transactionId": 5}]'], "unknown 5"),
     ([418, 429, 503], ['{"TransactionId": 5', '{"x": "' + "transaction" * 40_000 + '"}'], "unknown None"),
+    ([418, 429, 503], ['{"transactionId": "x"}'], "unknown None"),
+    # A field given twice.
+    ([200], ['{"transactionId": 1, "transactionId": 2}'], "unknown 2"),
     # What is said of another Sale.
     ([200], ['{"transactionId": 5, "clientTransactionId": "order-17"}'], "created 5"),
     ([200], ['{"transactionId": 5, "clientTransactionId": "order-18"}'], "unknown 5"),

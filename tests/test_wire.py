@@ -1,16 +1,12 @@
 """Models to bytes, and answers to results or errors, over every answer that a service could give."""
 
-import datetime
-import email.utils
 import json
 import math
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.answers import MAX_ENTRIES, MAX_ID, MAX_MESSAGE, is_id, retry_after
@@ -328,44 +324,6 @@ def test_each_answer_is_what_the_table_says(status: int, body: str | bytes, kind
         assert outcome.http_status == status
 
 
-@pytest.mark.parametrize("status", [418, 429])
-@pytest.mark.parametrize(
-    "body", ["", "<html>", "{}", "[]", '{"message": "m"}', f"{{{CODE}}}", '{"transactionId": null}', "{"]
-)
-def test_a_refusing_status_refuses_whatever_the_body(status: int, body: str) -> None:
-    """Where the profile knows that a status creates nothing, no error object is needed."""
-    outcome = judged(status, body, SHOP)
-    assert type(outcome) is (RateLimitedError if status == 429 else RefusedError)
-    assert all(outcome.user_messages)
-
-
-@pytest.mark.parametrize(
-    "body", [f"{{{ID}}}", '{"transactionId": "x"}', f"{{{ID}, {CODE}}}", f'{{{ID}, "transactionId": null}}']
-)
-def test_a_refusing_status_with_an_id_refuses_nothing(body: str) -> None:
-    """An id in such an answer contradicts it."""
-    assert type(judged(429, body, SHOP)) is OutcomeUnknownError
-
-
-def test_an_entry_without_a_general_code_is_no_busy_customer() -> None:
-    """A status refuses here, not the entry; the class that says more needs the error object."""
-    assert type(judged(418, '{"errors": [{"errorCode": 2061}]}', SHOP)) is RefusedError
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "candidate"),
-    [
-        (500, f"{{{ID}}}", 23178284), (302, f"{{{ID}}}", 23178284), (200, f"{{{ID}, {CODE}}}", 23178284),
-        (200, '{"transactionId": 1, "transactionId": 2}', 2), (200, '{"transactionId": "5"}', None),
-        (502, "<html>", None),
-        (200, "{}", None),
-    ],
-)  # fmt: skip
-def test_an_id_seen_in_an_unusable_answer_is_kept(status: int, body: str, candidate: int | None) -> None:
-    """It may be ours: a query can tell."""
-    assert judged(status, body).candidate_id == candidate
-
-
 def test_an_error_object_is_kept_whole() -> None:
     """§7: messages, codes and descriptions, each in its place."""
     body = {
@@ -415,68 +373,6 @@ def test_an_answer_without_a_message_has_one() -> None:
     assert judged(429, '{"errorCode": 5}').user_messages == ("HTTP 429",)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    | st.sampled_from([22, 800, 2061, 5, MAX_ID]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["transactionId", "errorCode", "message", "errors", "errorDescriptions"]) | st.text(max_size=3),
-        inner,
-        max_size=5,
-    ),
-    max_leaves=12,
-)  # fmt: skip
-HEADERS = st.dictionaries(
-    st.sampled_from(["Retry-After", "Date", "retry-after"]), st.text(max_size=40), max_size=2
-)
-STATUSES = st.integers(100, 599) | st.sampled_from([200, 201, 400, 401, 403, 429, 500])
-
-
-@given(
-    STATUSES,
-    st.binary(max_size=60) | JSON.map(lambda data: json.dumps(data).encode()),
-    HEADERS,
-    st.booleans(),
-)
-@example(429, b'{"errorCode": 5}', {"Retry-After": "Mon, 01 Jan 2024 00:00:00 +99999999999999999"}, False)
-@example(429, b'{"errorCode": 5}', {"Retry-After": "Mon, 01 Jan 99999999 00:00:00 GMT"}, False)
-def test_any_answer_is_created_refused_or_unknown(
-    status: int, body: bytes, headers: Mapping[str, str], shop: bool
-) -> None:
-    """Nothing else is raised, and neither verdict comes from an answer that does not hold it."""
-    profile = SHOP if shop else DOCUMENT
-    began = time.process_time()
-    outcome = judged(status, body, profile, headers)
-    assert time.process_time() - began < 0.5
-    try:
-        data = json.loads(body)
-    except ValueError:
-        data = None
-    fields = data if isinstance(data, dict) else {}
-    identifier, code = fields.get("transactionId"), fields.get("errorCode")
-    if isinstance(outcome, SaleResult):
-        assert 200 <= status <= 299
-        assert type(identifier) is int
-        assert outcome.transaction_id == identifier
-        assert code is None
-    elif isinstance(outcome, RefusedError):
-        assert identifier is None
-        assert (
-            status in profile.refusing_statuses
-            or (type(code) is int and code != 0 and status // 100 in (2, 4, 5))
-            or (status in (401, 403) and isinstance(fields.get("message"), str))
-        )
-        assert outcome.error_code == (code if type(code) is int and code != 0 else None)
-
-
-@given(st.sampled_from([200, 400, 500]), st.binary(max_size=3), st.integers(0, 40))
-def test_a_cut_or_garbled_answer_is_never_a_verdict(status: int, junk: bytes, cut: int) -> None:
-    """A body that is not the whole of one JSON object proves nothing."""
-    for whole in (f"{{{ID}}}".encode(), b'{"errorCode": 22, "message": "m", "x": 1}'):
-        assert type(judged(status, whole[: min(cut, len(whole) - 1)])) is OutcomeUnknownError
-    assert type(judged(status, b"\xff" + junk)) is OutcomeUnknownError
-
-
 # --- The answer to a Prepare
 
 
@@ -524,17 +420,6 @@ def test_each_answer_to_a_prepare_is_one_of_three(status: int, body: Any, kind: 
     assert found is kind
     if found is not PrepareResult:
         assert (outcome.http_status, outcome.client_transaction_id) == (status, "order-17")
-
-
-FORMS = st.text().map(lambda link: json.dumps(FORM | {"payWithCard": "https://" + link}).encode())
-
-
-@given(STATUSES, st.binary(max_size=40) | JSON.map(lambda data: json.dumps(data).encode()) | FORMS)
-def test_any_answer_to_a_prepare_is_one_of_three(status: int, body: bytes) -> None:
-    """Nothing else is raised, and no link is handed out that leads astray."""
-    outcome = prepared(status, body)
-    if isinstance(outcome, PrepareResult):
-        assert all(is_safe_link(link, None) for link in outcome.links.values())
 
 
 @pytest.mark.parametrize(
@@ -672,15 +557,6 @@ def test_a_report_that_says_two_things_says_nothing() -> None:
             decode_status(HttpResponse(200, {}, body), SHOP)
 
 
-def test_a_refusing_status_with_a_body_that_speaks_of_a_transaction_is_unknown() -> None:
-    """It cannot be read, and it may name one."""
-    profile = ServiceProfile(refusing_statuses=frozenset({503}))
-    with pytest.raises(Unknown):
-        decode_sale(HttpResponse(503, {}, b'{"transactionId": 5'), profile, "o")
-    with pytest.raises(RefusedError):
-        decode_sale(HttpResponse(503, {}, b"<html>"), profile, "o")
-
-
 @pytest.mark.parametrize("status", [200, 404])
 def test_not_found_with_a_state_is_a_contradiction(status: int) -> None:
     """Such an answer must never prove that nothing was created."""
@@ -721,19 +597,6 @@ def test_a_query_needs_a_profile() -> None:
         report(200, {}, DOCUMENT)
 
 
-@given(STATUSES, st.binary(max_size=40) | JSON.map(lambda data: json.dumps(data).encode()), HEADERS)
-def test_any_answer_to_a_query_is_a_report_or_nothing_or_an_error(
-    status: int, body: bytes, headers: Mapping[str, str]
-) -> None:
-    """Nothing else is raised, and no state comes without the profile's field."""
-    try:
-        found = decode_status(HttpResponse(status, headers, body), SHOP)
-    except (RefusedError, OutcomeUnknownError):
-        return
-    assert status // 100 == 2 or found is None
-    assert found is None or found.state is None or b"transactionStatus" in body
-
-
 # --- Retry-After
 
 
@@ -772,18 +635,6 @@ def test_retry_after_is_total(value: str, date: str) -> None:
     """Whatever the headers say, it is a sane number of seconds or None."""
     seconds = retry_after(HttpResponse(429, {"Retry-After": value, "Date": date}))
     assert seconds is None or (math.isfinite(seconds) and 0 <= seconds <= 3600)
-
-
-@given(st.integers(0, 3600))
-def test_dates_are_read_back(seconds: int) -> None:
-    """The gap between two dates is the gap that was written."""
-    since = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    until = since + datetime.timedelta(seconds=seconds)
-    headers = {
-        "Date": email.utils.format_datetime(since, usegmt=True),
-        "Retry-After": email.utils.format_datetime(until, usegmt=True),
-    }
-    assert retry_after(HttpResponse(429, headers)) == seconds
 
 
 def test_a_rate_limit_carries_its_seconds() -> None:

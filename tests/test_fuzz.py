@@ -103,9 +103,12 @@ def test_prepare(status: int, body: bytes) -> None:
 @given(statuses, bodies())
 @example(200, b'[{"transactionStatus":"Approved","transactionId":1},{"transactionStatus":"Approved"}]')
 @example(500, b'{"transactionStatus":"Approved"}')
+@example(200, b"true")
+@example(400, b"true")
 def test_status(status: int, body: bytes) -> None:
-    """Whatever comes, a sale is accepted only by the profile's word for it on a 2xx."""
+    """Whatever comes, a sale is accepted only by the profile's word for it on a 2xx, and undone by `true` alone."""
     checks.check_status(status, body)
+    checks.check_operations(status, body)
 
 
 queries = st.one_of(

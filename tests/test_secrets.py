@@ -66,6 +66,7 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
+from payclient.notifications import parse_return
 from payclient.profile import ConfirmProfile, ReturnProfile, UndoProfile
 from payclient.session import Exchange, PaySession
 from payclient.tracking.tracker import Tracker
@@ -715,16 +716,28 @@ async def make_session(tokens: Hidden) -> object:
     return PaySession("https://pay.example", tokens[0])
 
 
-@pytest.mark.parametrize("name", ["base_url", "proxy"])
-async def test_a_bad_address(name: str) -> None:
-    """An address with a password in it is refused without repeating it."""
-    addresses = {
-        "base_url": f"https://user:{PROXY_PASSWORD}@pay.example",
-        "proxy": f"socks5://u:{PROXY_PASSWORD}@p",
-    }
-    options: dict[str, Any] = {"base_url": "https://pay.example", name: addresses[name]}
-    with pytest.raises(ConfigurationError) as caught:
-        PaySession(token=TOKEN, **options)
+#: What is refused before there is an object to hide it in: the frames show it, and the error must not.
+REFUSED: dict[str, Callable[[], object]] = {
+    "base_url": lambda: PaySession(f"https://user:{PROXY_PASSWORD}@pay.example", TOKEN),
+    "proxy": lambda: PaySession("https://pay.example", TOKEN, proxy=f"socks5://u:{PROXY_PASSWORD}@p"),
+    "a notification": lambda: payclient.parse_notification(query=f"id={TOKEN}", body=ECHOED),
+    "ids in JSON": lambda: payclient.parse_notification(
+        body=json.dumps({"id": PHONE, "clientTransactionId": EMAIL}).encode()
+    ),
+    "ids in a form": lambda: payclient.parse_notification(body=b"id=" + ECHOED),
+    "a return": lambda: parse_return(
+        f"id={PHONE}&clientTransactionId={EMAIL}", cast("Any", PROFILE.returned)
+    ),
+    "a message": lambda: parse_return(f"msg={TOKEN}", cast("Any", PROFILE.returned)),
+    "a mapping": lambda: parse_return({"id": EMAIL, "x": PHONE}, cast("Any", PROFILE.returned)),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_not_repeated(call: Callable[[], object]) -> None:
+    """An address with a password in it, and what arrives from anybody."""
+    with pytest.raises((ConfigurationError, InvalidNotificationError)) as caught:
+        call()
     error = caught.value
     assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
 
@@ -797,19 +810,6 @@ async def test_closed() -> None:
     for thing in (session, tracker):
         with pytest.raises(TypeError):
             pickle.dumps(thing)
-
-
-def test_in_another_event_loop() -> None:
-    """Used from another event loop, a session says so, and no more."""
-    session = session_over()
-
-    async def use() -> object:
-        return await outcome_of(session.sale(SALE))
-
-    assert not isinstance(asyncio.run(use()), BaseException)
-    outcome = asyncio.run(use())
-    assert type(outcome) is UsageError
-    check_hidden(outcome)
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs"])
@@ -969,30 +969,6 @@ async def test_waits_end_with_the_tracker() -> None:
     check_hidden(await cancelled)
 
 
-def test_invalid_notifications() -> None:
-    """What arrived from anybody is not repeated by the error."""
-    for body in (ECHOED, json.dumps({"id": PHONE, "clientTransactionId": EMAIL}).encode(), b"id=" + ECHOED):
-        with pytest.raises(InvalidNotificationError) as caught:
-            payclient.parse_notification(query=f"id={TOKEN}", body=body)
-        error = caught.value
-        assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
-
-
-async def test_invalid_returns() -> None:
-    """Nor what a browser brought."""
-    async with (
-        PaySession(
-            "https://pay.example", TOKEN, profile=PROFILE, transport=function_of(ANSWERS[0])
-        ) as session,
-        Tracker(session, MemoryLedger(), clock=ManualClock()) as tracker,
-    ):
-        for query in (f"id={PHONE}&clientTransactionId={EMAIL}", f"msg={TOKEN}", {"id": EMAIL, "x": PHONE}):
-            with pytest.raises(InvalidNotificationError) as caught:
-                await tracker.returned(query)
-            error = caught.value
-            assert found_in(repr(error), vars(error), repr(error.__context__), pickle.dumps(error)) == []
-
-
 # --- Ledgers
 
 
@@ -1143,8 +1119,7 @@ Approved = "Aceptado"
 class Charging:
     """A service that does with each Sale what its id says, and calls accepted whatever it is asked about."""
 
-    def __init__(self, authorized: bool = True) -> None:
-        self.authorized = authorized
+    def __init__(self) -> None:
         self.created: list[str] = []
 
     async def __call__(self, connection: Connection) -> None:
@@ -1164,8 +1139,6 @@ class Charging:
 
     def charged(self, sale: dict[str, Any]) -> bytes:
         name = sale["clientTransactionId"]
-        if not self.authorized:
-            return answer({"message": "who?", **ECHO}, 401)
         refusals = {"refused": error_object(22), "invalid": error_object(800), "limited": error_object(21)}
         if name in refusals:
             return answer(refusals[name], 400)
@@ -1230,32 +1203,24 @@ async def test_charge(tmp_path: Path) -> None:
     assert found_in(said) == []
 
 
-async def test_charge_unauthorized(tmp_path: Path) -> None:
-    """A token that is not taken stops the sending, and is not shown."""
-    async with RawServer((Charging(authorized=False),)) as server:
-        code, said = await charge(tmp_path, [row("good", 1), row("good-2", 2)], server.url)
-    assert code in (3, 4), said  # both may be in flight at the first refusal
-    assert found_in(said) == []
+WHO = answer({"message": "who?", **ECHO}, 401)
+
+#: Steps of a service, a token, the exit code, and what is said beside it.
+STOPPED: dict[str, tuple[Broken, str, int, bytes]] = {
+    "a token that is not taken": ((read, write(WHO)), TOKEN, 4, b"401"),
+    "no service": ((fin,), TOKEN, 4, b""),
+    "with Bearer": ((fin,), f"Bearer {TOKEN}", 2, b"token must "),
+    "with a blank": ((fin,), f"{TOKEN} {TOKEN}", 2, b"token must "),
+}
 
 
-async def test_charge_without_a_service(tmp_path: Path) -> None:
-    """Rows that were never sent are said to be so, and no more."""
-    async with RawServer((fin,)) as server:
-        url = server.url
-    code, said = await charge(tmp_path, [row("good", 1)], url)
-    assert code == 4, said
-    assert b"ECONNREFUSED" in said
-    assert found_in(said) == []
-
-
-@pytest.mark.parametrize(
-    "token", [f"Bearer {TOKEN}", f"{TOKEN} {TOKEN}"], ids=["with Bearer", "with a blank"]
-)
-async def test_charge_with_a_bad_token(tmp_path: Path, token: str) -> None:
-    """A token that cannot be is refused by the setting's name."""
-    code, said = await charge(tmp_path, [row("good", 1)], "https://pay.example", token)
-    assert code == 2, said
-    assert b"token must " in said
+@pytest.mark.parametrize("case", STOPPED.values(), ids=STOPPED)
+async def test_charge_that_is_stopped(case: tuple[Broken, str, int, bytes], tmp_path: Path) -> None:
+    """A row that was never sent is said to be so, and no more; a bad token is refused by the setting's name."""
+    steps, token, expected, said_of_it = case
+    async with RawServer(steps * TRIES) as server:
+        code, said = await charge(tmp_path, [row("good", 1)], server.url, token)
+    assert (code, said_of_it in said) == (expected, True), said
     assert found_in(said) == []
 
 

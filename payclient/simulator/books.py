@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from attrs import fields_dict
 
 from .clock import ServiceClock, Timetable
+from .faults import FaultPlan
 from .messages import Reason, RefusalError
 from .rules import check
 from .scenarios import Answers
@@ -26,15 +27,25 @@ _REPEATED: Final = (
 class Books:
     """The state of one service, and what its customers and its time do to it."""
 
-    def __init__(self, settings: Settings, clock: ServiceClock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: ServiceClock,
+        token: str | None,
+        accounts: Mapping[str, str] | None,
+        answers: Answers | None,
+        faults: FaultPlan,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.timetable: Timetable = Timetable(clock)
         #: The only token that is taken, or the account of each; without either any token is.
-        self.token: str | None = None
-        self.accounts: Mapping[str, str] | None = None
+        self.token = token
+        self.accounts = accounts
         #: The simulated customers of later sales; None: no customer answers by itself.
-        self.answers: Answers | None = None
+        self.answers = answers
+        #: The plan of faults; `done` counts those that happened.
+        self.faults = faults
         self.tally: Counter[str] = Counter()
         #: Every created sale by its transaction id, and every prepared payment by its payment id, oldest first.
         self.sales: dict[int, Sale] = {}

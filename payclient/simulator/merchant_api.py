@@ -15,7 +15,7 @@ from aiohttp import web
 
 from .books import Books
 from .clock import sleep
-from .faults import Fault, FaultPlan
+from .faults import Fault
 from .messages import FieldFault, Language, RefusalError, invalid, preferred_language
 from .notifications import Notifications
 from .routes import Route, json_reply
@@ -44,9 +44,8 @@ _HTTP_STATUSES: Final[Mapping[int | str, int]] = {"unauthorized": 401, "throttle
 class MerchantApi:
     """The routes that take a bearer token: every request is logged, and answered unless a fault applies to it."""
 
-    def __init__(self, books: Books, faults: FaultPlan, notifications: Notifications) -> None:
+    def __init__(self, books: Books, notifications: Notifications) -> None:
         self._books = books
-        self._faults = faults
         self._notifications = notifications
         self._queries: deque[float] = deque()  # when the last minute's were answered
         self._stopping = asyncio.Event()
@@ -76,7 +75,7 @@ class MerchantApi:
     ) -> web.StreamResponse:
         raw, kind = await request.read(), operation.partition("_by_")[0]
         client_id = match.get("client_transaction_id") or _client_id(request.content_type, raw)
-        fault = self._faults.next(kind, request.path if client_id is None else client_id, client_id)
+        fault = self._books.faults.next(kind, request.path if client_id is None else client_id, client_id)
         if fault is not None and fault.kind == "latency" and fault.when == "before":
             await sleep(self._books.clock, fault.seconds)
         answer, number = None, None

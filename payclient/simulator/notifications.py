@@ -8,7 +8,6 @@ import aiohttp
 import orjson
 
 from .books import Books, with_query
-from .faults import FaultPlan
 from .settings import ACCEPTED
 from .status import external_notification
 from .transactions import Sale, Transaction
@@ -32,9 +31,8 @@ class _Resolver(aiohttp.ThreadedResolver):
 class Notifications:
     """The sender of all messages, in the background while it is open; a failure is logged, never raised."""
 
-    def __init__(self, books: Books, faults: FaultPlan) -> None:
+    def __init__(self, books: Books) -> None:
         self._books = books
-        self._faults = faults
         self._tasks: dict[asyncio.Task[None], Transaction] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
@@ -86,7 +84,9 @@ class Notifications:
         self._start(sale, text, number, method, self.address(sale, url, number))
 
     def _notify(self, sale: Sale) -> None:
-        fault = self._faults.next("notification", sale.client_transaction_id, sale.client_transaction_id)
+        fault = self._books.faults.next(
+            "notification", sale.client_transaction_id, sale.client_transaction_id
+        )
         match fault and fault.kind:
             case "lost":
                 client_id = sale.client_transaction_id

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -116,28 +117,31 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     return settings.changed(given)
 
 
-def _announce(path: Path, url: str, token: str) -> None:
-    """Write a file for another program with the service's address and token, for its owner only."""
+@contextmanager
+def _announced(path: Path, url: str, token: str) -> Iterator[None]:
+    """Keep a file for another program with the service's address and token, for its owner only."""
     try:
         with atomic_write(path) as file:
             file.write(json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
     except OSError as error:
         raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token: str) -> int:
     stopped = asyncio.Event()
     try:
-        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)), ExitStack() as stack:
+        with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
             async with simulator:
                 terminal.tell(text("simulate.listening", url=simulator.url))
                 terminal.say(text("simulate.play", url=simulator.url))
                 if not is_loopback(host):
                     terminal.complain(text("simulate.exposed"))
-                if ready_file is not None:
-                    _announce(ready_file, simulator.url, token)
-                    stack.callback(ready_file.unlink, missing_ok=True)
-                await stopped.wait()
+                with nullcontext() if ready_file is None else _announced(ready_file, simulator.url, token):
+                    await stopped.wait()
     except OSError as error:
         raise ConfigurationError(f"--host, --port: cannot listen: {error.strerror}") from None
     terminal.say(text("simulate.end", **attrs.asdict(simulator.counts)))

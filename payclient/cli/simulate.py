@@ -107,7 +107,8 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     # The name means a whole service of the simulator's, which is more than a profile holds of one.
     settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
     # A ledger that outlives this run must meet none of its ids again.
-    given: dict[str, object] = {"first_id": time.time_ns() // 1000}
+    settings = attrs.evolve(settings, first_id=time.time_ns() // 1000)
+    given = dict[str, object]()
     for change in changes:
         name, value = pair_of("--set", change, "must be NAME=VALUE, such as stores=S1,S2")
         try:

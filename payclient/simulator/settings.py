@@ -147,7 +147,7 @@ class Settings:
         try:
             return _CONVERTER.structure({**asdict(self), **given}, Settings)
         except Exception as error:  # cattrs raises many
-            raise ValueError(f"{', '.join(changes)}: {error}") from None
+            raise ValueError(f"{', '.join(changes)}: {error.args[0]}") from None
 
     def __attrs_post_init__(self) -> None:
         for name in ("transaction_id", "client_transaction_id"):

@@ -51,13 +51,16 @@ class Receiver:
         identifier, receipt = "", None
         try:
             async with asyncio.timeout(TIMEOUT):
-                notification = _parse(query, await _read(body), content_type)
-                if notification is None or not self._is_ours(key, notification):
-                    return
+                content = await _read(body)
+                notification = parse_notification(query=query, body=content, content_type=content_type)
                 identifier = notification.client_transaction_id
+                if self._secret is not None and not is_notification_key(key, identifier, self._secret):
+                    return
                 receipt = await tracker.notify(notification)
                 if self._on_receipt is not None:
                     await self._call(self._on_receipt, notification, receipt)
+        except InvalidNotificationError:
+            return
         except Exception as error:  # the sale is queried all the same: a notification is a hint
             if receipt is None:
                 what = "a notification was not taken: %s"
@@ -79,32 +82,17 @@ class Receiver:
             what = "on_receipt raised %s at %s"
             log("error", "on_receipt_failed", identifier, what, type(error).__name__, place)
 
-    def _is_ours(self, key: str, notification: Notification) -> bool:
-        return self._secret is None or is_notification_key(
-            key, notification.client_transaction_id, self._secret
-        )
-
 
 def route_of(path: str, secret: str | bytes | None, key: str) -> str:
     """Return the path of a receiver: with a secret, one more segment, which `key` is in the framework's spelling."""
     return path if secret is None else f"{path.rstrip('/')}/{key}"
 
 
-def _parse(query: str, body: bytes | None, content_type: str) -> Notification | None:
-    """Return the notification, or None for anything else."""
-    if body is None:
-        return None
-    try:
-        return parse_notification(query=query, body=body, content_type=content_type)
-    except InvalidNotificationError:
-        return None
-
-
-async def _read(body: AsyncIterable[bytes]) -> bytes | None:
-    """Return the body, or None if it is longer than a notification; no more than that is ever held."""
+async def _read(body: AsyncIterable[bytes]) -> bytes:
+    """Return the body, or the begin of one that is too long for a notification; no more than that is ever held."""
     read = b""
     async for block in body:
         read += block
         if len(read) > MAX_SIZE:
-            return None
+            break
     return read

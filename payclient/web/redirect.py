@@ -64,7 +64,10 @@ def redirect_page(
     if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
         raise ConfigurationError("link: is no form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):
-        return _gone(language, again, assets)
+        gone = f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n'
+        if again is not None:
+            gone += f'<a class="go" href="{escape(check_address(again, "again"))}">{texts["again"]}</a>'
+        return make_page(language=language, title=texts["gone"], status=410, assets=assets, content=gone)
     url = escape(link.url)
     return make_page(
         language=language,
@@ -77,18 +80,4 @@ def redirect_page(
 <p class="soft">{texts["hint"]}</p>""",
         script="redirect.js",
         assets=assets,
-    )
-
-
-def _gone(language: Language, again: str | None, assets: str | None) -> Page:
-    texts = _TEXTS[language]
-    button = ""
-    if again is not None:
-        button = f'<a class="go" href="{escape(check_address(again, "again"))}">{texts["again"]}</a>'
-    return make_page(
-        language=language,
-        title=texts["gone"],
-        status=410,
-        assets=assets,
-        content=f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n{button}',
     )

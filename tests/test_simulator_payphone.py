@@ -715,15 +715,6 @@ async def test_a_body_called_text_json_is_read(client: Client) -> None:
     assert (await client.send("POST", "/api/Sale", data=body, headers=headers))[0] == 200
 
 
-async def test_what_has_no_path_is_answered_in_json_and_logged(client: Client) -> None:
-    """Unknown paths and methods too, so that a shop's mistake is seen."""
-    for method, path in (("GET", "/api/Nothing"), ("DELETE", "/api/Sale"), ("PUT", "/api/Sale/7")):
-        status, answer = await client.send(method, path)
-        assert status in (404, 405)
-        assert isinstance(answer["message"], str)
-        assert any(path in entry.text and entry.status == status for entry in client.service.log)
-
-
 @changed(confirm_window=6, states={"unconfirmed": "Pendiente", "reversed": "Aceptado"})
 async def test_what_is_unpublished_about_confirming_is_settings(client: Client, clock: ManualClock) -> None:
     """The window, the state before and the state after can each be another."""

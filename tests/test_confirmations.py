@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from payclient.lifecycle import Record
 from payclient.tracking.confirmations import MOST_IDS, Confirmation, ReturnedForm
 
@@ -87,14 +85,12 @@ async def test_who_waits_for_one_try_is_woken_once() -> None:
     """By the try of this id, by its end, or by the end of all."""
     form = returned()
     one, other = form.begin(1, 0.0), form.begin(2, 0.0)
-    loop = asyncio.get_running_loop()
-    first, second, third = (loop.create_future() for _ in range(3))
-    one.waiters.append(first)
-    other.waiters.append(second)
-    form.wake(one)
-    assert (first.done(), second.done()) == (True, False)
-    one.waiters.append(third)
+    first, second = one.tried, other.tried
+    assert form.next_request(0.0) is one
+    form.answered(0.0, settled=False, wait=0.0)
+    assert (first.is_set(), second.is_set()) == (True, False)
+    third = one.tried
     form.close()
-    assert second.done()
-    assert third.done()
-    assert one.waiters == []
+    assert second.is_set()
+    assert third.is_set()
+    assert not form.open()

@@ -259,16 +259,18 @@ class OpenAsks:
             self.drop(ask)
 
     async def write(self, record: Record, event: Event) -> Record:
-        """Write how an attempt ended; later where the ledger fails, and the record returned says no more than it."""
+        """Write an attempt's event; later where the ledger fails, and the record returned says no more than it."""
         try:
-            return await self.late.apply(record, event)
+            record = await self.late.apply(record, event)
         except TransitionError:
             return await self.late.decided_otherwise(record, event)
         except LedgerUnavailableError as error:
             late = self.late.keep(record, event, error)
-        if late is not None:
-            self.due.put(late, self.clock.monotonic() + late.delay())
-        return unwritten(record, event)
+            if late is not None:
+                self.due.put(late, self.clock.monotonic() + late.delay())
+            return unwritten(record, event)
+        self.note_written(record)
+        return record
 
     async def write_late(self, client_transaction_id: str) -> bool:
         """Write what the ledger could not take, and return whether anything is left."""

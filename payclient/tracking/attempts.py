@@ -32,7 +32,7 @@ from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleRes
 from payclient.tracking.links import KeptLinks
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
-from payclient.tracking.refusals import Refusals
+from payclient.tracking.queries import Refusals
 from payclient.validation import loggable_id
 from payclient.wire import BeforeSend, HttpRequest
 
@@ -180,7 +180,7 @@ class Attempts:
             return self._existing(attempt, known)
         sent = start(self._send(attempt))
         self._in_flight[identifier] = (attempt, sent)
-        sent.add_done_callback(lambda sent: self._sent(attempt, sent))
+        sent.add_done_callback(lambda _: self._in_flight.pop(identifier))
         return await self._outlive(attempt, sent)
 
     async def _outlive(self, attempt: Attempt, sent: asyncio.Future[Record]) -> Record:
@@ -196,13 +196,6 @@ class Attempts:
         raise TrackerClosedError(
             "the tracker was closed; nothing was sent", client_transaction_id=attempt.client_transaction_id
         )
-
-    def _sent(self, attempt: Attempt, sent: asyncio.Future[Record]) -> None:
-        # Also where the caller has gone: what may exist is followed.
-        del self._in_flight[attempt.client_transaction_id]
-        self._poller.asks.touch()
-        if not sent.cancelled() and sent.exception() is None:
-            self._poller.note_written(sent.result())
 
     async def _send(self, attempt: Attempt) -> Record:
         """Send once. Note code 2061 at the unknown sales of the same lane too."""

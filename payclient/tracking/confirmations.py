@@ -1,26 +1,42 @@
-"""What is asked about a form that came back, and which of it is next. Pure: no clock, no I/O, no logging.
+"""Forms that came back, or were found paid: the service reverses a payment that nobody confirms within a window.
 
-A paid form must be confirmed, or the service reverses it. Anybody can send a browser back with any id, so that
-several are confirmed in turn, one a second, the least tried first. Times are monotonic seconds.
+Anybody can send a browser back with any id, so that several ids of one form are confirmed in turn, one a second, the
+least tried first. From the end of the profile's window on the status query tells. Times are monotonic seconds.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import attrs
 
+from payclient.clock import within
+from payclient.errors import LedgerError, PayError, RateLimitedError, RefusedError, UnauthorizedError
+from payclient.events import Conflicted, Returned
 from payclient.lifecycle import Record, State
+from payclient.logs import Log
 from payclient.models import StatusReport
+from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.followup import Scheduled
+from payclient.tracking.evidence import find_mismatch, read_confirmation, read_form
+from payclient.tracking.followup import NEVER, Scheduled
+from payclient.tracking.outcomes import Outcome
+from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
+
+log: Log = Log("payclient.tracker")
 
 #: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.
 MOST_REFUSALS = 5
 
-#: Ids of one form that are confirmed in turn, one a second: one of them is its own, the others are forged.
+#: Ids of one form that are confirmed in turn: one of them is its own, the others are forged.
 MOST_IDS = 16
 
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
@@ -43,51 +59,33 @@ class Confirmation:
     due: float = 0.0
     tries: int = 0
     refusals: int = 0
-    #: The futures of those who wait for one more try.
-    waiters: list[Any] = attrs.field(factory=list)
-
-    def begin(self, now: float) -> None:
-        """Open the confirmation, with all its tries before it."""
-        self.open = True
-        self.begun = self.due = now
-        self.tries = self.refusals = 0
+    #: Set, and replaced, at the end of each try.
+    tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     def wake(self) -> None:
         """End the waits for one more try."""
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self.waiters.clear()
+        self.tried.set()
+        self.tried = asyncio.Event()
 
 
 class ReturnedForm(Scheduled):
-    """One form that came back, or was found paid. `window` is how long the service waits for the confirmation."""
+    """What is asked about one form. Pure. `window` is how long the service waits for the confirmation."""
 
-    __slots__ = (
-        "_least_gap", "_scale", "_window", "asked", "confirmations",
-        "found", "record", "report", "tried_at", "writing",
-    )  # fmt: skip
+    __slots__ = ("asked", "confirmations", "found", "record", "report", "tried_at", "window", "writing")
 
     def __init__(self, record: Record, window: float) -> None:
         super().__init__()
         self.record: Record = record
-        self._window = window
-        self._scale = window / NORMAL_WINDOW
-        self._least_gap = min(1.0, self._scale)
+        self.window: float = window
         self.confirmations: dict[int | None, Confirmation] = {}
         #: Ids whose return is being written, to be confirmed then.
         self.writing: set[int | None] = set()
         #: Transaction id -> when a status query first found it accepted.
         self.found: dict[int | None, float] = {}
-        self.tried_at: float = float("-inf")
+        self.tried_at: float = NEVER
         #: What is being asked right now.
         self.asked: Confirmation | None = None
         self.report: StatusReport | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the service's word is final: a cancelled form may yet be paid."""
-        return self.record.state in OVER
 
     @property
     def is_idle(self) -> bool:
@@ -108,24 +106,20 @@ class ReturnedForm(Scheduled):
         return transaction_id in self.confirmations or transaction_id in self.writing
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
-        """Open the confirmation of this id, unless it is open already."""
+        """Open the confirmation of this id with all its tries before it, unless it is open already."""
         found = self.confirmations.get(transaction_id)
-        if found is None:
-            if len(self.confirmations) >= 2 * MOST_IDS:
+        if found is None or not found.open:
+            if found is None and len(self.confirmations) >= 2 * MOST_IDS:
                 self.confirmations = {each.transaction_id: each for each in self.open()}
-            found = self.confirmations[transaction_id] = Confirmation(transaction_id)
-        if not found.open:
-            found.begin(now)
+            found = Confirmation(transaction_id, open=True, begun=now, due=now)
+            self.confirmations[transaction_id] = found
         return found
 
     def due(self, now: float) -> float | None:
         """Return when the next request is made; None: nothing is left to ask."""
-        next_one = self._next(now)
-        return None if next_one is None else max(next_one.due, self.tried_at + self._least_gap)
-
-    def forced_at(self, due: float) -> float:
-        """Return when a request that was due then is made though the rate does not allow it."""
-        return due + self._window * TURN
+        following = self._next(now)
+        least_gap = min(1.0, self.window / NORMAL_WINDOW)
+        return None if following is None else max(following.due, self.tried_at + least_gap)
 
     def next_request(self, now: float) -> Confirmation | None:
         """Return what is asked now, and note it."""
@@ -139,29 +133,20 @@ class ReturnedForm(Scheduled):
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one."""
         return min(self.open(), key=lambda each: (max(each.due, now), each.tries), default=None)
 
-    def wait_for(self, retry_after: float | None) -> float:
-        """Return the seconds to wait after a 429: never so long that the payment is reversed meanwhile."""
-        return min(5.0 if retry_after is None else retry_after, self._window / 10)
-
     def answered(self, now: float, *, settled: bool, wait: float) -> bool:
         """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
         asked, self.asked = self.asked, None
-        if self.is_over:
-            for each in self.open():
-                each.open = False
+        if self.record.state in OVER:
+            self.close()
         if asked is None or not asked.open:
             return False
-        if not settled and now - asked.begun <= self._window:
-            asked.due = now + max(BACK_OFF[min(asked.tries - 1, len(BACK_OFF) - 1)] * self._scale, wait)
-            return False
-        asked.open = False
-        return not settled and asked.transaction_id is not None
-
-    def wake(self, asked: Confirmation | None) -> None:
-        """End the waits for one more try of this id, and for what is not asked any more."""
-        for each in self.confirmations.values():
-            if each is asked or not each.open:
-                each.wake()
+        if settled or now - asked.begun > self.window:
+            asked.open = False
+        else:
+            scale = self.window / NORMAL_WINDOW
+            asked.due = now + max(BACK_OFF[min(asked.tries, len(BACK_OFF)) - 1] * scale, wait)
+        asked.wake()
+        return not settled and not asked.open and asked.transaction_id is not None
 
     def close(self) -> None:
         """Close every confirmation."""
@@ -174,4 +159,193 @@ class ReturnedForm(Scheduled):
 
         The time counts from that query: anybody can send a browser that names an id before it is paid.
         """
-        return now - self.found.setdefault(transaction_id, now) <= 2 * self._window
+        return now - self.found.setdefault(transaction_id, now) <= 2 * self.window
+
+
+class Confirmer:
+    """The forms of one tracker that came back, or were found paid. One request at a time is made for each."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._asks = poller.asks
+        self._clock = poller.clock
+        self._session = poller.session
+        profile = poller.session.profile
+        #: Whether the service wants confirmations at all.
+        self.confirms: bool = profile.confirm is not None
+        self._window = NORMAL_WINDOW if profile.confirm is None else profile.confirm.window
+        self._forms: dict[str, ReturnedForm] = {}
+
+    # --- What is to be confirmed
+
+    async def returned(self, record: Record, back: Return) -> Outcome:
+        """Record what a browser brought back, confirm it once, and say what is known then."""
+        if back.unusable:
+            what = "the form could not be used: is it opened from the registered domain?"
+            log("warning", "form_unusable", record.client_transaction_id, what)
+        transaction_id = back.transaction_id
+        if record.state in OVER or (transaction_id is None and record.state is State.CANCELLED):
+            return Outcome.of(record)
+        form = self._form(record)
+        if form.takes(transaction_id):
+            if not form.knows(transaction_id):
+                # Before anything is confirmed, so that it is confirmed again after a crash.
+                await self._write_return(form, transaction_id)
+                form = self._form(form.record)
+            confirmation = self._confirm(form, transaction_id)
+            if confirmation.open:
+                with suppress(TimeoutError):
+                    await within(self._clock, self._session.timeouts.total, confirmation.tried.wait())
+        return Outcome.of(form.record, report=form.report)
+
+    async def _write_return(self, form: ReturnedForm, transaction_id: int | None) -> None:
+        form.writing.add(transaction_id)
+        try:
+            event = Returned(at=self._clock.time(), transaction_id=transaction_id)
+            form.record = await self._asks.ledger.apply(form.record, event)
+        except LedgerError:
+            # Confirm even if the ledger is down: otherwise the service reverses the payment.
+            self._confirm(form, transaction_id)
+            raise
+        finally:
+            form.writing.discard(transaction_id)
+        self._asks.note_written(form.record)
+
+    def named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
+        """Confirm what was named to a form, without waiting; None: query whether it is paid."""
+        if self.confirms and record.kind == "form" and record.state not in OVER:
+            for transaction_id in transaction_ids:
+                form = self._form(record)
+                if form.takes(transaction_id):
+                    self._confirm(form, transaction_id)
+
+    async def recover(self, records: Sequence[Record]) -> None:
+        """Go on with every form of these that came back."""
+        for record in records if self.confirms else ():
+            if record.kind == "form" and record.notified_at is not None:
+                self.named(record, (await unconfirmed_ids(self._asks.ledger, record))[:MOST_IDS])
+
+    async def recover_abandoned(self, seconds: float) -> None:
+        """Go on with every form that was paid after its customer had given it up, so many seconds ago at most.
+
+        Its confirmation may have been carried out by a process that died before the answer came.
+        """
+        if self.confirms:
+            await self.recover(await abandoned_forms(self._asks.ledger, self._clock.time() - seconds))
+
+    def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
+        """Return the report of a form; as pending, and confirm it, while the payment that it shows is unconfirmed."""
+        if report.state != "Aceptado" or not self.confirms or record.state in OVER:
+            return report
+        if find_mismatch(record, report):
+            return report  # what is not ours to confirm decides nothing
+        form = self._form(record)
+        if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
+            self._forget(form)
+            return report  # it would have been reversed by now, and was not
+        if report.transaction_id is not None:
+            self._confirm(form, report.transaction_id)
+        return attrs.evolve(report, state="Pendiente")
+
+    def _form(self, record: Record) -> ReturnedForm:
+        """Return what is asked about a form, with its newest record."""
+        form = self._forms.setdefault(record.client_transaction_id, ReturnedForm(record, self._window))
+        if (record.attempt, record.version) > (form.record.attempt, form.record.version):
+            form.record = record
+        return form
+
+    def _confirm(self, form: ReturnedForm, transaction_id: int | None) -> Confirmation:
+        """Confirm this transaction, now or as soon as it is its turn. None: query whether it is paid."""
+        confirmation = form.begin(transaction_id, self._clock.monotonic())
+        if self._asks.closed:
+            confirmation.open = False  # it stands in the ledger
+        else:
+            self._poller.plan_form(form)
+        return confirmation
+
+    def _forget(self, form: ReturnedForm) -> None:
+        """Drop a form that has nothing left to confirm: the ledger has its outcome."""
+        if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:
+            del self._forms[form.record.client_transaction_id]
+
+    def ends(self) -> list[float]:
+        """Return when the service reverses each form that is being confirmed, in UTC seconds; early where unsure."""
+        now, at = self._clock.monotonic(), self._clock.time()
+        found = []
+        for form in self._forms.values():
+            begun = [at - (now - each.begun) for each in form.open() if each.transaction_id is not None]
+            if begun:
+                # A restart begins anew, but not for the service.
+                noted = form.record.notified_at
+                found.append(min(begun if noted is None else [*begun, noted]) + self._window)
+        return found
+
+    def close(self) -> None:
+        """Stop. The ledger has what is open; the next start confirms it."""
+        for form in self._forms.values():
+            form.close()
+
+    # --- The requests
+
+    async def request(self, form: ReturnedForm, now: float) -> None:
+        """Make the next request about a form, take the answer, and plan the one after it."""
+        identifier, settled, wait = form.record.client_transaction_id, False, 0.0
+        asked, say = form.next_request(now), self._poller.queries.say
+        try:
+            with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
+                form.record = await self._asks.ledger.get(identifier) or form.record
+            settled = asked is None or form.record.state in OVER or await self._ask(form, asked)
+        except RateLimitedError as limited:
+            # Never so long that the payment is reversed meanwhile.
+            wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
+        except UnauthorizedError:
+            what = "confirmations are refused (401): is the token still good?"
+            say("confirmations_unauthorized", identifier, what)
+        except RefusedError as refused:
+            settled = asked is None or await self._refused(form, asked, refused)
+        except PayError as error:
+            say("confirmation_unanswered", identifier, f"a confirmation failed: {type(error).__name__}")
+        except Exception as error:  # a fault of ours must not lose the form
+            log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
+        finally:
+            form.task = None
+        if form.answered(self._clock.monotonic(), settled=settled, wait=wait):
+            log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
+        self._poller.plan_form(form)
+        self._forget(form)
+
+    async def _ask(self, form: ReturnedForm, asked: Confirmation) -> bool:
+        """Confirm, or query a form whose browser came back cancelled. Return whether the answer settles it."""
+        record, transaction_id = form.record, asked.transaction_id
+        identifier, queries = record.client_transaction_id, self._poller.queries
+        if transaction_id is not None:
+            confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
+            reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
+        elif not self._poller.policy.follows_forms:
+            return True
+        else:
+            report = await self._session.status(client_transaction_id=identifier, repeat=False)
+            if (report is None or report.state == "Cancelado") and not queries.can_see(record):
+                return True
+            if report is not None and self.pending_until_confirmed(record, report) is not report:
+                return True
+            reading = read_form(record, report, self._clock.time())
+        form.report = reading.report or form.report
+        if reading.conflict is not None:
+            what = f"a confirmation is not ours: {reading.conflict}"
+            log("error", "confirmation_conflicted", identifier, "%s", what)
+        form.record = await queries.write(record, reading)
+        # Where the state forbids the event now, or the ledger fails, the id is confirmed again later.
+        return form.record.state.decided or any(isinstance(each, Conflicted) for each in reading.events)
+
+    async def _refused(self, form: ReturnedForm, asked: Confirmation, refused: RefusedError) -> bool:
+        """Return whether the id is left alone: the service answered "no such transaction" often enough."""
+        asked.refusals += refused.error_code in self._session.profile.not_found_codes
+        identifier = form.record.client_transaction_id
+        if asked.refusals < MOST_REFUSALS:
+            what = f"a confirmation was refused: {refused.error_code}"
+            self._poller.queries.say("confirmation_refused", identifier, what)
+            return False
+        what = f"confirming transaction {asked.transaction_id}: no such transaction"
+        form.record = await self._asks.write(form.record, Conflicted(at=self._clock.time(), what=what))
+        return True

@@ -22,8 +22,7 @@ from payclient.models import StatusReport
 from payclient.schedule import NORMAL_WINDOW, Attentive, Fixed, Schedule, Steps
 from payclient.session import PaySession
 from payclient.tracking.asks import OpenAsks
-from payclient.tracking.confirmations import ReturnedForm
-from payclient.tracking.confirmer import Confirmer
+from payclient.tracking.confirmations import TURN, Confirmer, ReturnedForm
 from payclient.tracking.followup import (
     NOTIFIED_DELAYS,
     Followed,
@@ -89,7 +88,7 @@ class Poller:
             self.asks.leases = Leases(self, ledger)
             if profile.queries_per_minute:
                 self.rate = SharedRateLimit(profile.queries_per_minute, ledger, clock, self.asks.late)
-        self.queries: StatusQueries = StatusQueries(session, self.asks, self.rate, status)
+        self.queries: StatusQueries = StatusQueries(self, status)
         self.confirmer: Confirmer = Confirmer(self)
         self._lines = RequestLines(profile.sale_window)
         self._to_expire: deque[Followed] = deque()
@@ -232,7 +231,7 @@ class Poller:
                 self._request(item, now)  # it waited long enough for its turn by the rate
             elif item.due(now) is not None:
                 self._lines.put(item, NOTIFIED)
-                self.asks.due.put(item, item.forced_at(now))
+                self.asks.due.put(item, now + item.window * TURN)
         elif isinstance(item, LateWrite):
             self._run(item, self._write_again(item), self._works)
 
@@ -378,28 +377,13 @@ class Poller:
                 await self.asks.reread(ask)
 
     async def _query_once(self, ask: Followed, now: float) -> StatusReport | None:
-        """Query once, write the answer, and return the report if it is ours."""
+        """Query once and write the answer. Returns the report if it is ours."""
         # It counts when made, not when due.
         ask.queried_at = now
         if not ask.record.state.decided and self.policy.is_final(ask, now):
             ask.final_queries += 1
         ask.slim()
-        query = self.policy.next_query(ask, now)
-        answered, report = await self.queries.ask(ask, query)
-        if not answered:
-            return None
-        if report is not None and ask.record.kind == "form":
-            report = self.confirmer.pending_until_confirmed(ask.record, report)
-        reading = self.queries.read(ask, query, report)
-        if reading.looks_at_all:
-            if not await self.wait_for_turn(self.policy.total_timeout):
-                return None
-            whole = await self.queries.read_all(ask, query)
-            if whole is None:
-                return None
-            reading = whole
-        await self.queries.write(ask, reading)
-        return reading.report
+        return await self.queries.query(ask, self.policy.next_query(ask, now))
 
     def _ended(self, ask: Followed) -> None:
         ask.task = None

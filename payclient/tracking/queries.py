@@ -1,24 +1,42 @@
-"""One status query: made, its answer read and written. A failure is nobody's wait's failure: it is queried again."""
+"""Status queries: made, their answers read and written; and what one query proves of an attempt that was refused.
+
+A query that fails is nobody's wait's failure: the ask is queried again.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import attrs
 
 from payclient.auth import SIGNED_WITH
 from payclient.clock import within
-from payclient.errors import RateLimitedError, UnauthorizedError
-from payclient.lifecycle import Record
+from payclient.errors import (
+    CustomerBusyError,
+    NotSentError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
+from payclient.events import Evidence, Lost
+from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
-from payclient.session import PaySession
-from payclient.tracking.asks import OpenAsks
-from payclient.tracking.evidence import UNDER_ANOTHER, AnswerReader, Credentials, Reading
+from payclient.tracking.evidence import (
+    UNDER_ANOTHER,
+    AnswerReader,
+    Credentials,
+    Reading,
+    find_mismatch,
+    verdict,
+)
 from payclient.tracking.followup import Followed, StatusSource, TransactionRef
-from payclient.tracking.rate_limit import RateLimit
 from payclient.tracking.recovery import is_noted
 from payclient.validation import is_personal
+
+if TYPE_CHECKING:
+    from payclient.tracking.poller import Poller
 
 __all__: list[str] = []
 
@@ -34,21 +52,14 @@ WEIGHT, FAILING = 1 / 16, 0.05
 class StatusQueries:
     """Queries through one session, or a user's own `source`."""
 
-    def __init__(
-        self, session: PaySession, asks: OpenAsks, rate: RateLimit, source: StatusSource | None
-    ) -> None:
-        self._session = session
+    def __init__(self, poller: Poller, source: StatusSource | None) -> None:
+        self._poller = poller
+        self._asks = poller.asks
+        self._clock = poller.clock
+        self._policy = poller.policy
         self.source: StatusSource | None = source
-        self._asks = asks
-        self._clock = asks.clock
-        self._policy = asks.policy
-        self._rate = rate
-        status = session.profile.status
-        #: Whether the session can query by our own id, and by the service's.
-        self.by_client_id: bool = status is not None and status.by_client_transaction_id is not None
-        self.by_id: bool = status is not None and status.by_transaction_id is not None
-        self.credentials: Credentials = Credentials(asks.ledger.digest_key)
-        self._reader = AnswerReader(self._policy, self.credentials if source is None else None)
+        self.credentials: Credentials = Credentials(poller.asks.ledger.digest_key)
+        self._reader = AnswerReader(poller.policy, self.credentials if source is None else None)
         #: Of late, the share of queries that brought no answer.
         self._failed = 0.0
         #: When the first 401 came after the last answer; infinity: none did.
@@ -60,63 +71,56 @@ class StatusQueries:
         """Whether the service leaves queries unanswered."""
         return self._failed > FAILING
 
-    def read(self, ask: Followed, query: TransactionRef, report: StatusReport | None) -> Reading:
-        """Read an answer that came just now."""
+    async def query(self, ask: Followed, query: TransactionRef) -> StatusReport | None:
+        """Query an ask once, write what the answer means, and return the report if it is ours."""
+        answered, report = await self._ask(ask, query)
+        if not answered:
+            return None
         if report is None:
-            return self._reader.not_found(ask, query, *self._moment())
-        return self._reader.report(ask, query, report, *self._moment())
+            reading = self._reader.not_found(ask, query, *self._moment())
+        else:
+            if ask.record.kind == "form":
+                report = self._poller.confirmer.pending_until_confirmed(ask.record, report)
+            reading = self._reader.report(ask, query, report, *self._moment())
+        if reading.looks_at_all:
+            # Of several transactions of one client transaction id another may be paid, or open.
+            answered = await self._poller.wait_for_turn(self._policy.total_timeout)
+            if answered:
+                by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
+                answered, report = await self._ask(ask, by_client_id)
+            if not answered:
+                return None
+            reading = self._reader.all_transactions(ask, query, report, *self._moment())
+        await self._write(ask, reading)
+        return reading.report
 
     def _moment(self) -> tuple[float, float, bytes]:
         """Return monotonic and UTC time, and the digest of the token that the last request was signed with."""
         return self._clock.monotonic(), self._clock.time(), SIGNED_WITH.get()
 
-    async def read_all(self, ask: Followed, query: TransactionRef) -> Reading | None:
-        """Query all transactions of this client transaction id before one of them decides; None without an answer."""
-        answered, report = await self.ask(ask, attrs.evolve(query, transaction_id=None, candidate_id=None))
-        if not answered:
-            return None
-        return self._reader.all_transactions(ask, query, report, *self._moment())
-
-    async def write(self, ask: Followed, reading: Reading) -> None:
-        """Log and write what an answer means."""
-        identifier, decided = ask.record.client_transaction_id, ask.record.state.decided
-        # What is known of a decided ask is made anew for each query: its history tells what was said before.
-        if not decided or not await is_noted(self._asks.ledger, ask.record, reading.events):
-            for alarm in reading.alarms:
-                log("critical", "outcome_alarm", identifier, "%s", alarm)
-            for event in reading.events:
-                await self._asks.apply(ask, event)
-            if reading.conflict is not None:
-                what = "a status report is not ours: %s"
-                log("error", "status_conflicted", identifier, what, reading.conflict)
-        if reading.warning is not None:
-            self.say("status_strange", identifier, reading.warning)
-
-    async def ask(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
-        """Query once, and return whether an answer came, and the report."""
-        made_at = self._clock.monotonic()
+    async def _ask(self, ask: Followed, query: TransactionRef) -> tuple[bool, StatusReport | None]:
+        """Make one request, and return whether an answer came, and the report."""
+        made_at, rate = self._clock.monotonic(), self._poller.rate
         try:
             report = await self.status(query)
         except RateLimitedError as limited:
             if ask.final_queries:
                 ask.final_queries -= 1  # it was not made, as far as a wait is concerned
-            self._rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
+            rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
         except UnauthorizedError:
             # The first 401 may only mean that a fresh token is due: the next query is signed with that one.
             if made_at > self._refused_at:
-                self._rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
-                self.say(
-                    "queries_unauthorized", "", "status queries are refused (401): is the token still good?"
-                )
-            elif self._refused_at == math.inf:
-                self._refused_at = self._clock.monotonic()
+                rate.pause(self._clock.monotonic(), UNAUTHORIZED_PAUSE * self._policy.scale)
+                what = "status queries are refused (401): is the token still good?"
+                self.say("queries_unauthorized", "", what)
+            self._refused_at = min(self._refused_at, self._clock.monotonic())
         except Exception as error:  # of a user's own source anything
             self._policy.findings(ask, self._clock.monotonic()).failures += 1
             name = type(error).__name__
             self.say("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
-            self._rate.answered(made_at)
+            rate.answered(made_at)
             self._refused_at = math.inf
             if ask.findings is not None:
                 ask.findings.failures = 0
@@ -131,17 +135,39 @@ class StatusQueries:
         if self.source is not None:
             report = await within(self._clock, self._policy.total_timeout, self.source(query))
             return None if report is None else _storable(report)
-        transaction_id = query.transaction_id or query.candidate_id
-        if self.by_client_id and (transaction_id is None or not self.by_id):
-            return await self._session.status(client_transaction_id=query.client_transaction_id, repeat=False)
-        return await self._session.status(transaction_id=transaction_id, repeat=False)
+        session, transaction_id = self._poller.session, query.transaction_id or query.candidate_id
+        if self._policy.follows_forms and (transaction_id is None or not self._policy.by_transaction_id):
+            return await session.status(client_transaction_id=query.client_transaction_id, repeat=False)
+        return await session.status(transaction_id=transaction_id, repeat=False)
+
+    async def _write(self, ask: Followed, reading: Reading) -> None:
+        """Log and write what an answer means for an ask that is followed."""
+        record = ask.record
+        # What is known of a decided ask is made anew for each query: its history tells what was said before.
+        if not record.state.decided or not await is_noted(self._asks.ledger, record, reading.events):
+            _alarm(record, reading)
+            for event in reading.events:
+                await self._asks.apply(ask, event)
+            if reading.conflict is not None:
+                what = "a status report is not ours: %s"
+                log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
+        if reading.warning is not None:
+            self.say("status_strange", record.client_transaction_id, reading.warning)
+
+    async def write(self, record: Record, reading: Reading) -> Record:
+        """Log and write what an answer means for an attempt, and return it as it is then."""
+        if await is_noted(self._asks.ledger, record, reading.events):
+            return record
+        _alarm(record, reading)
+        for event in reading.events:
+            record = await self._asks.write(record, event)
+        return record
 
     def can_see(self, record: Record) -> bool:
         """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
         if self.credentials.can_see(record, SIGNED_WITH.get()):
             return True
-        identifier = record.client_transaction_id
-        self.say("credentials_changed", identifier, UNDER_ANOTHER)
+        self.say("credentials_changed", record.client_transaction_id, UNDER_ANOTHER)
         return False
 
     def say(self, event: str, client_transaction_id: str, message: str) -> None:
@@ -149,6 +175,11 @@ class StatusQueries:
         if message not in self._said:
             self._said.add(message)
             log("warning", event, client_transaction_id, "%s", message)
+
+
+def _alarm(record: Record, reading: Reading) -> None:
+    for alarm in reading.alarms:
+        log("critical", "outcome_alarm", record.client_transaction_id, "%s", alarm)
 
 
 def _storable(report: StatusReport) -> StatusReport:
@@ -160,3 +191,126 @@ def _storable(report: StatusReport) -> StatusReport:
     }
     reason = report.reason if type(report.reason) is str else None
     return attrs.evolve(report, receipt=receipt, reason=reason)
+
+
+class Refusals:
+    """Finds what exists though it was refused: proxies repeat a POST, and we may see the answer to the second."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._queries = poller.queries
+        self._duplicates = poller.session.profile.duplicate_codes
+
+    async def _wait_for_turn(self) -> None:
+        if not await self._poller.wait_for_turn(self._poller.policy.total_timeout):
+            raise NotSentError("a query could not be made in time by the rate")
+
+    async def find_refused(self, before: Record) -> Record | None:
+        """Query a refused attempt that may exist, before another one is sent; None where nothing exists.
+
+        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
+        Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
+        and `NotSentError` if nobody can tell.
+        """
+        identifier = before.client_transaction_id
+        existed = before.evidence is Evidence.ANSWER and (
+            before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates
+        )
+        if not (existed or before.notified_at is not None):
+            return None
+        try:
+            report = await self._find(before)
+        except Exception as failed:  # of a user's own source anything
+            words = f"an earlier attempt may exist, and cannot be queried ({type(failed).__name__})"
+            raise NotSentError(words, client_transaction_id=identifier) from None
+        if report is None:
+            return None
+        if self._queries.source is None and not self._queries.can_see(before):
+            raise NotSentError(
+                "an earlier attempt may exist: its id was found under other credentials than those that sent it",
+                client_transaction_id=identifier,
+            )
+        before = await self._write_found(before, report)
+        if report.state in ("Pendiente", None):
+            raise CustomerBusyError(
+                "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
+            )
+        return before if before.state is State.ACCEPTED else None
+
+    async def _find(self, before: Record) -> StatusReport | None:
+        """Query by each transaction id that was named, and by client transaction id; the report that decides most.
+
+        None: nothing of this attempt is found, or a cancelled transaction alone.
+        """
+        named: list[int | None] = [each for each in reversed(before.candidate_ids) if each != DROPPED]
+        policy, own_source = self._poller.policy, self._queries.source is not None
+        if own_source:  # it goes by whichever id it likes
+            turns = named[:1] or [None]
+        else:
+            turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.follows_forms else ())]
+        for candidate_id in turns:
+            await self._wait_for_turn()
+            query = TransactionRef(
+                client_transaction_id=before.client_transaction_id,
+                transaction_id=None,
+                candidate_id=candidate_id,
+            )
+            report = await self._queries.status(query)
+            bound = None if own_source else candidate_id
+            if report is None or find_mismatch(
+                before, report, by_candidate=bound is not None, candidate_id=bound
+            ):
+                continue
+            if bound is None:
+                return report
+            if report.state != "Cancelado":
+                return attrs.evolve(report, transaction_id=bound)
+        return None
+
+    def is_duplicate(self, refused: RefusedError) -> bool:
+        """Return whether the service refused an id because it has it already."""
+        codes = {refused.error_code, *(detail.error_code for detail in refused.errors)}
+        return bool(codes & self._duplicates)
+
+    def says_exists(self, refused: RefusedError) -> bool:
+        """Return whether a refusal says that something exists: 2061, or a duplicate."""
+        return isinstance(refused, CustomerBusyError) or self.is_duplicate(refused)
+
+    async def find_existing(
+        self, record: Record, refused: RefusedError, before: Record | None, lost: Lost
+    ) -> Record | None:
+        """Return the record of an attempt that may exist though it was refused; None: nothing to pay exists.
+
+        The first of two POSTs creates, the second one is answered by 2061 or "duplicate". One query by client
+        transaction id tells the two apart. `lost` makes the attempt unknown.
+        """
+        if not self.says_exists(refused):
+            return None
+        duplicate, write = self.is_duplicate(refused), self._poller.asks.write
+        identifier = record.client_transaction_id
+        if not self._poller.policy.follows_forms:
+            return await write(record, lost) if duplicate else None
+        try:
+            await self._wait_for_turn()
+            report = await self._poller.session.status(client_transaction_id=identifier, repeat=False)
+        except Exception as failed:  # whatever it is, it tells nothing
+            what = "refused as existing, and the query failed: %s"
+            log("warning", "existing_not_found", identifier, what, type(failed).__name__)
+            return await write(record, lost)
+        if not self._queries.can_see(record):
+            return await write(record, lost)  # the token was renewed meanwhile
+        if report is None:
+            # An earlier attempt that was thought absent may be there after all.
+            doubted = before is not None and before.evidence in (Evidence.ABSENT, Evidence.OPERATOR)
+            return await write(record, lost) if duplicate and doubted else None
+        log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
+        record = await write(record, lost)
+        if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
+            record = await self._write_found(record, report)
+        return record
+
+    async def _write_found(self, record: Record, report: StatusReport) -> Record:
+        """Write what a query found of an attempt."""
+        at, window = self._poller.clock.time(), self._poller.policy.sale_window
+        reading = verdict(record, report, report.transaction_id, at, window)
+        return await self._queries.write(record, reading)

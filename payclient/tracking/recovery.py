@@ -12,7 +12,6 @@ from payclient.events import Abandoned, Conflicted, Event, Notified, Recovered, 
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
-from payclient.tracking.confirmations import MOST_IDS
 
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
@@ -34,9 +33,9 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
             poller.follow(record)
-    await _confirm_returned(poller, [record for record in records if record.kind == "form"])
+    await poller.confirmer.recover(records)
     # Who gave a form up may still load and pay it until its links are dead.
-    await confirm_abandoned(poller, poller.policy.links_life)
+    await poller.confirmer.recover_abandoned(poller.policy.links_life)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))
 
@@ -49,27 +48,6 @@ async def _recover(poller: Poller, record: Record) -> Record:
         return await poller.asks.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
     except TransitionError:
         return await poller.asks.ledger.get(record.client_transaction_id) or record
-
-
-async def _confirm_returned(poller: Poller, records: Sequence[Record]) -> None:
-    """Go on with every form of these that came back."""
-    confirmer = poller.confirmer
-    if not confirmer.confirms:
-        return
-    for record in records:
-        if record.notified_at is not None:
-            for transaction_id in (await unconfirmed_ids(poller.asks.ledger, record))[:MOST_IDS]:
-                confirmer.confirm(confirmer.form(record), transaction_id)
-
-
-async def confirm_abandoned(poller: Poller, seconds: float) -> None:
-    """Go on with every form that was paid after its customer had given it up, so many seconds ago at most.
-
-    Its confirmation may have been carried out by a process that died before the answer came.
-    """
-    if poller.confirmer.confirms:
-        since = poller.clock.time() - seconds
-        await _confirm_returned(poller, await abandoned_forms(poller.asks.ledger, since))
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:

@@ -14,7 +14,7 @@ from payclient.errors import (
     TransitionError,
     UsageError,
 )
-from payclient.events import Event, ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
+from payclient.events import ReversalNotSent, ReversalPermitted, ReversalRefused, Reversed, Withdrawn
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.tracking.outcomes import Outcome
@@ -48,12 +48,12 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
         return await _check(poller, record)
     if await _has_another(poller, record):
         return await _check(poller, record)
-    return await _write(poller, record, Withdrawn(at=poller.clock.time()))
+    return Outcome.of(await poller.write(record, Withdrawn(at=poller.clock.time())))
 
 
 async def _has_another(poller: Poller, record: Record) -> bool:
     """Return whether another transaction of this sale may be open or paid: what stands in front may repeat a POST."""
-    if not poller.queries.by_client_id:
+    if not poller.policy.follows_forms:
         return False
     if not await poller.wait_for_turn(poller.policy.total_timeout):
         return True
@@ -80,13 +80,6 @@ async def _check(poller: Poller, record: Record) -> Outcome:
         await sleep(poller.clock, seconds * poller.policy.scale)
         outcome = await poller.check(record)
     return outcome
-
-
-async def _write(poller: Poller, record: Record, event: Event) -> Outcome:
-    """Write how it ended; later where the ledger fails."""
-    record = await poller.write(record, event)
-    poller.note_written(record)
-    return Outcome.of(record)
 
 
 class Reversals:
@@ -139,12 +132,11 @@ class Reversals:
                 transaction_id=transaction_id, client_transaction_id=client_transaction_id
             )
         except NotSentError:
-            await _write(poller, record, ReversalNotSent(at=self._clock.time()))
+            await poller.write(record, ReversalNotSent(at=self._clock.time()))
             raise
         except RefusedError as refused:
             refusal = ReversalRefused(at=self._clock.time(), error_code=refused.error_code)
             record = await poller.write(record, refusal)
-            poller.note_written(record)
             # What stands between may repeat the request: the first gave it back, the second was refused.
             outcome = await poller.check(record)
             if outcome.state is not State.REVERSED:
@@ -157,7 +149,7 @@ class Reversals:
                 return Outcome.of(record)
             log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
             raise
-        return await _write(poller, record, Reversed(at=self._clock.time()))
+        return Outcome.of(await poller.write(record, Reversed(at=self._clock.time())))
 
     async def aclose(self, seconds: float) -> None:
         """Let what is on its way end; what has no answer after so many seconds stays REVERSING until a query tells."""

@@ -28,7 +28,7 @@ from payclient.tracking.links import KeptLinks
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, held_until
-from payclient.tracking.recovery import LOOK_BACK, confirm_abandoned, take_over
+from payclient.tracking.recovery import LOOK_BACK, take_over
 from payclient.tracking.reversals import Reversals, withdraw
 from payclient.validation import check_type
 
@@ -107,7 +107,7 @@ class Tracker:
             await self._poller.asks.leases.begin()
         else:
             await take_over(self._poller, [record async for record in self._ledger.unfinished()])
-        await confirm_abandoned(self._poller, LOOK_BACK)
+        await self._poller.confirmer.recover_abandoned(LOOK_BACK)
         return self
 
     async def __aexit__(self, *raised: object) -> None:
@@ -172,7 +172,7 @@ class Tracker:
         record = await self._ledger.get(back.client_transaction_id)
         if record is None or record.kind != "form":
             raise InvalidNotificationError("this ledger has no such form")
-        return await self._arrivals.returned(record, back)
+        return await self._poller.confirmer.returned(record, back)
 
     async def cancel(self, pending: PendingSale) -> Outcome:
         """Withdraw a push request that nobody answers, and say what is true then: the customer may have been quicker.

@@ -29,8 +29,8 @@ from payclient.tracking.followup import Findings, Followed, Policy, TransactionR
 from payclient.tracking.forms import Forms
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
+from payclient.tracking.queries import Refusals
 from payclient.tracking.rate_limit import RateLimit
-from payclient.tracking.refusals import Refusals
 from worlds import store
 
 __all__ = ["VARIANTS", "broken"]

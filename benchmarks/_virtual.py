@@ -93,7 +93,7 @@ class Crowd:
         await self.ledger.permit(record)
         event = Created(at=wall, transaction_id=number, expires_at=wall + WINDOW)
         record = await self.ledger.apply(record, event)
-        self.poller.follow(record)
+        self.poller.asks.follow(record)
         if after < WINDOW and self.random.random() < self.notified(number):
             hint = Notification(transaction_id=number, client_transaction_id=record.client_transaction_id)
             late = now + after + 0.2

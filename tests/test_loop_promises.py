@@ -284,7 +284,7 @@ async def test_a_new_attempt_that_is_looked_up_ends_the_wait_for_the_old_one(ser
         await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
         assert (await second.sale(sale())).attempt == 2
         assert not waiting.done()
-        assert (await first.bulk.find(["order-17"]))["order-17"].attempt == 2
+        assert (await first.attempts.find(["order-17"]))["order-17"].attempt == 2
         assert (await in_turns(waiting)).paid is not True
 
 

@@ -97,9 +97,11 @@ async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeSer
     """By which a batch that is run again tells a changed row from the row that was charged."""
     async with tracking(service) as tracker:
         pending = await tracker.sale(push("first"), purchase="order-17")
-        same = [tracker.bulk.is_same(push("first"), key, pending) for key in (None, "order-17", "order-18")]
+        same = [
+            tracker.attempts.is_same(push("first"), key, pending) for key in (None, "order-17", "order-18")
+        ]
         assert same == [True, True, False]
-        assert not tracker.bulk.is_same(push("first", 1151), "order-17", pending)
+        assert not tracker.attempts.is_same(push("first", 1151), "order-17", pending)
 
 
 async def test_a_purchase_that_is_open_costs_no_connection(service: FakeService) -> None:

@@ -250,7 +250,7 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
     """One open sale for each customer at each store: by phone and country, or by nick name."""
     async with tracking(service) as tracker:
         lanes = {
-            tracker.bulk.lane(request)
+            tracker.attempts.lane(request)
             for request in (
                 sale("a"), sale("b", store_id="S2"), sale("c", store_id=None), sale("d", country_code="57"),
                 sale("e", phone="0984111223"), sale("f", by_nick_name=True, nick_name="ana"),
@@ -258,10 +258,12 @@ async def test_a_customer_at_two_stores_has_two_lanes(service: FakeService) -> N
             )
         }  # fmt: skip
         assert len(lanes) == 7
-        assert tracker.bulk.lane(sale("h", tax=1)) == tracker.bulk.lane(sale("a"))
+        assert tracker.attempts.lane(sale("h", tax=1)) == tracker.attempts.lane(sale("a"))
         nick = sale("i", by_nick_name=True, nick_name="ana", phone="0984111229")
         assert nick.nick_name == "ana"
-        assert tracker.bulk.lane(nick) == tracker.bulk.lane(sale("f", by_nick_name=True, nick_name="ana"))
+        assert tracker.attempts.lane(nick) == tracker.attempts.lane(
+            sale("f", by_nick_name=True, nick_name="ana")
+        )
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,7 @@ PROFILE = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
 
 #: What of the async classes is not here: `aclose` is `close`, and the rest is for batches and the command line.
 NOT_HERE = {
-    "Tracker": {
-        "aclose", "bulk", "drop_lanes", "find_many", "is_same", "lane", "renews_token", "shares", "take_lane",
-        "total_timeout",
-    },
+    "Tracker": {"aclose", "attempts"},
     "PendingSale": {"digest", "refusal"},
     "Charges": set[str](),
 }  # fmt: skip

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Collection, Iterable
 
 from payclient.batch.charges import Charges
-from payclient.batch.lanes import ChargeRow
-from payclient.batch.results import ChargeResult
+from payclient.batch.lanes import ChargeResult, ChargeRow
 from payclient.models import SaleRequest
 from payclient.tracking.tracker import Tracker
 

@@ -9,20 +9,10 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from payclient.batch.lanes import (
-    UNKNOWN_GRACE,
-    ChargeRow,
-    Lane,
-    LaneHold,
-    LaneRow,
-    Turns,
-    rows_of,
-    wait_for,
-)
-from payclient.batch.results import ChargeResult
+from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
 from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
 from payclient.clock import Timer, start
-from payclient.errors import LedgerError, NotSentError
+from payclient.errors import LedgerError, NotSentError, StillPendingError
 from payclient.lifecycle import State
 from payclient.logs import Log
 from payclient.models import SaleRequest
@@ -39,6 +29,9 @@ WINDOW = 1000
 
 #: Seconds until the ledger is read again for a row that another process is sending right now.
 SENDING_DELAY = 1.0
+
+#: Seconds beyond the sale window from which a customer with an unknown sale is free.
+UNKNOWN_GRACE = 60.0
 
 #: Seconds for which a row as it was read from the ledger counts as current.
 KNOWN_FOR = 5.0
@@ -66,21 +59,24 @@ class Charges(AsyncIterator[ChargeResult]):
             raise ValueError("wait must be a number of seconds, 0 or more")
         if not set(retry) <= {"refused"}:
             raise ValueError("retry must be empty or {'refused'}")
-        self._bulk = tracker.bulk
+        self._attempts = tracker.attempts
         self._clock = tracker.clock
         self._requests = requests
         #: Whether other processes may work on the same batch.
-        self._shares = tracker.bulk.are_shared
+        self._shares = tracker.attempts.are_shared
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._scale = tracker.profile.sale_window / NORMAL_WINDOW
         self._rate = send_rate(sends_per_second(tracker.profile, rate, wait))
         self._retries = RetryPolicy(
-            self._clock, self._rate, scale=self._scale, renews_token=tracker.bulk.renews_token, stop=self.stop
+            self._clock,
+            self._rate,
+            scale=self._scale,
+            renews_token=tracker.attempts.session.renews_token,
+            stop=self.stop,
         )
-        # `expires_at` of an unknown sale counts the request's total time-out already.
-        late = max(UNKNOWN_GRACE * self._scale - tracker.bulk.total_timeout, 0.0)
-        self._hold = LaneHold(self._clock, wait=wait, late=late)
+        #: Seconds for which the lane of an unknown sale is held beyond its expiry, which counts the total time-out.
+        self._late = max(UNKNOWN_GRACE * self._scale - tracker.attempts.session.timeouts.total, 0.0)
         self._wait = wait
         self._retry_refused = "refused" in retry
         window = max(WINDOW, 2 * max_pending)
@@ -170,7 +166,7 @@ class Charges(AsyncIterator[ChargeResult]):
 
     async def _feed(self) -> None:
         try:
-            async with aclosing(rows_of(self._bulk, self._requests)) as rows:
+            async with aclosing(rows_of(self._attempts, self._requests)) as rows:
                 async for row in rows:
                     await self._room.acquire()
                     self._open_rows += 1
@@ -186,7 +182,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._start(self._results.put(None))
 
     def _add_row(self, row: LaneRow) -> None:
-        key = self._bulk.lane(row.request)
+        key = self._attempts.lane(row.request)
         lane = self._lanes.setdefault(key, Lane(key))
         lane.rows.append(row)
         if not lane.waits:
@@ -267,7 +263,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Read what other processes did with a row since it was read; return False if the ledger cannot be read."""
         identifier = row.request.client_transaction_id
         try:
-            row.known = (await self._bulk.find([identifier])).get(identifier)
+            row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
             what = "what other processes did cannot be read now: %s"
             log("warning", "batch_ledger_unavailable", "", what, type(error).__name__)
@@ -281,11 +277,8 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send the first row of a lane and hold the lane until its customer is free again."""
         try:
             sent = await self._send(lane.rows[0])
-            if (
-                self._shares
-                and isinstance(sent, PendingSale)
-                and sent.state in (State.SENDING, State.REFUSED)
-            ):
+            raced = isinstance(sent, PendingSale) and sent.state in (State.SENDING, State.REFUSED)
+            if self._shares and raced:
                 # Another process was quicker: its attempt decides what becomes of the row.
                 await self._read_again(lane.rows[0])
                 sent = SENDING_DELAY * self._scale
@@ -293,20 +286,23 @@ class Charges(AsyncIterator[ChargeResult]):
             self._in_flight -= 1
         if not isinstance(sent, PendingSale):
             self._prompts -= 1
-            if isinstance(sent, float):
-                self._queue_later(sent, lane)
-                self._start_ready()
-                return
-            lane.rows.pop(0)
+        if isinstance(sent, float):
+            self._queue_later(sent, lane)
             self._start_ready()
-            await self._emit(sent)
-            self._free(lane)
             return
         lane.rows.pop(0)
         self._start_ready()
+        if isinstance(sent, ChargeResult):
+            await self._emit(sent)
+        else:
+            await self._hold(sent)
+        self._free(lane)
+
+    async def _hold(self, sent: PendingSale) -> None:
+        """Hold a lane until the customer of its sale can be charged again."""
         self.pending += 1
         try:
-            over = self._wait == 0 or self._left or await self._hold.until_over(sent)
+            over = self._wait == 0 or self._left or await self._until_over(sent)
         finally:
             self.pending -= 1
             self._prompts -= 1
@@ -315,7 +311,6 @@ class Charges(AsyncIterator[ChargeResult]):
         else:
             # Expired by our clock: the customer is free, and the last queries are still to come.
             self._start(self._finish(sent))
-        self._free(lane)
 
     async def _send(self, row: LaneRow) -> PendingSale | ChargeResult | float:
         """Return the sale, the result of a row without a sale to wait for, or the seconds until the next try."""
@@ -334,7 +329,7 @@ class Charges(AsyncIterator[ChargeResult]):
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
             # After a first try the row has an attempt in the ledger, which `known` does not have.
-            pending = await self._bulk.send(
+            pending = await self._attempts.charge(
                 row.request, row.purchase, is_new=known is None and row.tries == 0
             )
         except Exception as error:
@@ -348,9 +343,24 @@ class Charges(AsyncIterator[ChargeResult]):
             self._retries.sent(pending, token, made_at)
         return pending
 
+    async def _until_over(self, pending: PendingSale) -> bool:
+        """Wait until the customer can be charged again; return True if the sale is waited for no longer."""
+        while pending.expires_at is not None:
+            late = self._late if pending.state is State.UNKNOWN else 0.0
+            left = pending.expires_at + late - self._clock.time()
+            if left <= 0:
+                break
+            try:
+                await _wait_for(pending, left if self._wait is None else min(left, self._wait))
+            except StillPendingError:
+                if self._wait is None or self._wait > left:
+                    continue
+            return True
+        return False
+
     async def _finish(self, pending: PendingSale) -> None:
         """Wait for the last queries of a sale and put its result."""
-        await wait_for(pending)
+        await _wait_for(pending)
         await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
 
     async def _emit(self, result: ChargeResult) -> None:
@@ -359,3 +369,12 @@ class Charges(AsyncIterator[ChargeResult]):
         self._room.release()
         self._open_rows -= 1
         self._end_if_done()
+
+
+async def _wait_for(pending: PendingSale, seconds: float | None = None) -> None:
+    """Wait for a sale; an error of the ledger is logged and ends the wait. Raises `StillPendingError`."""
+    try:
+        await pending.wait(timeout=seconds)
+    except LedgerError as error:
+        identifier = pending.client_transaction_id
+        log("error", "wait_failed", identifier, "cannot be waited for: %s", type(error).__name__)

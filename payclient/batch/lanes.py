@@ -1,4 +1,4 @@
-"""Lanes: the rows of one customer at one store, who has one open sale at a time; and whose turn it is."""
+"""The rows of a batch, in lanes: those of one customer at one store, who has one open sale at a time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 
 import attrs
 
-from payclient.batch.results import passes
-from payclient.clock import Clock
-from payclient.errors import LedgerError, StillPendingError
+from payclient.errors import (
+    AlreadyPaidError,
+    CustomerBusyError,
+    RateLimitedError,
+    RefusedError,
+    UnauthorizedError,
+)
+from payclient.events import Evidence
 from payclient.lifecycle import State
-from payclient.logs import Log
 from payclient.models import SaleRequest
-from payclient.tracking.bulk import Bulk
-from payclient.tracking.outcomes import PendingSale
+from payclient.tracking.attempts import Attempts
+from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.purchases import check_purchase
 from payclient.validation import check_type
 
-__all__ = ["ChargeRow"]
+__all__ = ["ChargeResult", "ChargeRow"]
 
-log: Log = Log("payclient.batch")
-
-#: Seconds beyond the sale window from which a customer with an unknown sale is free.
-UNKNOWN_GRACE = 60.0
+#: Errors about the moment and not about the row: another run tries the row again.
+PASSING = frozenset({UnauthorizedError.__name__, RateLimitedError.__name__, CustomerBusyError.__name__})
 
 #: Requests that are looked up in the ledger at once.
 CHUNK = 200
@@ -46,6 +48,33 @@ class ChargeRow:
         check_type("request", self.request, SaleRequest)
         if self.purchase is not None:
             check_purchase(self.purchase)
+
+
+@attrs.frozen(kw_only=True)
+class ChargeResult:
+    """What became of one request: an outcome, or the error that says why nothing was created.
+
+    - `request_key`: The request's client transaction id.
+    - `outcome`: What is known of the sale; None where nothing was created.
+    - `error`: Why nothing was created; None where there is an outcome.
+    """
+
+    request_key: str
+    outcome: Outcome | None = None
+    error: Exception | None = None
+
+    @property
+    def paid(self) -> bool | None:
+        """True, False, or None: nobody knows. False of a row whose purchase is paid by another charge."""
+        if self.outcome is not None:
+            return self.outcome.paid
+        # After an error of another kind an earlier attempt of the id may exist.
+        return False if isinstance(self.error, RefusedError | AlreadyPaidError) else None
+
+
+def passes(evidence: Evidence, error_type: str | None) -> bool:
+    """Return whether a refusal was about the moment and not about the row, so that another run tries the row again."""
+    return error_type in PASSING or evidence in (Evidence.NOT_SENT, Evidence.ABSENT)
 
 
 class LaneRow:
@@ -88,26 +117,26 @@ class Lane:
 
 
 async def rows_of(
-    bulk: Bulk, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
+    attempts: Attempts, requests: Iterable[SaleRequest | ChargeRow] | AsyncIterable[SaleRequest | ChargeRow]
 ) -> AsyncGenerator[LaneRow, None]:
     """Yield every row in the order of the requests. A request that had to be awaited is looked up alone."""
     if isinstance(requests, AsyncIterable):
         async for request in requests:
-            for row in await _look_up(bulk, [request]):
+            for row in await _look_up(attempts, [request]):
                 yield row
         return
     iterator = iter(requests)
     while chunk := list(itertools.islice(iterator, CHUNK)):
-        for row in await _look_up(bulk, chunk):
+        for row in await _look_up(attempts, chunk):
             yield row
         await asyncio.sleep(0)
 
 
-async def _look_up(bulk: Bulk, requests: list[SaleRequest | ChargeRow]) -> list[LaneRow]:
+async def _look_up(attempts: Attempts, requests: list[SaleRequest | ChargeRow]) -> list[LaneRow]:
     rows = [
         (each.request, each.purchase) if isinstance(each, ChargeRow) else (each, None) for each in requests
     ]
-    known = await bulk.find([request.client_transaction_id for request, _ in rows])
+    known = await attempts.find([request.client_transaction_id for request, _ in rows])
     return [
         LaneRow(request, purchase, known.get(request.client_transaction_id)) for request, purchase in rows
     ]
@@ -134,55 +163,12 @@ class Turns:
         lane.turn = self._number
         heapq.heappush(self._heap, (-len(lane.rows), self._number, lane))
 
-    def take(self) -> Lane:
-        """Remove the first of a non-empty queue and return it."""
-        lane = self.first()
-        heapq.heappop(self._heap)
-        lane.turn = 0
-        return lane
-
     def first(self) -> Lane:
-        """Return the first of a non-empty queue."""
-        if not self:
-            raise IndexError("no lane waits")
+        """Return the first; there must be one, as the truth of this tells."""
         return self._heap[0][2]
 
-
-class LaneHold:
-    """Holds a lane while its customer is busy with a sale of ours.
-
-    - `wait`: Seconds for which each sale is waited for; None: to its end.
-    - `late`: Seconds for which the lane of an unknown sale is held beyond its expiry.
-    """
-
-    def __init__(self, clock: Clock, *, wait: float | None, late: float) -> None:
-        self._clock = clock
-        self._wait = wait
-        self._late = late
-
-    async def until_over(self, pending: PendingSale) -> bool:
-        """Wait until the customer can be charged again; return True if the sale is waited for no longer."""
-        while (left := self._left(pending)) > 0:
-            try:
-                await wait_for(pending, left if self._wait is None else min(left, self._wait))
-            except StillPendingError:
-                if self._wait is None or self._wait > left:
-                    continue
-            return True
-        return False
-
-    def _left(self, pending: PendingSale) -> float:
-        """Return the seconds until the customer can no longer approve; an unknown sale has `late` more."""
-        if pending.expires_at is None:
-            return 0.0
-        late = self._late if pending.state is State.UNKNOWN else 0.0
-        return pending.expires_at + late - self._clock.time()
-
-
-async def wait_for(pending: PendingSale, seconds: float | None = None) -> None:
-    """Wait for a sale; an error of the ledger is logged and ends the wait. Raises `StillPendingError`."""
-    try:
-        await pending.wait(timeout=seconds)
-    except LedgerError as error:
-        identifier = pending.client_transaction_id
-        log("error", "wait_failed", identifier, "cannot be waited for: %s", type(error).__name__)
+    def take(self) -> Lane:
+        """Remove the first and return it."""
+        lane = heapq.heappop(self._heap)[2]
+        lane.turn = 0
+        return lane

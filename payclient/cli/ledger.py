@@ -27,7 +27,7 @@ from payclient.events import Evidence
 from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open_ledger
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
-from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
+from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
 __all__: list[str] = []
 

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from payclient.batch.results import passes
+from payclient.batch.lanes import passes
 from payclient.cli import terminal
 from payclient.cli.report import LABELS, OTHER_CONTENT
 from payclient.cli.run import CHUNK

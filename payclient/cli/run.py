@@ -131,7 +131,7 @@ class Run:
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
         limits = self._limits
-        requests = by_customer(self._requests, scattered=tracker.bulk.are_shared)
+        requests = by_customer(self._requests, scattered=tracker.attempts.are_shared)
         try:
             async with charge_all(
                 tracker,
@@ -164,7 +164,7 @@ class Run:
         """Yield the line that each row has, and the one that it has by the ledger now."""
         for begin in range(0, len(self._requests), CHUNK):
             chunk = self._requests[begin : begin + CHUNK]
-            known = await tracker.bulk.find([request.client_transaction_id for request in chunk])
+            known = await tracker.attempts.find([request.client_transaction_id for request in chunk])
             for request in chunk:
                 key = request.client_transaction_id
                 yield self.lines.get(key), self._ledgers_line(tracker, request, known.get(key))
@@ -172,7 +172,7 @@ class Run:
     def _ledgers_line(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> Line:
         if pending is None:
             return self._line(request, None)
-        if tracker.bulk.is_same(request, self._purchase(request), pending):
+        if tracker.attempts.is_same(request, self._purchase(request), pending):
             return self._line(request, pending.outcome)
         if pending.state is State.REFUSED:
             return self._line(request, None)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 
 import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
-from payclient.clock import drain, start
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -29,7 +29,9 @@ from payclient.ledger import PurchaseHeldError
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
+from payclient.session import PaySession
 from payclient.tracking.links import KeptLinks
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.queries import Refusals
@@ -120,14 +122,14 @@ class Attempts:
 
     def __init__(self, poller: Poller, links: KeptLinks) -> None:
         self._poller = poller
+        self._asks = poller.asks
         self._links = links
-        self._session = poller.session
+        self.session: PaySession = poller.session
         self._ledger = poller.asks.ledger
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
-        self._refusals = Refusals(poller)
+        self.refusals: Refusals = Refusals(poller)
         self._in_flight: dict[str, tuple[Attempt, asyncio.Future[Record]]] = {}
-        self._closed = False
         #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
         self._answered: dict[int | str, str] = {}
 
@@ -144,7 +146,7 @@ class Attempts:
         """Encode a sale, checked by the profile."""
         if purchase is not None:
             check_purchase(purchase)
-        http = self._session.encode_sale(request)
+        http = self.session.encode_sale(request)
         digest = content_digest(http.body, self._ledger.digest_key)
         identifier, lane = request.client_transaction_id, self.lane(request)
         return Attempt(
@@ -155,7 +157,7 @@ class Attempts:
         """Encode a form, checked by the profile."""
         if purchase is not None:
             check_purchase(purchase)
-        http = self._session.encode_prepare(request)
+        http = self.session.encode_prepare(request)
         digest, identifier = content_digest(http.body, self._ledger.digest_key), request.client_transaction_id
         return Attempt("form", identifier, http, digest, request.amount, request.currency, purchase=purchase)
 
@@ -165,20 +167,49 @@ class Attempts:
 
     # --- Sending
 
+    async def charge(
+        self,
+        request: SaleRequest,
+        purchase: str | None = None,
+        *,
+        beside_open_form: bool = False,
+        is_new: bool = False,
+    ) -> PendingSale:
+        """Do what `Tracker.sale` does. `is_new`: the ledger had no such id just now."""
+        attempt = self.for_sale(request, purchase, beside_open_form=beside_open_form, is_new=is_new)
+        return self._poller.handle(await self.send(attempt))
+
+    async def find(self, client_transaction_ids: Sequence[str]) -> dict[str, PendingSale]:
+        """Return the sales of those ids that the ledger has."""
+        records = await self._ledger.get_many(client_transaction_ids)
+        return {identifier: self._poller.handle(record) for identifier, record in records.items()}
+
+    def is_same(self, request: SaleRequest, purchase: str | None, pending: PendingSale) -> bool:
+        """Return whether a sale was made for this purchase with this content, by the digest that the ledger keeps."""
+        same = pending.digest == self.for_sale(request).digest
+        return same and purchase in (None, pending.outcome.purchase)
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether other processes may have this ledger open."""
+        return self._asks.leases is not None
+
     async def send(self, attempt: Attempt) -> Record:
         """Send the attempt unless one exists, and return its record. **Raises only if nothing was created.**
 
         What may exist is followed from now on. A caller who is cancelled detaches: the send is a task of its own.
         """
         identifier = attempt.client_transaction_id
+        self._asks.check_open(identifier)
         if (running := self._in_flight.get(identifier)) is not None:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
             return await self._outlive(*running)
-        known = self._poller.asks.get(identifier)
+        known = self._asks.get(identifier)
         # Without its digest, which is forgotten in the long run, the ledger is read.
         if known is not None and known.state is not State.SENDING and known.digest:
-            return self._existing(attempt, known)
-        sent = start(self._send(attempt))
+            attempt.check_same(known.digest, known.purchase)
+            return known
+        sent = self._poller.start_send(self._send(attempt))
         self._in_flight[identifier] = (attempt, sent)
         sent.add_done_callback(lambda _: self._in_flight.pop(identifier))
         return await self._outlive(attempt, sent)
@@ -189,7 +220,7 @@ class Attempts:
             return await asyncio.shield(sent)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if not (self._closed and sent.cancelled()) or caller is None or caller.cancelling():
+            if self._asks.is_open or not sent.cancelled() or caller is None or caller.cancelling():
                 raise
         if attempt.granted and attempt.record is not None:
             return attempt.record
@@ -202,64 +233,52 @@ class Attempts:
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:
-            await self._poller.asks.suspect(attempt.lane)
+            await self._asks.suspect(attempt.lane)
             raise
-
-    async def _send_once(self, attempt: Attempt) -> Record:
-        """Look the id up, ask for the permit, POST, and write how it ended."""
-        known = None if attempt.is_new else await self._ledger.get(attempt.client_transaction_id)
-        if known is not None and (existing := await self._find_existing(attempt, known)) is not None:
-            return existing
-        number = 1 if known is None else known.attempt + 1
-        purchase = attempt.purchase or (attempt.client_transaction_id if known is None else known.purchase)
-        if purchase != attempt.client_transaction_id:
-            await self._check_purchase(attempt, number, purchase)
-
-        async def permit() -> None:
-            await self._permit(attempt, number, purchase)
-
-        try:
-            event = await self._post(attempt, permit)
-        except PermitDeniedError:
-            return await self._permitted_elsewhere(attempt)
         except asyncio.CancelledError:
             # Only a tracker that closes cancels the send of a sale.
             if (record := attempt.record) is not None:
                 event = self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
-                attempt.record = await asyncio.shield(self._poller.write(record, event))
+                attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
-        except Exception as error:
-            if attempt.record is None:
-                raise  # no byte has left
-            return await self._failed(attempt, attempt.record, error, known)
-        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-        return await self._poller.write(attempt.record, event)
 
-    async def _find_existing(self, attempt: Attempt, known: Record) -> Record | None:
-        """Return the attempt that exists already, if its content is this one's; None: the known one created nothing."""
-        found: Record | None = known
-        if known.state is State.REFUSED:
-            found = await self._refusals.find_refused(known) if attempt.kind == "sale" else None
-        return None if found is None else self._existing(attempt, found)
-
-    async def _permitted_elsewhere(self, attempt: Attempt) -> Record:
-        """Return the attempt that was permitted in the place of this one."""
+    async def _send_once(self, attempt: Attempt) -> Record:
+        """Look the id up, ask for the permit, POST, and write how it ended."""
         identifier = attempt.client_transaction_id
-        known = await self._ledger.get(identifier)
-        if known is None:
+        known = found = None if attempt.is_new else await self._ledger.get(identifier)
+        if known is not None and known.state is State.REFUSED:
+            found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
+        if found is None:
+            number = 1 if known is None else known.attempt + 1
+            purchase = attempt.purchase or (identifier if known is None else known.purchase)
+            if purchase != identifier:
+                await self._check_purchase(attempt, number, purchase)
+            try:
+                event = await self._post(attempt, partial(self._permit, attempt, number, purchase))
+            except PermitDeniedError:
+                found = await self._ledger.get(identifier)
+            except Exception as error:
+                if attempt.record is None:
+                    raise  # no byte has left
+                return await self._failed(attempt, attempt.record, error, known)
+            else:
+                assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+                return await self._asks.write(attempt.record, event)
+        if found is None:
             words = "the ledger refused the permit and holds no attempt"
-            raise LedgerUnavailableError(words, client_transaction_id=identifier) from None
-        return self._existing(attempt, known)
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
+        attempt.check_same(found.digest, found.purchase)
+        return found
 
     async def _post(self, attempt: Attempt, permit: BeforeSend) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""
         check = partial(self._check_new, attempt.client_transaction_id)
         if attempt.kind == "sale":
-            sale = await self._session.send_sale(attempt.http, permit, check=check)
+            sale = await self.session.send_sale(attempt.http, permit, check=check)
             now = self._clock.time()
             end = now + self._poller.policy.sale_window
             return Created(at=now, transaction_id=sale.transaction_id, expires_at=end)
-        attempt.result = await self._session.send_prepare(attempt.http, permit, check=check)
+        attempt.result = await self.session.send_prepare(attempt.http, permit, check=check)
         now = self._clock.time()
         assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
         # Not when the answer came: a process that stood still would hand out what others take for dead.
@@ -299,14 +318,14 @@ class Attempts:
         record = attempt.record = self._record(attempt, number, purchase)
         denied: Exception = PermitDeniedError()
         try:
-            granted = await self._poller.asks.late.permit(record)
+            granted = await self._asks.late.permit(record)
         except PurchaseHeldError as held:
             granted, denied = False, refusal_of(self._poller, held.holder)
         if not granted:
             attempt.record = None
             raise denied
-        if self._poller.asks.leases is not None:
-            self._poller.asks.leases.permitted(attempt.client_transaction_id)
+        if self._asks.leases is not None:
+            self._asks.leases.permitted(attempt.client_transaction_id)
         # A process stopped here and woken too late must not send: others count on the total time-out.
         waited = max(self._clock.time() - wall, self._clock.monotonic() - steady)
         if waited > self._total:
@@ -316,11 +335,6 @@ class Attempts:
             )
         attempt.granted = True
 
-    def _existing(self, attempt: Attempt, known: Record) -> Record:
-        """Return the known record. Raises `DifferentRequestError` where its content is not this attempt's."""
-        attempt.check_same(known.digest, known.purchase)
-        return known
-
     async def _failed(
         self, attempt: Attempt, record: Record, error: Exception, before: Record | None
     ) -> Record:
@@ -328,7 +342,7 @@ class Attempts:
         event: Event
         match error:
             case RefusedError():
-                existing = await self._refusals.find_existing(record, error, before, self._lost(record))
+                existing = await self.refusals.find_existing(record, error, before, self._lost(record))
                 if existing is not None:
                     if attempt.kind == "form":
                         raise error  # it exists, but its links are not known
@@ -352,21 +366,17 @@ class Attempts:
                 event = NotSent(at=self._clock.time())  # the ledger failed in the permit: no byte has left
         # A form whose links nobody has charges nobody: its caller may prepare another.
         if isinstance(event, Lost) and attempt.kind == "sale":
-            record = await self._poller.write(record, event)
+            record = await self._asks.write(record, event)
             if isinstance(error, ReplayedError):
                 identifier = record.client_transaction_id
                 log("error", "answer_conflicted", identifier, "%s", error)
-                record = await self._poller.write(record, Conflicted(at=self._clock.time(), what=str(error)))
+                record = await self._asks.write(record, Conflicted(at=self._clock.time(), what=str(error)))
             return record
-        record = await self._poller.write(record, event)
-        if isinstance(error, RefusedError) and attempt.kind == "sale" and self._refusals.says_exists(error):
+        record = await self._asks.write(record, event)
+        if isinstance(error, RefusedError) and attempt.kind == "sale" and self.refusals.says_exists(error):
             # An index that lags has caught up by then.
             self._poller.recheck(record, after=self._poller.policy.absent_after)
         raise error
-
-    def is_duplicate(self, refused: RefusedError) -> bool:
-        """Return whether the service refused an id because it has it already."""
-        return self._refusals.is_duplicate(refused)
 
     def _check_new(self, identifier: str, result: SaleResult | PrepareResult) -> None:
         """Raise for a copy of the answer to another request: something in front of the service repeats answers."""
@@ -386,8 +396,3 @@ class Attempts:
         window = policy.sale_window if record.kind == "sale" else policy.form_window
         end = record.created_at + self._total + window
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)
-
-    async def aclose(self, seconds: float) -> None:
-        """Let the sends in flight end; what has no answer after so many seconds is unknown."""
-        self._closed = True
-        await drain((sent for _, sent in self._in_flight.values()), seconds)

@@ -135,7 +135,6 @@ class Forms:
 
     async def prepare(self, request: PrepareRequest, purchase: str | None = None) -> PaymentForm:
         """Prepare a form under a client transaction id of its own."""
-        self._poller.asks.check_open(request.client_transaction_id)
         attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
         assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
@@ -229,7 +228,7 @@ class Forms:
 
     async def _is_prepared(self, refused: RefusedError) -> bool:
         """Return whether the id was prepared before: twice on its way, or under a ledger that is gone."""
-        if not self._attempts.is_duplicate(refused) or refused.client_transaction_id is None:
+        if not self._attempts.refusals.is_duplicate(refused) or refused.client_transaction_id is None:
             return False
         known = await self._ledger.get(refused.client_transaction_id)
         return known is not None and known.state is not State.UNKNOWN

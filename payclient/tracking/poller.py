@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from payclient.clock import Clock, Timer, cancel_all, end, start, within
+from payclient.clock import Clock, Timer, cancel_all, drain, end, start, within
 from payclient.errors import ConfigurationError, LedgerError
-from payclient.events import Event, Exhausted, Expired
+from payclient.events import Exhausted, Expired
 from payclient.ledger import Ledger, Shared
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
@@ -40,6 +40,8 @@ from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLi
 __all__: list[str] = []
 
 log: Log = Log("payclient.tracker")
+
+_T = TypeVar("_T")
 
 #: Asks looked at, and new ones planned, in one turn of the loop.
 PER_TURN = 250
@@ -80,9 +82,6 @@ class Poller:
         )
         self.asks: OpenAsks = OpenAsks(ledger, clock, self.policy)
         self.asks.due.alarm = self._arm
-        self.follow: Callable[[Record], Followed | None] = self.asks.follow
-        self.note_written: Callable[[Record], None] = self.asks.note_written
-        self.write: Callable[[Record, Event], Awaitable[Record]] = self.asks.write
         self.rate: RateLimit = RateLimit(profile.queries_per_minute)
         if isinstance(ledger, Shared):
             self.asks.leases = Leases(self, ledger)
@@ -99,6 +98,8 @@ class Poller:
         self._requests: set[asyncio.Task[Any]] = set()
         self._expiries: set[asyncio.Task[Any]] = set()
         self._works: set[asyncio.Task[Any]] = set()
+        #: Sends, which are not cancelled with their callers.
+        self._sends: set[asyncio.Task[Any]] = set()
         #: Who waits for the query of an ask to be made, and for a request of their own.
         self._starting: dict[Followed, list[asyncio.Future[None]]] = {}
         self._turns: deque[asyncio.Future[None]] = deque()
@@ -121,7 +122,7 @@ class Poller:
             if self.asks.leases is not None:
                 self.asks.leases.claim_soon()  # the process that follows it learns of it too, if there is one
             return
-        ask = self.follow(record)
+        ask = self.asks.follow(record)
         if ask is None or ask.record.state.decided:
             return
         if not self.policy.can_query:
@@ -403,11 +404,11 @@ class Poller:
         """Return the handle of an attempt, which is followed from now on."""
         # A sale that is being sent here is followed by its sender.
         sending = record.state is State.SENDING and not self.asks.is_elsewhere(record)
-        return PendingSale(self, record, None if sending else self.follow(record))
+        return PendingSale(self, record, None if sending else self.asks.follow(record))
 
     async def wait(self, record: Record, timeout: float | None) -> Outcome:
         """Wait until the ask is decided or no further query is planned; see `PendingSale.wait`."""
-        ask = self.follow(record)
+        ask = self.asks.follow(record)
         if ask is None:
             return await self.asks.settled(record)
         await self.asks.refresh(ask)
@@ -415,7 +416,7 @@ class Poller:
 
     async def check(self, record: Record) -> Outcome:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
-        ask = self.follow(record)
+        ask = self.asks.follow(record)
         if ask is None and record.state is State.ACCEPTED and not self.asks.closed:
             ask = self.asks.add(record)  # somebody may have given it back
         if ask is None or ask.record.state.decided is not record.state.decided:
@@ -454,8 +455,16 @@ class Poller:
             return False
         return True
 
-    async def aclose(self) -> None:
-        """Stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
+    def start_send(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+        """Start a send in a task of its own: a caller who is cancelled detaches, and closing waits for it."""
+        task = start(work)
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+        return task
+
+    async def aclose(self, drain_seconds: float = 0.0) -> None:
+        """Let sends end, then stop: waits end by `TrackerClosedError`; the ledger knows what is open."""
+        await drain(self._sends, drain_seconds)
         await self.asks.late.aclose()
         self.asks.closed = True
         if self._timer is not None:

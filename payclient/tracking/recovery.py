@@ -32,7 +32,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
     recovered = await asyncio.gather(*(_recover(poller, record) for record in stale))
     for record in [*(record for record in records if record.state is not State.SENDING), *recovered]:
         if poller.policy.follows(record):
-            poller.follow(record)
+            poller.asks.follow(record)
     await poller.confirmer.recover(records)
     # Who gave a form up may still load and pay it until its links are dead.
     await poller.confirmer.recover_abandoned(poller.policy.links_life)

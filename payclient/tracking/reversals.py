@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from payclient.clock import drain, sleep, start
+from payclient.clock import sleep
 from payclient.errors import (
     NotCancellableError,
     NotSentError,
@@ -48,7 +48,7 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
         return await _check(poller, record)
     if await _has_another(poller, record):
         return await _check(poller, record)
-    return Outcome.of(await poller.write(record, Withdrawn(at=poller.clock.time())))
+    return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
 
 
 async def _has_another(poller: Poller, record: Record) -> bool:
@@ -82,75 +82,59 @@ async def _check(poller: Poller, record: Record) -> Outcome:
     return outcome
 
 
-class Reversals:
-    """Reverses through one ledger. A request is never sent twice by itself."""
+async def reverse(poller: Poller, record: Record) -> Outcome:
+    """Give a payment back, by a request that is never sent twice; see `Tracker.reverse`."""
+    if record.state in (State.REVERSING, State.REVERSED):
+        return Outcome.of(record)
+    identifier = record.client_transaction_id
+    if record.state is not State.ACCEPTED:
+        raise UsageError(
+            f"only what is paid is given back; this is {record.state}, and nothing was sent",
+            client_transaction_id=identifier,
+        )
+    profile = poller.session.profile
+    by_id = profile.reverse is not None and profile.reverse.by_transaction_id is not None
+    transaction_id = record.transaction_id if by_id else None
+    ids = (transaction_id, identifier if transaction_id is None else None)
+    undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
+    return await asyncio.shield(poller.start_send(_reverse(poller, record, *ids)))
 
-    def __init__(self, poller: Poller) -> None:
-        self._poller = poller
-        self._clock = poller.clock
-        self._total = poller.session.timeouts.total
-        self._tasks: set[asyncio.Task[Outcome]] = set()
 
-    async def reverse(self, record: Record) -> Outcome:
-        """Give a payment back; see `Tracker.reverse`. A caller who is cancelled detaches, and the request goes on."""
-        if record.state in (State.REVERSING, State.REVERSED):
+async def _reverse(
+    poller: Poller, record: Record, transaction_id: int | None, client_transaction_id: str | None
+) -> Outcome:
+    clock, asks, identifier = poller.clock, poller.asks, record.client_transaction_id
+    total, wall, steady = poller.policy.total_timeout, clock.time(), clock.monotonic()
+    # Counted twice: a request that is late on its way is executed by then.
+    permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * total)
+    try:
+        record = await asks.ledger.apply(record, permitted)
+    except TransitionError:  # another call, or another process, reverses it
+        return Outcome.of(await asks.ledger.get(identifier) or record)
+    if asks.leases is not None:
+        asks.leases.permitted(identifier)
+    asks.touch()
+    try:
+        if max(clock.time() - wall, clock.monotonic() - steady) > total:
+            raise NotSentError("stopped between the permit and the send")
+        await poller.session.reverse(
+            transaction_id=transaction_id, client_transaction_id=client_transaction_id
+        )
+    except NotSentError:
+        await asks.write(record, ReversalNotSent(at=clock.time()))
+        raise
+    except RefusedError as refused:
+        refusal = ReversalRefused(at=clock.time(), error_code=refused.error_code)
+        # What stands between may repeat the request: the first gave it back, the second was refused.
+        outcome = await poller.check(await asks.write(record, refusal))
+        if outcome.state is not State.REVERSED:
+            raise
+        return outcome
+    except BaseException as error:
+        asks.follow(record)  # a query tells
+        # Only a tracker that closes cancels it.
+        if isinstance(error, OutcomeUnknownError | asyncio.CancelledError):
             return Outcome.of(record)
-        identifier = record.client_transaction_id
-        if record.state is not State.ACCEPTED:
-            raise UsageError(
-                f"only what is paid is given back; this is {record.state}, and nothing was sent",
-                client_transaction_id=identifier,
-            )
-        profile = self._poller.session.profile
-        by_id = profile.reverse is not None and profile.reverse.by_transaction_id is not None
-        transaction_id = record.transaction_id if by_id else None
-        ids = (transaction_id, identifier if transaction_id is None else None)
-        undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
-        task = start(self._reverse(record, *ids))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
-    async def _reverse(
-        self, record: Record, transaction_id: int | None, client_transaction_id: str | None
-    ) -> Outcome:
-        poller, identifier = self._poller, record.client_transaction_id
-        asks, wall, steady = poller.asks, self._clock.time(), self._clock.monotonic()
-        # Counted twice: a request that is late on its way is executed by then.
-        permitted = ReversalPermitted(at=wall, expires_at=wall + 2 * self._total)
-        try:
-            record = await asks.ledger.apply(record, permitted)
-        except TransitionError:  # another call, or another process, reverses it
-            return Outcome.of(await asks.ledger.get(identifier) or record)
-        if asks.leases is not None:
-            asks.leases.permitted(identifier)
-        asks.touch()
-        try:
-            if max(self._clock.time() - wall, self._clock.monotonic() - steady) > self._total:
-                raise NotSentError("stopped between the permit and the send")
-            await poller.session.reverse(
-                transaction_id=transaction_id, client_transaction_id=client_transaction_id
-            )
-        except NotSentError:
-            await poller.write(record, ReversalNotSent(at=self._clock.time()))
-            raise
-        except RefusedError as refused:
-            refusal = ReversalRefused(at=self._clock.time(), error_code=refused.error_code)
-            record = await poller.write(record, refusal)
-            # What stands between may repeat the request: the first gave it back, the second was refused.
-            outcome = await poller.check(record)
-            if outcome.state is not State.REVERSED:
-                raise
-            return outcome
-        except BaseException as error:
-            poller.follow(record)  # a query tells
-            # Only a tracker that closes cancels it.
-            if isinstance(error, OutcomeUnknownError | asyncio.CancelledError):
-                return Outcome.of(record)
-            log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
-            raise
-        return Outcome.of(await poller.write(record, Reversed(at=self._clock.time())))
-
-    async def aclose(self, seconds: float) -> None:
-        """Let what is on its way end; what has no answer after so many seconds stays REVERSING until a query tells."""
-        await drain(self._tasks, seconds)
+        log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
+        raise
+    return Outcome.of(await asks.write(record, Reversed(at=clock.time())))

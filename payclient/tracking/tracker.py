@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Self
+from types import MappingProxyType
+from typing import Literal, Self
 
 from payclient.auth import service_fingerprint
 from payclient.clock import Clock, LoopClock
 from payclient.errors import ConfigurationError, InvalidNotificationError, TransitionError, UsageError
+from payclient.events import DecidedAccepted, DecidedCancelled, DecidedRefused, Decision
 from payclient.ledger import Change, Ledger
+from payclient.lifecycle import TRANSITIONS, Record, State
 from payclient.logs import Log
 from payclient.models import Notification, PrepareRequest, SaleRequest
 from payclient.notifications import Receipt, parse_return
@@ -19,8 +21,6 @@ from payclient.schedule import Schedule
 from payclient.session import PaySession
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
-from payclient.tracking.bulk import Bulk
-from payclient.tracking.decisions import DECISIONS, DecidedAs, objection
 from payclient.tracking.followup import StatusSource
 from payclient.tracking.forms import Forms, PaymentForm
 from payclient.tracking.health import Health, look
@@ -29,12 +29,36 @@ from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, held_until
 from payclient.tracking.recovery import LOOK_BACK, take_over
-from payclient.tracking.reversals import Reversals, withdraw
+from payclient.tracking.reversals import reverse, withdraw
 from payclient.validation import check_type
 
-__all__ = ["Tracker"]
+__all__ = ["DECISIONS", "DecidedAs", "Tracker", "objection"]
 
 log: Log = Log("payclient.tracker")
+
+
+#: What an operator says that an ask was.
+DecidedAs = Literal["accepted", "cancelled", "refused"]
+
+DECISIONS: Mapping[str, type[Decision]] = MappingProxyType(
+    {"accepted": DecidedAccepted, "cancelled": DecidedCancelled, "refused": DecidedRefused}
+)
+
+
+def objection(record: Record, as_: str) -> str | None:
+    """Return why the record is not decided so by hand; None if it may be."""
+    kind = DECISIONS[as_]
+    if kind in TRANSITIONS[record.state]:
+        return None
+    allowed = " or ".join(
+        state for state, table in TRANSITIONS.items() if kind in table and not state.decided
+    )
+    running = record.state in (State.SENDING, State.PENDING)
+    hint = "; run the charge again, which asks the service first" if running else ""
+    return (
+        f"{record.client_transaction_id} is {record.state}: only what is {allowed} is decided by hand{hint}; "
+        "nothing was changed"
+    )
 
 
 class Tracker:
@@ -72,8 +96,6 @@ class Tracker:
         self._attempts = Attempts(self._poller, self._links)
         self._forms = Forms(self._attempts, self._poller)
         self._arrivals = Arrivals(self._poller)
-        self._bulk = Bulk(self._attempts, self._poller)
-        self._reversals = Reversals(self._poller)
 
     @property
     def clock(self) -> Clock:
@@ -86,9 +108,9 @@ class Tracker:
         return self._session.profile
 
     @property
-    def bulk(self) -> Bulk:
-        """What `charge_all` and the command line use beside; applications need none of it."""
-        return self._bulk
+    def attempts(self) -> Attempts:
+        """What `charge_all` and the command line send by; applications need none of it."""
+        return self._attempts
 
     async def __aenter__(self) -> Self:
         if isinstance(self._clock, LoopClock):
@@ -116,8 +138,7 @@ class Tracker:
     async def aclose(self) -> None:
         """Let the requests in flight end (within `drain` seconds) and stop following. The ledger stays open."""
         self._poller.asks.is_open = False
-        await asyncio.gather(self._attempts.aclose(self._drain), self._reversals.aclose(self._drain))
-        await self._poller.aclose()
+        await self._poller.aclose(self._drain)
         await self._links.aclose()
 
     async def sale(
@@ -137,10 +158,7 @@ class Tracker:
         Raises those, `InvalidRequestError`, `ConfigurationError`, `NotSentError`, `RefusedError`, `LedgerError`.
         """
         check_type("request", request, SaleRequest)
-        self._poller.asks.check_open(request.client_transaction_id)
-        attempt = self._attempts.for_sale(request, purchase, beside_open_form=beside_open_form)
-        record = await self._attempts.send(attempt)
-        return self._poller.handle(record)
+        return await self._attempts.charge(request, purchase, beside_open_form=beside_open_form)
 
     async def notify(self, notification: Notification) -> Receipt:
         """Take a notification (§6) as a hint: the sale is asked for at once. Returns before any query.
@@ -194,7 +212,7 @@ class Tracker:
         """
         self._poller.asks.check_open(pending.client_transaction_id)
         record = await self._ledger.get(pending.client_transaction_id)
-        return pending.outcome if record is None else await self._reversals.reverse(record)
+        return pending.outcome if record is None else await reverse(self._poller, record)
 
     async def prepare(self, request: PrepareRequest, *, purchase: str | None = None) -> PaymentForm:
         """Prepare a hosted payment form (§2.3) under a client transaction id of its own.
@@ -285,7 +303,7 @@ class Tracker:
             raise TransitionError(fault, client_transaction_id=client_transaction_id)
         decision = DECISIONS[as_](at=self._clock.time(), actor=actor, reason=reason)
         record = await self._ledger.apply(record, decision)
-        self._poller.note_written(record)
+        self._poller.asks.note_written(record)
         return Outcome.of(record)
 
     async def health(self) -> Health:

@@ -46,7 +46,7 @@ def _resend_after_crash() -> list[Patch]:
         for record in records:
             if record.state is State.SENDING:
                 record = await poller.asks.ledger.apply(record, NotSent(at=poller.clock.time()))
-            poller.follow(record)
+            poller.asks.follow(record)
 
     return [(tracker, "take_over", take_over)]
 

@@ -92,21 +92,13 @@ async def timed_out(answered: asyncio.Event, record: Record | None) -> None:
     await asyncio.wait_for(answered.wait(), 300)
 
 
-def plan_all(sales: Poller) -> None:
-    """What the poller does once the first of the new ones may be due."""
-    while (ask := sales.asks.due.pop_new(float("inf"))) is not None:
-        if sales.asks.holds(ask):
-            sales.asks.due.put(ask, sales.policy.first_of_new(ask))
-
-
 async def cpu(count: int, rounds: int) -> None:
     """Add and decide one sale, while so many others are pending."""
     batch, clock = 10_000, LoopClock()
     clock.settle()
     sales = polling(clock, Forgetful(), Fixed(1e6))
     for record in pending_sales(count):
-        sales.follow(record)
-    plan_all(sales)
+        sales.asks.follow(record)
     tasks = [asyncio.create_task(timed_out(asyncio.Event(), None)) for _ in range(count)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -121,7 +113,7 @@ async def cpu(count: int, rounds: int) -> None:
         ]
         gc.collect()
         began = time.process_time()
-        entries = [sales.follow(record) for record in records]
+        entries = [sales.asks.follow(record) for record in records]
         for entry, after in zip(entries, decided, strict=True):
             assert entry is not None
             sales.asks.update(entry, after)
@@ -138,15 +130,7 @@ async def cpu(count: int, rounds: int) -> None:
         for _ in range(4):
             await asyncio.sleep(0)
         theirs.append((time.process_time() - began) / batch * 1e6)
-        plan_all(sales)  # nothing is left of those that were decided
     print(f"      {min(ours):8.2f} us  against {min(theirs):.2f} us, CPU at best")
-    for record in pending_sales(batch, first=count + rounds * batch):
-        sales.follow(record)
-    gc.collect()
-    began = time.process_time()
-    plan_all(sales)
-    later = (time.process_time() - began) / batch * 1e6
-    print(f"      {later:8.2f} us  later, to plan the first query of one that is still pending by then")
     row(
         f"add and decide a sale at {count:,} pending",
         ratio(ours, theirs),
@@ -166,7 +150,7 @@ async def memory(count: int) -> None:
     gc.collect()
     tracemalloc.start()
     for record in pending_sales(count):
-        sales.follow(record)
+        sales.asks.follow(record)
     del record
     clock.ahead = 160.0
     sales._arm()
@@ -215,7 +199,7 @@ async def stall(count: int, directory: str, *, sqlite: bool) -> float:
         await fill(ledger, records)
     sales = polling(clock, ledger, Fixed(1e6))
     for record in records:
-        sales.follow(record)
+        sales.asks.follow(record)
     await asyncio.sleep(0.01)
     gc.collect()
     gc.freeze()
@@ -253,7 +237,7 @@ async def waiter(count: int) -> None:
     arrivals = Arrivals(sales)
     records = pending_sales(count)
     for record in records:
-        sales.follow(record)
+        sales.asks.follow(record)
     asked = records[:: count // 1000][:1000]
     for record in asked:
         fresh = attrs.evolve(
@@ -330,7 +314,7 @@ async def recovery(count: int, directory: str) -> None:
     ledger = await SqliteLedger.open(path)
     sales = polling(Clock(), ledger, Fixed(1e6))
     async for record in ledger.unfinished():
-        sales.follow(record)
+        sales.asks.follow(record)
     seconds = time.perf_counter() - began
     assert len(list(sales.asks.all())) == count
     row(f"recovery of {count:,} open sales from SQLite", seconds, 1.0, "wall time", unit=" s")

@@ -59,10 +59,7 @@ def record(kind: str = "sale", state: State = State.PENDING) -> Record:
 
 
 def follow(rules: Policy, kept: Record, now: float = 0.0) -> Followed:
-    ask = Followed(kept, 0.0)
-    if kept.state is not State.PENDING:
-        rules.findings(ask, now)
-    return ask
+    return Followed(kept, 0.0, now, WINDOW)
 
 
 SCHEDULES = st.one_of(
@@ -86,14 +83,13 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
     now = rules.first(ask, 0.0)
     assert 0.0 <= now <= ask.expires
     for looks, incident in enumerate([*incidents, *["nothing"] * 500]):
-        found = rules.findings(ask, now)
         if incident == "failure":
-            found.failures += 1
+            ask.failures += 1
         elif incident == "notified" and rules.can_query:
-            found.notified_queries = 0
+            ask.notified_queries = 0
         elif incident == "named" and ask.record.transaction_id is None:
             ask.record = advance(ask.record, Notified(at=now, transaction_id=OURS + looks % 5))
-            found.absent_at = None
+            ask.absent_at = None
         if now >= ask.expires and ask.record.state is State.PENDING:
             ask.record = advance(ask.record, Expired(at=now))
         if rules.can_query:
@@ -133,14 +129,13 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
     """Without its answer nothing is proven; with one failure the proof is not given up."""
     rules, kept = policy(), advance(record(state=State.UNKNOWN), Notified(at=1.0, transaction_id=OURS))
     ask = follow(rules, kept)
-    found = rules.findings(ask, 0.0)
-    ask.final_queries, found.absent_at, ask.queried_at, now = 7, 620.0, 620.0, 680.0
-    found.client_queried_at = 620.0
+    ask.final_queries, ask.absent_at, ask.queried_at, now = 7, 620.0, 620.0, 680.0
+    ask.client_queried_at = 620.0
     for _ in range(2):
         query = rules.next_query(ask, now)
         assert query.candidate_id == OURS
-        found.unanswered(query.candidate_id)
-        found.failures += 1
+        ask.unanswered(query.candidate_id)
+        ask.failures += 1
         ask.queried_at = now
         when = rules.after(ask, now)
         assert when is not None
@@ -152,7 +147,6 @@ def test_a_query_of_a_candidate_that_fails_between_the_proofs_is_made_again() ->
 def test_what_waits_for_its_query_is_looked_at_all_the_same(rules: Policy, kept: Record, now: float) -> None:
     """Never past its expiry, and while somebody may wait never without a time."""
     ask = follow(rules, kept)
-    rules.findings(ask, now)
     for line in (0, 3):
         ask.line = line
         when = rules.look_again(ask, now)
@@ -178,7 +172,7 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
     """0.25, 0.75, 2 and 5 s apart, and no further."""
     rules = policy(schedule)
     ask = follow(rules, record(kind))
-    rules.findings(ask, 0.0).notified_queries = 0
+    ask.notified_queries = 0
     gaps, now = [], 10.0
     for _ in NOTIFIED_DELAYS:
         when = rules.after(ask, now)
@@ -186,9 +180,8 @@ def test_a_notification_is_queried_after_and_then_the_routine_goes_on(kind: str,
         gaps.append(when - now)
         now = when
     assert tuple(gaps) == NOTIFIED_DELAYS
-    assert ask.findings is not None
     rules.after(ask, now)
-    assert ask.findings.notified_queries is None
+    assert ask.notified_queries is None
 
 
 # --- Which request next

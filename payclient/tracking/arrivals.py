@@ -45,8 +45,7 @@ class Arrivals:
             if not record.state.decided and record.state is not State.SENDING:
                 poller.notified(record, again=True)
             return Receipt.DUPLICATE
-        found = None if ask is None else ask.findings
-        if known is None and found is not None and found.is_anothers(transaction_id):
+        if known is None and ask is not None and ask.about(transaction_id).is_another:
             return Receipt.CONFLICT
         is_ours = known in (None, transaction_id)
         if not is_ours or DROPPED in candidates:

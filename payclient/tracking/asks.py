@@ -6,7 +6,6 @@ Every change goes through the ledger first. There may be 100,000 asks, so that a
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -89,8 +88,6 @@ class OpenAsks:
             return None
         now = self.clock.monotonic()
         ask = self.add(record, self._offset_of(record, now))
-        if record.state is not State.PENDING:
-            self.policy.findings(ask, now)
         if self.is_elsewhere(record):
             self.release(ask)
         else:
@@ -100,7 +97,8 @@ class OpenAsks:
     def add(self, record: Record, offset: float = 0.0) -> Followed:
         """Add an ask. An older attempt of its id ends: a newer one exists only where the older created nothing."""
         before = self._asks.get(record.client_transaction_id)
-        ask = self._asks[record.client_transaction_id] = Followed(record, offset)
+        ask = Followed(record, offset, self.clock.monotonic(), self.policy.sale_window)
+        self._asks[record.client_transaction_id] = ask
         if before is not None:
             self.wake(before, exhausted=True)
         return ask
@@ -122,15 +120,9 @@ class OpenAsks:
         """Plan the first look: at once if a notification came before the answer to our POST."""
         record = ask.record
         if record.notified_at is not None and record.state is State.PENDING:
-            self.policy.findings(ask, now).notified_queries = 0
+            ask.notified_queries = 0
             ask.exhausted = not self.policy.can_query  # then nothing is to be hoped for
             self.due.put(ask, ask.expires if ask.exhausted else AT_ONCE)
-        elif self.policy.is_new(ask, now):
-            # The first of a line says when: nothing is due sooner for those behind it but an expiry.
-            due = self.due.new_due
-            if due == math.inf:
-                due = now + self.policy.soonest()
-            self.due.put_new(ask, min(due, ask.expires))
         else:
             self.due.put(ask, self.policy.first(ask, now))
 
@@ -206,14 +198,13 @@ class OpenAsks:
                     raise
                 self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
-            found, record = self.policy.findings(ask, self.clock.monotonic()), ask.record
-            found.failures += 1
-            if found.failures == 1:
-                identifier, what = record.client_transaction_id, type(event).__name__
-                log("error", "event_not_taken", identifier, "%s does not take %s", record.state, what)
+            ask.failures += 1
+            if ask.failures == 1:
+                identifier, what = ask.record.client_transaction_id, type(event).__name__
+                log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
-            self.policy.findings(ask, self.clock.monotonic()).failures += 1
+            ask.failures += 1
             self.late.failed_write(error)
 
     async def reread(self, ask: Followed) -> bool:
@@ -239,8 +230,8 @@ class OpenAsks:
         before, ask.record = ask.record, record
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.offset = self._offset_of(record, self.clock.monotonic())
-        if ask.findings is not None and not set(record.candidate_ids) <= set(before.candidate_ids):
-            ask.findings.absent_at = None  # what was just named is queried before anything is proven
+        if not set(record.candidate_ids) <= set(before.candidate_ids):
+            ask.absent_at = None  # what was just named is queried before anything is proven
         if record.state is before.state:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # made by whichever process

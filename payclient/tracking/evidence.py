@@ -20,7 +20,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
+from payclient.tracking.followup import Followed, Policy, TransactionRef
 
 __all__: list[str] = []
 
@@ -201,14 +201,13 @@ class AnswerReader:
         record, candidate_id = ask.record, query.candidate_id
         if self._may_be_another_accounts(record, token):
             what = "found under other credentials than those that sent it"
-            reading = self._conflict(ask, what, now, at)
+            reading = self._conflict(ask, what, at)
             reading.warning = UNDER_ANOTHER
             return reading
         named = report.client_transaction_id
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            return self._drop_candidate(ask, candidate_id, now, at)
-        if ask.findings is not None:
-            ask.findings.missing_since = ask.findings.absent_at = None
+            return self._drop_candidate(ask, candidate_id, at)
+        ask.missing_since = ask.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
             record,
@@ -217,11 +216,11 @@ class AnswerReader:
             candidate_id=None if self.credentials is None else candidate_id,
         )
         if mismatch:
-            return self._conflict(ask, mismatch, now, at)
+            return self._conflict(ask, mismatch, at)
         self._learn_credentials(record, report, token)
         if self._is_doubtful(record, query, report, token):
             return Reading(looks_at_all=True)
-        return self._verdict(ask, report, report.transaction_id or candidate_id, now, at)
+        return self._verdict(ask, report, report.transaction_id or candidate_id, at)
 
     def _can_see(self, record: Record, token: bytes) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
@@ -232,9 +231,9 @@ class AnswerReader:
         unbound = record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
         return unbound and not self._can_see(record, token)
 
-    def _drop_candidate(self, ask: Followed, candidate_id: int, now: float, at: float) -> Reading:
+    def _drop_candidate(self, ask: Followed, candidate_id: int, at: float) -> Reading:
         """Return the event of a candidate that the service calls another sale's, and that says nothing about this."""
-        self.policy.findings(ask, now).about(candidate_id).is_another = True
+        ask.about(candidate_id).is_another = True
         if ask.record.state.decided:
             return Reading()
         what = f"transaction {candidate_id} is another's"
@@ -279,7 +278,7 @@ class AnswerReader:
             return Reading(warning=UNDER_ANOTHER)
         if report is None:
             # This query lags behind the other one. "Not found" proves as late as it does of an unknown sale.
-            if now < self.policy.findings(ask, now).begun + self.policy.absent_after:
+            if now < ask.begun + self.policy.absent_after:
                 return Reading()
             report = StatusReport(state="Cancelado")
         elif report.state == "Cancelado":
@@ -287,68 +286,63 @@ class AnswerReader:
         else:
             transaction_id = report.transaction_id
         if mismatch := find_mismatch(ask.record, report):
-            return self._conflict(ask, mismatch, now, at)
-        return self._verdict(ask, report, transaction_id, now, at)
+            return self._conflict(ask, mismatch, at)
+        return self._verdict(ask, report, transaction_id, at)
 
-    def _verdict(
-        self, ask: Followed, report: StatusReport, transaction_id: int | None, now: float, at: float
-    ) -> Reading:
+    def _verdict(self, ask: Followed, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
         reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
         # What says nothing new is not kept: there may be 100,000 of it.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
-            self.policy.findings(ask, now).failures = UNMAPPED
+            ask.failures = UNMAPPED
             reading.warning = "the service says a state that the profile does not map (status.states)"
         return reading
 
-    def _conflict(self, ask: Followed, mismatch: str, now: float, at: float) -> Reading:
+    def _conflict(self, ask: Followed, mismatch: str, at: float) -> Reading:
         """Return what is not ours, once and not at every query."""
-        found = self.policy.findings(ask, now)
-        if mismatch == found.conflict:
+        if mismatch == ask.conflict:
             return Reading()
-        found.conflict = mismatch
+        ask.conflict = mismatch
         return Reading([Conflicted(at=at, what=mismatch)], conflict=mismatch)
 
     def not_found(self, ask: Followed, query: TransactionRef, now: float, at: float, token: bytes) -> Reading:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
-        record = ask.record
         ask.report = None
-        if record.kind == "form":
+        if ask.record.kind == "form":
             return Reading()  # a form that nobody has paid yet may well be not found
-        found = self.policy.findings(ask, now)
-        if record.state is not State.UNKNOWN:
-            return self._missing(found, now, at)
-        if not self._can_see(record, token):
+        if ask.record.state is not State.UNKNOWN:
+            return self._missing(ask, now, at)
+        if not self._can_see(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if query.candidate_id is not None:
-            found.about(query.candidate_id).missing_at = now
+            ask.about(query.candidate_id).missing_at = now
             return Reading()
-        return self._absence(record, found, now, at)
+        return self._absence(ask, now, at)
 
-    def _missing(self, found: Findings, now: float, at: float) -> Reading:
+    def _missing(self, ask: Followed, now: float, at: float) -> Reading:
         """Return one event where a sale that was created stays "not found" longer than is tolerated."""
-        if found.missing_since is None:
-            found.missing_since = now
-        elif now - found.missing_since > MISSING * self.policy.scale:
-            found.missing_since = float("inf")
+        if ask.missing_since is None:
+            ask.missing_since = now
+        elif now - ask.missing_since > MISSING * self.policy.scale:
+            ask.missing_since = float("inf")
             return Reading([Conflicted(at=at, what="not found")])
         return Reading()
 
-    def _absence(self, record: Record, found: Findings, now: float, at: float) -> Reading:
+    def _absence(self, ask: Followed, now: float, at: float) -> Reading:
         """Return the proof that nothing was created, at the second "not found" that is late and far enough apart."""
-        policy, candidates = self.policy, record.candidate_ids
-        if not policy.proves_absence or now < found.begun + policy.absent_after:
+        policy, candidates = self.policy, ask.record.candidate_ids
+        if not policy.proves_absence or now < ask.begun + policy.absent_after:
             return Reading()
         if DROPPED in candidates or (candidates and not policy.by_transaction_id):
             return Reading(
                 warning='"not found" proves nothing where a transaction was named that cannot be queried'
             )
-        if found.absent_at is None:
-            found.absent_at = now
-        elif now - found.absent_at >= policy.absent_after / 10:
-            if found.all_missing(record):
+        if ask.absent_at is None:
+            ask.absent_at = now
+        elif now - ask.absent_at >= policy.absent_after / 10:
+            if ask.all_missing():
                 return Reading([ProvenAbsent(at=at)])
-            found.absent_at = None
+            ask.absent_at = None
         return Reading()
 
 

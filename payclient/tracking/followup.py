@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Self
 
 import attrs
@@ -46,6 +47,9 @@ MOST_DOUBLINGS = 5
 #: What one answer weighs in the share of those that were notified: news of 50 sales ago hardly counts.
 NOTIFIED_WEIGHT = 1 / 16
 
+#: Places among which the first queries of asks that begin at the same time are spread.
+SPREAD = 256
+
 #: Seconds after which what waits for its query is looked at again.
 LOOK_AGAIN = 10.0
 
@@ -83,140 +87,66 @@ class Candidate:
     is_another: bool = False
 
 
-@attrs.define(eq=False)
-class Findings:
-    """What only few asks have: an unknown outcome, a notification, failures."""
+@attrs.define(eq=False, weakref_slot=False)
+class Scheduled:
+    """What is looked at when its time comes, and waits in a line for its request."""
 
+    #: Where the due times have it; an item of another slot is stale.
+    slot: deque[Any] | None = attrs.field(default=None, init=False)
+    #: The line in which it waits for its request; 0: in none.
+    line: int = attrs.field(default=0, init=False)
+    #: Its request in flight.
+    task: Awaitable[Any] | None = attrs.field(default=None, init=False)
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class Followed(Scheduled):
+    """One open ask, or a decided one that was notified. There may be 100,000."""
+
+    record: Record
+    #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
+    offset: float
     #: When it was first followed here. Proof of absence counts from it: the permit was earlier, whatever the
     #: wall clock did since, and whichever process was granted it.
-    begun: float
+    begun: float = 0.0
     #: Seconds after its permit at which it is presumed to end, while its record does not know.
-    life: float
+    life: float = 0.0
+    #: When it was last queried, and when by its client transaction id.
+    queried_at: float = NEVER
+    client_queried_at: float = NEVER
+    #: Whether the last query was by a candidate id.
+    by_candidate: bool = False
+    #: Queries made after the expiry.
+    final_queries: int = 0
     #: Queries made since the last notification; None: that series is over.
     notified_queries: int | None = None
     #: Queries in a row without an answer.
     failures: int = 0
-    #: What of the last report was not ours.
-    conflict: str | None = None
-    #: The first of two proofs of absence.
+    #: Every query that a wait hopes for has been made.
+    exhausted: bool = False
+    #: The first of two proofs of absence, and of the answers that an ask that was created is missing.
     absent_at: float | None = None
     missing_since: float | None = None
-    #: When it was last queried by its client transaction id.
-    client_queried_at: float = NEVER
-    #: Whether the last query was by a candidate id.
-    by_candidate: bool = False
-    #: What was queried of each transaction id that may be ours.
-    candidates: dict[int, Candidate] = attrs.field(factory=dict)
+    #: What of the last report was not ours.
+    conflict: str | None = None
+    #: The service's last word other than `Pendiente`.
+    report: StatusReport | None = None
+    #: What was queried of each transaction id that may be ours; None: of none.
+    candidates: dict[int, Candidate] | None = None
     #: When a decided ask is queried once more; infinity: no more.
     recheck_at: float = float("inf")
     #: The same because it was notified since its last query.
     notified_again: bool = False
-
-    def notified_delay(self) -> float | None:
-        """Count a query of the series that a notification began, and return the seconds until it; None: it is over."""
-        count = self.notified_queries
-        if count is None or count == len(NOTIFIED_DELAYS):
-            self.notified_queries = None
-            return None
-        self.notified_queries = count + 1
-        return NOTIFIED_DELAYS[count]
-
-    def candidate(self, record: Record) -> int | None:
-        """Return the candidate id of the next query; None: it goes by the client transaction id.
-
-        The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
-        of them is queried once more.
-        """
-        left = self.unqueried(record)
-        if self.absent_at is None and self.by_candidate:
-            return None
-        return min(reversed(left), key=lambda each: self.about(each).queries, default=None)
-
-    def unqueried(self, record: Record) -> list[int]:
-        """Return the candidate ids, without those that were queried since the first proof of absence."""
-        since = float("inf") if self.absent_at is None else self.absent_at
-        known = self.candidates
-        return [
-            each
-            for each in record.candidate_ids
-            if each != DROPPED and (each not in known or known[each].queried_at < since)
-        ]
-
-    def is_anothers(self, transaction_id: int) -> bool:
-        """Return whether the service named another's client transaction id for this one."""
-        return transaction_id in self.candidates and self.candidates[transaction_id].is_another
-
-    def unanswered(self, candidate_id: int | None) -> None:
-        """Note that the last query had no answer: it proves nothing, and is made again."""
-        self.client_queried_at = NEVER
-        if candidate_id is not None:
-            self.about(candidate_id).queried_at = NEVER
-
-    def all_missing(self, record: Record) -> bool:
-        """Return whether every candidate was "not found" since the first proof of absence."""
-        since = float("inf") if self.absent_at is None else self.absent_at
-        return all(self.about(each).missing_at >= since for each in record.candidate_ids)
-
-    def about(self, candidate_id: int) -> Candidate:
-        """Return what was queried of this candidate."""
-        found = self.candidates.get(candidate_id)
-        if found is None:
-            if len(self.candidates) >= MOST_REMEMBERED:
-                del self.candidates[next(iter(self.candidates))]
-            found = self.candidates[candidate_id] = Candidate()
-        return found
-
-
-class Scheduled:
-    """What is looked at when its time comes, and waits in a line for its request."""
-
-    __slots__ = ("line", "slot", "task")
-
-    def __init__(self) -> None:
-        #: Where the due times have it; an item of another slot is stale.
-        self.slot: deque[Any] | None = None
-        #: The line in which it waits for its request; 0: in none.
-        self.line: int = 0
-        #: Its request in flight.
-        self.task: Awaitable[Any] | None = None
-
-
-class Followed(Scheduled):
-    """One open ask, or a decided one that was notified. There may be 100,000: what few have is in `findings`."""
-
-    __slots__ = (
-        "elsewhere", "exhausted", "final_queries", "findings", "offset", "queried_at", "record", "report", "waiters",
-    )  # fmt: skip
-
-    def __init__(self, record: Record, offset: float) -> None:
-        # All in one place: this is done for every sale, and another call would cost a tenth of it.
-        self.slot: deque[Any] | None = None
-        self.line: int = 0
-        self.task: Awaitable[Any] | None = None
-        self.record: Record = record
-        #: Seconds from the wall clock's time, which records have, to the monotonic clock's.
-        self.offset: float = offset
-        self.findings: Findings | None = None
-        self.queried_at: float = NEVER
-        #: Queries made after the expiry.
-        self.final_queries: int = 0
-        #: Every query that a wait hopes for has been made.
-        self.exhausted: bool = False
-        #: The service's last word other than `Pendiente`.
-        self.report: StatusReport | None = None
-        #: The futures of those who wait.
-        self.waiters: set[Any] | None = None
-        #: Another process follows it; here it is only waited for.
-        self.elsewhere: bool = False
+    #: The futures of those who wait.
+    waiters: set[Any] | None = None
+    #: Another process follows it; here it is only waited for.
+    elsewhere: bool = False
 
     @property
     def expires(self) -> float:
         """When the customer can no longer approve; never early."""
         expires_at = self.record.expires_at
-        if expires_at is None:
-            life = 0.0 if self.findings is None else self.findings.life
-            return self.offset + self.record.created_at + life
-        return self.offset + expires_at
+        return self.offset + (self.record.created_at + self.life if expires_at is None else expires_at)
 
     def age(self, now: float) -> float:
         """Return the seconds since its permit, at least 0."""
@@ -229,10 +159,67 @@ class Followed(Scheduled):
         if record.digest and record.state is PENDING:
             self.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
 
+    def notified_delay(self) -> float | None:
+        """Count a query of the series that a notification began, and return the seconds until it; None: it is over."""
+        count = self.notified_queries
+        if count is None or count == len(NOTIFIED_DELAYS):
+            self.notified_queries = None
+            return None
+        self.notified_queries = count + 1
+        return NOTIFIED_DELAYS[count]
+
+    # --- Transaction ids that may be ours
+
+    def candidate(self) -> int | None:
+        """Return the candidate id of the next query; None: it goes by the client transaction id.
+
+        The two take turns, and of several candidates the least queried comes first. Between two proofs of absence each
+        of them is queried once more.
+        """
+        if self.absent_at is None and self.by_candidate:
+            return None
+        return min(reversed(self.unqueried()), key=lambda each: self.about(each).queries, default=None)
+
+    def unqueried(self) -> list[int]:
+        """Return the candidate ids, without those that were queried since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        return [
+            each
+            for each in self.record.candidate_ids
+            if each != DROPPED and self.about(each).queried_at < since
+        ]
+
+    def all_missing(self) -> bool:
+        """Return whether every candidate was "not found" since the first proof of absence."""
+        since = float("inf") if self.absent_at is None else self.absent_at
+        return all(self.about(each).missing_at >= since for each in self.record.candidate_ids)
+
+    def about(self, candidate_id: int) -> Candidate:
+        """Return what was queried of this candidate."""
+        if self.candidates is None:
+            self.candidates = {}
+        found = self.candidates.get(candidate_id)
+        if found is None:
+            if len(self.candidates) >= MOST_REMEMBERED:
+                del self.candidates[next(iter(self.candidates))]
+            found = self.candidates[candidate_id] = Candidate()
+        return found
+
+    def unanswered(self, candidate_id: int | None) -> None:
+        """Note that the last query had no answer: it proves nothing, and is made again."""
+        self.client_queried_at = NEVER
+        if candidate_id is not None:
+            self.about(candidate_id).queried_at = NEVER
+
 
 def is_presumed(record: Record) -> bool:
     """Return whether it expired by our clock, and its last query was not made yet."""
     return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
+
+
+def backoff(ask: Followed) -> float:
+    """Return how many times longer the gaps of an ask are because its queries fail."""
+    return float(1 << min(ask.failures, MOST_DOUBLINGS))
 
 
 @attrs.define(eq=False)
@@ -263,6 +250,8 @@ class Policy:
     longest_life: dict[str, float] = attrs.field(init=False)
     #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
     links_life: float = attrs.field(init=False)
+    #: Seconds from the permit of an ask to its first query, by kind, place in the spread, and notified share.
+    _first_gap: Callable[[str, int, float], float] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scale = self.sale_window / NORMAL_WINDOW
@@ -271,6 +260,9 @@ class Policy:
         lives = {"sale": self.sale_window, "form": 2 * self.form_window}
         self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
         self.links_life = self.longest_life["form"] + self.confirm_window
+        self._first_gap = lru_cache(2 * SPREAD)(
+            lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
+        )
 
     @classmethod
     def of(
@@ -301,35 +293,22 @@ class Policy:
 
     # --- When next
 
-    def soonest(self) -> float:
-        """Return the seconds before which nothing but an expiry is due for a new ask: a cheap bound.
-
-        Notifications only thin the queries, and forms are queried more seldom.
-        """
-        return max(self._gap("sale", 0.0, first_part(0.0), share=0.0) - self.least_gap, 0.0)
-
-    def is_new(self, ask: Followed, now: float) -> bool:
-        """Return whether it was permitted a moment ago."""
-        created = ask.offset + ask.record.created_at
-        return ask.record.expires_at is not None and abs(now - created) < self.least_gap
-
-    def first_of_new(self, ask: Followed) -> float:
-        """Return when a new ask is first queried. The spread depends on its id alone, as it does after a restart."""
-        record = ask.record
-        gap = self._gap(record.kind, 0.0, first_part(phase(record.client_transaction_id)))
-        return min(ask.offset + record.created_at + gap, ask.expires)
-
     def first(self, ask: Followed, now: float) -> float:
-        """Return when an ask that another process followed before is first looked at here, spread over one gap."""
-        spread, expires = phase(ask.record.client_transaction_id), ask.expires
+        """Return when an ask is first looked at here, spread by its id alone, as it is after a restart."""
+        spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
         if now >= expires:
             return now + spread * self.scale
-        return min(now + self._gap(ask.record.kind, ask.age(now), spread), expires)
+        if age < self.least_gap:  # it was permitted a moment ago
+            share = round(self.notified_share, 2)
+            gap = self._first_gap(ask.record.kind, int(spread * SPREAD), share) - age
+        else:
+            gap = self._gap(ask.record.kind, age, spread, self.notified_share)
+        return min(now + gap, expires)
 
     def expires_now(self, ask: Followed, now: float) -> bool:
         """Return whether its window is over, which is written down before anything else."""
         # Where that failed, querying goes on all the same, and tries again.
-        failing = self.can_query and ask.findings is not None and ask.findings.failures > 0
+        failing = self.can_query and ask.failures > 0
         return ask.record.state is PENDING and now >= ask.expires and not failing
 
     def is_final(self, ask: Followed, now: float) -> bool:
@@ -346,23 +325,20 @@ class Policy:
         """Return when the ask is looked at next; None where no query is left for a wait."""
         if not self.can_query:
             return self._after_unqueried(ask, now)
-        found = ask.findings
-        if found is not None and (delay := found.notified_delay()) is not None:
+        if (delay := ask.notified_delay()) is not None:
             return now + delay * self.scale
         if now < ask.expires:
-            gap = self._gap(ask.record.kind, ask.age(now), 1.0)
-            if found is not None:
-                gap *= 2 ** min(found.failures, MOST_DOUBLINGS)
+            gap = self._gap(ask.record.kind, ask.age(now), 1.0, self.notified_share) * backoff(ask)
             # Not beyond the expiry: it is noted as it comes.
             return min(now + max(gap, self.least_gap), ask.expires)
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
             begin = ask.expires if ask.final_queries == 0 else max(ask.queried_at, ask.expires)
             # What the ledger or the service fails at is not tried again at once.
-            soonest = now + self.least_gap if found is not None and found.failures else now
+            soonest = now + self.least_gap if ask.failures else now
             return max(soonest, begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale)
         # A form that nobody has paid yet may well be not found: that proves nothing.
-        if ask.record.state is State.UNKNOWN and ask.record.kind == "sale" and found is not None:
-            return self._proof(ask, found, now)
+        if ask.record.state is State.UNKNOWN and ask.record.kind == "sale":
+            return self._proof(ask, now)
         return None
 
     def _after_unqueried(self, ask: Followed, now: float) -> float | None:
@@ -372,16 +348,16 @@ class Policy:
         end = ask.expires + 10 * self.scale
         return end if now < end and not ask.exhausted else None
 
-    def _proof(self, ask: Followed, found: Findings, now: float) -> float | None:
+    def _proof(self, ask: Followed, now: float) -> float | None:
         """Return when to query for a proof that an unknown sale is absent: two queries that are late enough."""
-        due = found.begun + self.absent_after
-        gap: float = self.least_gap * 2 ** min(found.failures, MOST_DOUBLINGS)
-        if found.absent_at is not None:
-            if found.unqueried(ask.record):
-                return max(now, ask.queried_at + gap)
-            due = found.absent_at + self.absent_after / 10
+        due = ask.begun + self.absent_after
+        soonest = ask.queried_at + self.least_gap * backoff(ask)
+        if ask.absent_at is not None:
+            if ask.unqueried():
+                return max(now, soonest)
+            due = ask.absent_at + self.absent_after / 10
         # The queries that go by candidate ids prove nothing, and this one comes behind them.
-        return max(now, due, ask.queried_at + gap) if found.client_queried_at < due else None
+        return max(now, due, soonest) if ask.client_queried_at < due else None
 
     def recheck(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is queried in the background, after the waits have ended; None: no more."""
@@ -405,16 +381,13 @@ class Policy:
 
         What fails for this ask alone ends its wait too, however well the queries of others are answered.
         """
-        found = self.findings(ask, now)
-        return not ask.exhausted and now >= self.end(ask) and (failing or found.failures >= FAILURES)
+        return not ask.exhausted and now >= self.end(ask) and (failing or ask.failures >= FAILURES)
 
     def end(self, ask: Followed) -> float:
         """Return when a failing service has been given time enough for the last queries, and for a proof of absence."""
-        found = ask.findings
-        assert found is not None  # noqa: S101 - made for every ask that is past its expiry
         if ask.record.state is State.UNKNOWN:
-            return max(ask.expires + NORMAL_WINDOW * self.scale, found.begun + 1.2 * self.absent_after)
-        return max(ask.expires, found.begun) + MOST_PATIENCE * self.scale
+            return max(ask.expires + NORMAL_WINDOW * self.scale, ask.begun + 1.2 * self.absent_after)
+        return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
     def patience(self, ask: Followed, now: float, lease: float) -> float:
         """Return when another process must have ended its follow-up, even one that took the ask over late."""
@@ -423,12 +396,9 @@ class Policy:
             end = max(end, now - ask.age(now) + 1.2 * self.absent_after)
         return max(end, now) + lease
 
-    def _gap(self, kind: str, age: float, part: float, *, share: float | None = None) -> float:
-        heard = self.notified_share if share is None else share
-        if kind == "sale":
-            gap = float(self.schedule.gap(age, part=part, heard=heard))
-        else:
-            gap = FORM_SLOWNESS * float(self.schedule.gap(age / FORM_SLOWNESS, part=part, heard=heard))
+    def _gap(self, kind: str, age: float, part: float, share: float) -> float:
+        slowness = 1 if kind == "sale" else FORM_SLOWNESS
+        gap = slowness * float(self.schedule.gap(age / slowness, part=part, heard=share))
         return gap if gap >= 0.0 else self.least_gap  # NaN too
 
     # --- Which request next
@@ -447,24 +417,17 @@ class Policy:
         record = ask.record
         if record.transaction_id is not None or record.kind != "sale":
             return None
-        found = self.findings(ask, now)
-        candidate_id = found.candidate(record) if self.by_transaction_id else None
+        candidate_id = ask.candidate() if self.by_transaction_id else None
         if candidate_id is None:
-            found.by_candidate, found.client_queried_at = False, now
+            ask.by_candidate, ask.client_queried_at = False, now
             return None
         # Without a query by client transaction id there is nothing to take turns with.
-        found.by_candidate = self.proves_absence
+        ask.by_candidate = self.proves_absence
         if not self.proves_absence:
-            found.client_queried_at = now
-        about = found.about(candidate_id)
+            ask.client_queried_at = now
+        about = ask.about(candidate_id)
         about.queries, about.queried_at = about.queries + 1, now
         return candidate_id
-
-    def findings(self, ask: Followed, now: float) -> Findings:
-        """Return the findings of an ask, made where there are none yet."""
-        if ask.findings is None:
-            ask.findings = Findings(now, self.sale_window)
-        return ask.findings
 
     # --- How surely notifications arrive
 

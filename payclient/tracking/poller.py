@@ -131,11 +131,10 @@ class Poller:
                 self.asks.due.put(ask, ask.expires)
         if ask.elsewhere or not self.policy.can_query:
             return
-        found = self.policy.findings(ask, self.clock.monotonic())
         if not again:
-            found.notified_queries = 0
-        elif found.notified_queries is None:
-            found.notified_queries = len(NOTIFIED_DELAYS)
+            ask.notified_queries = 0
+        elif ask.notified_queries is None:
+            ask.notified_queries = len(NOTIFIED_DELAYS)
         self._look_soon(ask)
 
     def recheck(self, record: Record, *, after: float = 0.0) -> None:
@@ -150,14 +149,12 @@ class Poller:
             ask = self.asks.add(record)
         if ask.record.attempt > record.attempt:
             return
-        now = self.clock.monotonic()
-        found = self.policy.findings(ask, now)
         if after:
-            found.recheck_at = now + after
+            ask.recheck_at = self.clock.monotonic() + after
             if ask.slot is None and ask.task is None:
-                self.asks.due.put(ask, found.recheck_at)
+                self.asks.due.put(ask, ask.recheck_at)
         elif not ask.line:
-            found.notified_again = True
+            ask.notified_again = True
             self._look_soon(ask)
 
     def _look_soon(self, ask: Followed) -> None:
@@ -209,15 +206,10 @@ class Poller:
         self._timer, due.alarm_at = None, -math.inf  # the end of the turn sets the timer
         try:
             for _ in range(PER_TURN):
-                # One of each, so that no stream of new ones keeps waiting what is due.
-                new = due.pop_new(now)
-                if isinstance(new, Followed) and self.asks.holds(new):
-                    due.put(new, self.policy.first_of_new(new))
                 item = due.pop(now)
-                if item is not None:
-                    self._look(item, now)
-                elif new is None:
+                if item is None:
                     break
+                self._look(item, now)
         finally:
             self._start_ready()
 
@@ -238,7 +230,7 @@ class Poller:
 
     def _look_at(self, ask: Followed, now: float) -> None:
         """Let an ask that is due expire, wait for its query, or end its waits."""
-        policy, found = self.policy, ask.findings
+        policy = self.policy
         if ask.record.state.decided:
             self._look_at_decided(ask, now)
         elif ask.elsewhere:
@@ -250,26 +242,23 @@ class Poller:
             if policy.is_over(ask, now):
                 self._to_expire.append(ask)
         else:
-            if now >= ask.expires:
-                found = policy.findings(ask, now)
-                if policy.gives_up(ask, now, failing=self.queries.is_failing):
-                    self.asks.wake(ask, exhausted=True)
+            if now >= ask.expires and policy.gives_up(ask, now, failing=self.queries.is_failing):
+                self.asks.wake(ask, exhausted=True)
             again = policy.look_again(ask, now)
             if again is not None:
                 self.asks.due.put(ask, again)
-            notified = found is not None and found.notified_queries is not None
+            notified = ask.notified_queries is not None
             self._lines.put(ask, NOTIFIED if notified else FINAL if policy.is_final(ask, now) else ROUTINE)
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """A decided ask is queried once more where it was notified, or its time has come; else it is forgotten."""
-        found = self.policy.findings(ask, now)
-        if found.notified_again or now >= found.recheck_at:
-            found.notified_again = False
-            if now >= found.recheck_at:
-                found.recheck_at = math.inf
+        if ask.notified_again or now >= ask.recheck_at:
+            ask.notified_again = False
+            if now >= ask.recheck_at:
+                ask.recheck_at = math.inf
             self._lines.put(ask, LATE)
-        elif found.recheck_at < math.inf:
-            self.asks.due.put(ask, found.recheck_at)
+        elif ask.recheck_at < math.inf:
+            self.asks.due.put(ask, ask.recheck_at)
         else:
             self.asks.drop(ask)
 
@@ -364,7 +353,7 @@ class Poller:
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
         except Exception as error:  # a fault of ours or of a status source must not end the poller
             _failed(ask.record, error)
-            self.policy.findings(ask, self.clock.monotonic()).failures += 1
+            ask.failures += 1
         finally:
             self._ended(ask)
         return report

@@ -115,19 +115,17 @@ class StatusQueries:
                 self.say("queries_unauthorized", "", what)
             self._refused_at = min(self._refused_at, self._clock.monotonic())
         except Exception as error:  # of a user's own source anything
-            self._policy.findings(ask, self._clock.monotonic()).failures += 1
+            ask.failures += 1
             name = type(error).__name__
             self.say("query_failed", query.client_transaction_id, f"a status query failed: {name}")
         else:
             self._failed -= WEIGHT * self._failed
             rate.answered(made_at)
             self._refused_at = math.inf
-            if ask.findings is not None:
-                ask.findings.failures = 0
+            ask.failures = 0
             return True, report
         self._failed += WEIGHT * (1.0 - self._failed)
-        if ask.findings is not None:
-            ask.findings.unanswered(query.candidate_id)
+        ask.unanswered(query.candidate_id)
         return False, None
 
     async def status(self, query: TransactionRef) -> StatusReport | None:

@@ -117,43 +117,15 @@ class RateLimit:
 
 
 class DueTimes:
-    """A heap of slots of `width` seconds. An item comes out so much late at most, never early; adding one is an append.
-
-    New asks come in crowds, and many are decided before anything is due for them. They wait in one line until the first
-    may be due. The due time of each is computed only then.
-    """
+    """A heap of slots of `width` seconds. An item comes out so much late at most, and never early."""
 
     def __init__(self, width: float) -> None:
         self._width = width
         self._slots: dict[int, deque[Scheduled]] = {}
         self._order: list[int] = []
-        self._new: deque[Scheduled] = deque()
-        #: When the new ones come out; infinity if there are none.
-        self.new_due: float = math.inf
         #: Called where something is put before `alarm_at`.
         self.alarm: Callable[[], None] = lambda: None
         self.alarm_at: float = math.inf
-
-    def put_new(self, item: Scheduled, soonest: float) -> None:
-        """Add a new item, which is not due before `soonest`; `pop_new` returns it by then, to be `put`."""
-        item.slot = self._new
-        self._new.append(item)
-        if soonest < self.new_due:
-            self.new_due = soonest
-            if soonest < self.alarm_at:
-                self.alarm()
-
-    def pop_new(self, now: float) -> Scheduled | None:
-        """Return a new item once one of them may be due; None where none may be."""
-        if self.new_due > now:
-            return None
-        while self._new:
-            item = self._new.popleft()
-            if item.slot is self._new:
-                item.slot = None
-                return item
-        self.new_due = math.inf
-        return None
 
     def put(self, item: Scheduled, when: float) -> None:
         """Make the item due then, and no longer when it was due before."""
@@ -172,7 +144,7 @@ class DueTimes:
 
     def first(self) -> float:
         """Return when something is due next; infinity where nothing is."""
-        return min(self._order[0] * self._width, self.new_due) if self._order else self.new_due
+        return self._order[0] * self._width if self._order else math.inf
 
     def pop(self, now: float) -> Scheduled | None:
         """Return an item that is due, in the order of the slots; None where none is due."""

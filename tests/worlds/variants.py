@@ -25,7 +25,7 @@ from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
 from payclient.tracking.evidence import AnswerReader, Credentials, Reading
-from payclient.tracking.followup import Findings, Followed, Policy, TransactionRef
+from payclient.tracking.followup import Followed, Policy, TransactionRef
 from payclient.tracking.forms import Forms
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
@@ -223,8 +223,8 @@ def _believe_a_namesake() -> list[Patch]:
 def _no_candidates() -> list[Patch]:
     """What an answer or a notification named is never asked for."""
     return [
-        (Findings, "candidate", lambda self, record: None),
-        (Findings, "all_missing", lambda self, record: True),
+        (Followed, "candidate", lambda self: None),
+        (Followed, "all_missing", lambda self: True),
     ]
 
 
@@ -253,7 +253,7 @@ def _one_of_several_decides() -> list[Patch]:
         reading = shipped(self, ask, query, report, now, at, token)
         if not reading.looks_at_all:
             return reading
-        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, now, at)
+        return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, at)
 
     return [(AnswerReader, "report", read)]
 

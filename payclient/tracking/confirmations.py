@@ -290,7 +290,7 @@ class Confirmer:
     async def request(self, form: ReturnedForm, now: float) -> None:
         """Make the next request about a form, take the answer, and plan the one after it."""
         identifier, settled, wait = form.record.client_transaction_id, False, 0.0
-        asked, say = form.next_request(now), self._poller.queries.say
+        asked, queries = form.next_request(now), self._poller.queries
         try:
             with suppress(LedgerError):  # a ledger that cannot be read stops no confirmation
                 form.record = await self._asks.ledger.get(identifier) or form.record
@@ -300,11 +300,13 @@ class Confirmer:
             wait = min(5.0 if limited.retry_after is None else limited.retry_after, self._window / 10)
         except UnauthorizedError:
             what = "confirmations are refused (401): is the token still good?"
-            say("confirmations_unauthorized", identifier, what)
+            queries.say("confirmations_unauthorized", identifier, what)
         except RefusedError as refused:
             settled = asked is None or await self._refused(form, asked, refused)
         except PayError as error:
-            say("confirmation_unanswered", identifier, f"a confirmation failed: {type(error).__name__}")
+            queries.say(
+                "confirmation_unanswered", identifier, f"a confirmation failed: {type(error).__name__}"
+            )
         except Exception as error:  # a fault of ours must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:

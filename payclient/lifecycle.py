@@ -364,16 +364,6 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
     return {}
 
 
-def check_not_superseded(before: Record, after: Record, newest: int) -> None:
-    """Raise `TransitionError` where an event revives a refused attempt after which attempt `newest` was made."""
-    revived = before.state is State.REFUSED and after.state is not State.REFUSED
-    if revived and before.attempt < newest:
-        raise TransitionError(
-            f"attempt {before.attempt} was refused, and attempt {newest} counts now",
-            client_transaction_id=before.client_transaction_id,
-        )
-
-
 def _without(known: tuple[int, ...], candidate_id: int | None) -> tuple[int, ...]:
     return tuple(each for each in known if each != candidate_id)
 

@@ -11,14 +11,22 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import chain, repeat
 from typing import Any
 
 import asyncpg
 
 from payclient.errors import LedgerUnavailableError, PayError
 from payclient.ledger.batch import Batch, Operation, resolve
-from payclient.ledger.postgres_connection import FAULTS, POLL, Listener, Server, Woken, drop, unavailable
+from payclient.ledger.postgres_connection import (
+    FAULTS,
+    POLL,
+    Listener,
+    Server,
+    Woken,
+    drop,
+    pauses,
+    unavailable,
+)
 from payclient.ledger.records import FEED, record_of
 from payclient.ledger.writer import StoredLedger, Writer
 from payclient.lifecycle import Record
@@ -30,8 +38,6 @@ __all__ = ["PostgresDatabase", "PostgresLedger", "PostgresWriter"]
 ANSWER = 10.0
 #: Seconds that a batch waits for a server that cannot be reached.
 PATIENCE = 5.0
-#: Seconds between attempts to reach it; the last goes on.
-BACK_OFF = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 #: Operations of one batch.
 MOST = 1000
 #: Seconds after which an attempt is due whose opening of the ledger follows nothing.
@@ -174,9 +180,9 @@ class PostgresWriter(Writer):
 
     async def _reach(self) -> LedgerUnavailableError | None:
         """Connect again where the connection was lost; return the fault of a server that is away for longer."""
-        until, pauses = self.loop.time() + PATIENCE, chain(BACK_OFF, repeat(BACK_OFF[-1]))
+        until, wait = self.loop.time() + PATIENCE, pauses()
         while self._database is None or self._database.connection.is_closed():
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(wait))
             try:
                 connection, digest_key, _ = await self._server.open(timeout=ANSWER)
                 self._database = PostgresDatabase(connection, self._server.statements)
@@ -231,10 +237,10 @@ class PostgresLedger(StoredLedger):
     _writer: PostgresWriter
 
     def __init__(
-        self, writer: PostgresWriter, listen: Callable[[], Listener], *args: Any, **options: Any
+        self, server: Server, poll: float, writer: PostgresWriter, digest_key: bytes, created: bool
     ) -> None:
-        super().__init__(writer, *args, **options)
-        self._listen = listen
+        super().__init__(writer, digest_key, location=server.location, created=created)
+        self._listen = partial(Listener, server, poll)
         self._listener: Listener | None = None
 
     @classmethod
@@ -246,9 +252,7 @@ class PostgresLedger(StoredLedger):
         """
         server = Server(url)
         connection, digest_key, created = await server.open_patiently(create=create)
-        writer = PostgresWriter(server, connection, digest_key)
-        listen = partial(Listener, server, poll)
-        return cls(writer, listen, digest_key, location=server.location, created=created)
+        return cls(server, poll, PostgresWriter(server, connection, digest_key), digest_key, created)
 
     # --- With other processes
 

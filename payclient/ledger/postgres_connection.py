@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,7 +26,7 @@ from payclient.ledger.records import read_statements
 from payclient.logs import Log
 from payclient.secret import Secret
 
-__all__ = ["FAULTS", "POLL", "Listener", "Server", "Woken", "drop", "unavailable"]
+__all__: list[str] = []
 
 log: Log = Log("payclient.ledger")
 
@@ -39,10 +39,8 @@ VERSION = 1
 #: connection and says nothing.
 CONNECT = 5.0
 CONNECT_TO_EACH = 2.0
-#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting; and between its
-#: attempts.
+#: Seconds that opening a ledger waits for a server that takes no more connections or is only starting.
 OPENING = 30.0
-AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: Seconds that this machine's clock may be off the server's; a form's links are dead for as long before they are so.
 CLOCKS_APART = 30.0
 #: Seconds from one look at everything to the next, and from one probe of the listening connection to the next.
@@ -96,6 +94,11 @@ def drop(connection: asyncpg.Connection | None) -> None:
     if connection is not None:
         with suppress(*FAULTS):
             connection.terminate()
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between attempts to reach a server."""
+    return itertools.chain((0.0, 0.05, 0.1, 0.2, 0.5, 1.0), itertools.repeat(2.0))
 
 
 def _split(url: Secret[str]) -> tuple[list[Secret[str]], list[str], str]:
@@ -170,7 +173,7 @@ class Server:
         """Open, and try again for `OPENING` seconds where the server takes no connection now."""
         loop = asyncio.get_running_loop()
         until = loop.time() + OPENING
-        for pause in itertools.chain(AGAIN, itertools.repeat(AGAIN[-1])):
+        for pause in pauses():
             try:
                 return await self.open(timeout=OPENING, create=create)
             except _BusyServerError as error:

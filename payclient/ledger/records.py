@@ -14,7 +14,7 @@ import attrs
 from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
-from payclient.lifecycle import TRANSITIONS, Record, State, advance, check_not_superseded
+from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from payclient.logs import Log
 
 __all__: list[str] = []
@@ -310,5 +310,9 @@ def moved(attempts: Sequence[Record], record: Record, event: Event) -> tuple[Rec
         raise TransitionError("no such attempt", client_transaction_id=record.client_transaction_id)
     before = attempts[record.attempt - 1]
     after = advance(before, event)
-    check_not_superseded(before, after, len(attempts))
+    if before.state is State.REFUSED is not after.state and record.attempt < len(attempts):
+        raise TransitionError(
+            f"attempt {record.attempt} was refused, and attempt {len(attempts)} counts now",
+            client_transaction_id=record.client_transaction_id,
+        )
     return before, after

@@ -65,15 +65,6 @@ async def test_a_missing_ledger_is_not_made(
     assert empty or os.listdir(tmp_path) == []
 
 
-async def test_an_existing_ledger_is_opened(tmp_path: Path) -> None:
-    """With `create=False` a ledger that is there opens as ever."""
-    url = f"sqlite:{tmp_path / 'charges.db'}"
-    await (await open_ledger(url)).aclose()
-    ledger = await open_ledger(url, create=False)
-    assert not ledger.created
-    await ledger.aclose()
-
-
 def test_init_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`payclient ledger init` says where the ledger is and whether it was there."""
     path = tmp_path / "charges.db"

@@ -109,13 +109,6 @@ async def test_a_schema_made_for_us(postgres: PostgresServer, new_database: str)
         assert await ledger.permit(fresh())
 
 
-async def test_no_ledger_is_made_by_a_reader(postgres: PostgresServer, new_database: str) -> None:
-    """Whoever only reads is told how to make one."""
-    with pytest.raises(ConfigurationError, match="payclient ledger init"):
-        await open_ledger(postgres.url(new_database), create=False)
-    assert not await postgres.execute(new_database, "SELECT FROM pg_namespace WHERE nspname = 'payclient'")
-
-
 def test_ledger_init(postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
     """`payclient ledger init` makes it; the commands that read do not."""
     url = postgres.url(asyncio.run(postgres.database()))

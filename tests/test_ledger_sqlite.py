@@ -34,6 +34,7 @@ from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.ledger.sqlite_owner import mount_of
 from payclient.lifecycle import TRANSITIONS, Record, State
 from test_ledger import EVENTS, NOW, PATHS, fresh
+from test_ledger_owner import run
 
 #: What lies beside a ledger that is open.
 FILES = ("charges.db", "charges.db-lock", "charges.db-shm", "charges.db-wal")
@@ -232,44 +233,6 @@ async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPa
         await SqliteLedger.open(str(path))
 
 
-# The owner
-
-
-async def test_one_owner_in_a_process(path: Path) -> None:
-    """The second who opens it is refused at once, and the first goes on owning it."""
-    ledger = await SqliteLedger.open(str(path))
-    for _ in range(2):
-        with pytest.raises(LedgerInUseError) as caught:
-            await SqliteLedger.open(str(path))
-        assert caught.value.__context__ is None
-    assert _opened_elsewhere(path) == "LedgerInUseError"
-    assert await ledger.permit(fresh())
-    await ledger.aclose()
-    assert _opened_elsewhere(path) == "opened"
-
-
-def _opened_elsewhere(path: Path) -> str:
-    program = """
-        import asyncio, sys
-        from payclient.ledger import open_ledger
-
-        async def main():
-            try:
-                await (await open_ledger("sqlite:" + sys.argv[1])).aclose()
-                print("opened")
-            except Exception as error:
-                print(type(error).__name__)
-
-        asyncio.run(main())
-    """
-    return _run(program, path).strip()
-
-
-def _run(program: str, *arguments: object) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
-
-
 async def test_settings_are_read_back(path: Path) -> None:
     """A SQLite that does not do as it is told is refused, whatever it is told."""
 
@@ -298,7 +261,7 @@ async def test_settings_are_read_back(path: Path) -> None:
 
 def test_forgotten_at_exit(path: Path) -> None:
     """A program that ends without closing still has on disk what it had queued."""
-    _run(
+    run(
         """
         import asyncio, sys
         from payclient.ledger import open_ledger
@@ -337,7 +300,7 @@ def test_the_loop_closes_before_the_answer(path: Path) -> None:
 
 def test_after_a_fork(path: Path) -> None:
     """The child may not use it, and its end takes nothing from the parent."""
-    said = _run(
+    said = run(
         """
         import asyncio, os, selectors, sys
         from payclient.errors import UsageError
@@ -367,7 +330,7 @@ def test_after_a_fork(path: Path) -> None:
         """,
         path,
     )
-    assert said == "refused\n"
+    assert said == "refused"
     assert raw(path, "SELECT client_transaction_id FROM attempts ORDER BY id") == [("a",), ("c",)]
 
 
@@ -568,32 +531,6 @@ async def test_a_disk_that_fails_now_and_then(path: Path, seed: int) -> None:
         assert [each.attempt for each in ours] == list(range(1, len(ours) + 1))
         assert {each.state for each in ours[:-1]} <= {State.REFUSED}
     assert len(cursors) == len(set(cursors))
-    await ledger.aclose()
-
-
-async def test_a_disk_that_is_full(path: Path) -> None:
-    """SQLite's own "full": nothing of the batch is kept, and the ledger goes on when there is room."""
-    opened: list[sqlite3.Connection] = []
-
-    def connect(path: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        opened.append(connection)
-        return connection
-
-    ledger = await SqliteLedger.open(str(path), connect=connect)
-    await ledger.permit(fresh("first"))
-    opened[0].execute("PRAGMA max_page_count = 1")
-    answers = await asyncio.gather(
-        *(ledger.permit(fresh(f"order-{number}")) for number in range(300)), return_exceptions=True
-    )
-    assert {type(answer) for answer in answers} == {LedgerUnavailableError}
-    assert all("SQLITE_FULL" in str(answer) for answer in answers)
-    assert isinstance(answers[3], LedgerUnavailableError)
-    assert answers[3].client_transaction_id == "order-3"
-    assert answers[3].__cause__ is answers[3].__context__ is None
-    assert await ledger.get_many([f"order-{number}" for number in range(300)]) == {}
-    opened[0].execute("PRAGMA max_page_count = 100000")
-    assert all(await asyncio.gather(*(ledger.permit(fresh(f"order-{number}")) for number in range(300))))
     await ledger.aclose()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -33,8 +32,8 @@ __all__: list[str] = []
 #: What a run shows of itself. "auto": live on a terminal, plain lines elsewhere.
 Look = Literal["auto", "quiet", "json"]
 
-#: Seconds between two plain lines (in the first minute, and later), two pictures, and two JSON events of progress.
-PLAIN_EVERY, PLAIN_LATER, LIVE_EVERY, JSON_EVERY = 5.0, 30.0, 0.25, 1.0
+#: Seconds between two plain lines, two pictures, and two JSON events of progress.
+PLAIN_EVERY, LIVE_EVERY, JSON_EVERY = 15.0, 0.25, 1.0
 
 #: Reasons shown at the end of rows that are not sent yet.
 REASONS = 3
@@ -145,8 +144,7 @@ class PlainProgress(Progress):
 
     async def show(self) -> None:
         while True:
-            first = time.monotonic() - self._began < 60
-            await asyncio.sleep(PLAIN_EVERY if first else PLAIN_LATER)
+            await asyncio.sleep(PLAIN_EVERY)
             terminal.say(self.sentence())
 
     def sentence(self) -> str:
@@ -214,8 +212,6 @@ class JsonProgress(Progress):
     `end`. Cents and UTC.
     """
 
-    _closed = False
-
     async def show(self) -> None:
         self._emit("begin", rows=self._rows)
         while True:
@@ -243,15 +239,7 @@ class JsonProgress(Progress):
         self._emit("end", exit_code=code, done=self._tally.done, rows=self._rows, outcomes=outcomes, **files)
 
     def _emit(self, event: str, **facts: object) -> None:
-        if self._closed:
-            return
-        try:
-            sys.stdout.write(json.dumps({"event": event, "at": iso(time.time()), **facts}) + "\n")
-            sys.stdout.flush()
-        except (OSError, ValueError):
-            # The reader has gone; the charges are no less real, and the ledger and the report hold them.
-            self._closed = True
-            terminal.complain(text("run.closed"))
+        terminal.plain(json.dumps({"event": event, "at": iso(time.time()), **facts}))
 
 
 def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]:

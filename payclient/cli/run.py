@@ -48,21 +48,6 @@ IN_FLIGHT = 0.5
 CHUNK = 500
 
 
-def by_customer(requests: Sequence[SaleRequest], *, scattered: bool) -> list[SaleRequest]:
-    """Return the rows of each customer together, the customer with most rows first.
-
-    `scattered`: those with as many rows come in an order of this process's own, so that several over one file seldom
-    meet.
-    """
-    lanes: dict[str, list[SaleRequest]] = {}
-    for request in requests:
-        lanes.setdefault(lane_text(request), []).append(request)
-    order = list(lanes.values())
-    if scattered:
-        random.shuffle(order)
-    return [request for lane in sorted(order, key=len, reverse=True) for request in lane]
-
-
 class Run:
     """Charges rows, and reads at its begin and its end what the ledger holds of each."""
 
@@ -131,11 +116,13 @@ class Run:
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
         limits = self._limits
-        requests = by_customer(self._requests, scattered=tracker.attempts.are_shared)
+        rows = [ChargeRow(request=each, purchase=self._purchase(each)) for each in self._requests]
+        if tracker.attempts.are_shared:  # several processes over one file shall seldom meet
+            random.shuffle(rows)
         try:
             async with charge_all(
                 tracker,
-                [ChargeRow(request=each, purchase=self._purchase(each)) for each in requests],
+                rows,
                 max_in_flight=limits.max_in_flight,
                 max_pending=limits.max_pending,
                 rate=limits.rate,

@@ -124,7 +124,9 @@ def plain(text: str) -> None:
     """Write a line among the results as it is; what is not printable is escaped."""
     from payclient.ledger.records import sanitize_text  # `--help` needs no ledger
 
-    _StandardStream("stdout").write(f"{sanitize_text(text)}\n")
+    stream = _StandardStream("stdout")
+    stream.write(f"{sanitize_text(text)}\n")
+    stream.flush()
 
 
 def complain(text: str) -> None:

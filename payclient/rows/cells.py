@@ -45,9 +45,6 @@ class RowError:
 #: The decimal marks, and what each is called.
 MARKS = {",": "comma", ".": "point"}
 
-#: A value that is an amount with either mark, and another one with each.
-AMBIGUOUS = "?"
-
 
 def _pattern(mark: str) -> re.Pattern[str]:
     # Between groups of three digits: the other mark, a space that breaks or not, an apostrophe.
@@ -78,27 +75,20 @@ def fits_sign(sign: str, currency: str) -> bool:
     return currency not in ("EUR", "GBP", "PEN") if sign == "$" else _SIGNS.get(sign, sign) == currency
 
 
-def mark_of(text: str) -> str | None:
-    """Return the decimal mark that a value proves, `AMBIGUOUS`, or None: no proof, or not an amount."""
-    text = split_sign(text)[1]
-    fitting = [mark for mark, pattern in _PATTERNS.items() if pattern.fullmatch(text)]
-    if not fitting or not any(mark in text for mark in MARKS):
-        return None
-    return fitting[0] if len(fitting) == 1 else AMBIGUOUS
-
-
 def find_mark(name: str, texts: Iterable[str]) -> str:
     """Return the mark that the amounts prove; a point where none has a mark.
 
     Raises `InvalidRequestError` where they contradict each other, or may mean two things and none proves which.
     """
-    found = {mark_of(text) for text in texts}
-    proven, tell = [mark for mark in MARKS if mark in found], "give --decimal-mark , or --decimal-mark ."
+    amounts = {split_sign(text)[1] for text in texts if "," in text or "." in text}
+    fitting = {mark: {*filter(pattern.fullmatch, amounts)} for mark, pattern in _PATTERNS.items()}
+    proven = [mark for mark, of_mark in fitting.items() if of_mark - fitting["," if mark == "." else "."]]
+    tell = "give --decimal-mark , or --decimal-mark ."
     if len(proven) > 1:
         raise InvalidRequestError(
             f"{name}: some amounts have a decimal comma and others a decimal point: {tell}"
         )
-    if not proven and AMBIGUOUS in found:
+    if not proven and any(fitting.values()):
         raise InvalidRequestError(
             f'{name}: amounts such as "1,000" or "1.000" may mean one or one thousand, and no other amount of the '
             f"file proves which: {tell}"

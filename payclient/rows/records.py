@@ -215,7 +215,7 @@ def _read_sheet(path: Path, form: Format) -> Records:
         header.pop()
     names = tuple(header)
     for (line, place), broken in _broken_cells(path, sheet).items():
-        rows[line - 1][place] = broken
+        rows[line - 1][place - 1] = broken
     records: list[FileRecord] = []
     for line, cells in enumerate(rows[begin + 1 :], begin + 2):
         if form.ignore_rest or not any(cell != "" for cell in cells[len(names) :]):
@@ -256,12 +256,16 @@ def _broken_cells(path: Path, sheet: str) -> dict[tuple[int, int], CellError]:
         raw = _sheet_xml(archive, sheet)
     if b"<f" not in raw and b't="e"' not in raw and b":f" not in raw:
         return {}
+    from openpyxl.utils.cell import coordinate_to_tuple as place_of
+
     broken = {}
     for cell in ElementTree.fromstring(raw).iterfind(".//{*}sheetData/{*}row/{*}c"):  # noqa: S314 - likewise
         if cell.get("t") == "e":
-            broken[_place_of(cell)] = CellError("is an error of the spreadsheet")
+            broken[place_of(cell.get("r", "A1"))] = CellError("is an error of the spreadsheet")
         elif cell.find("{*}f") is not None and not cell.findtext("{*}v") and cell.get("t") != "str":
-            broken[_place_of(cell)] = CellError("is a formula without its value: open and save the file")
+            broken[place_of(cell.get("r", "A1"))] = CellError(
+                "is a formula without its value: open and save the file"
+            )
     return broken
 
 
@@ -273,13 +277,6 @@ def _sheet_xml(archive: zipfile.ZipFile, sheet: str) -> bytes:
     relation = next(value for name, value in found.items() if name.endswith("}id"))
     (target,) = [link.get("Target", "") for link in links if link.get("Id") == relation]
     return archive.read(target[1:] if target.startswith("/") else f"xl/{target}")
-
-
-def _place_of(cell: ElementTree.Element) -> tuple[int, int]:
-    """Return a cell's line from 1 and its column from 0: B7 is 7 and 1."""
-    letters, digits = re.fullmatch(r"([A-Z]+)([0-9]+)", cell.get("r", "A0")).groups()  # type: ignore[union-attr]  # the format's own form
-    column = sum((ord(letter) - 64) * 26**power for power, letter in enumerate(reversed(letters)))
-    return int(digits), column - 1
 
 
 # --- JSONL

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from payclient.cli.tables import Dialect, bad_rows
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import BillTo, LineItem, Order, SaleRequest
 from payclient.profile import PAYPHONE, ServiceProfile
@@ -627,7 +628,7 @@ def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path, read: Read) -> 
 def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
     """As it stands, with why, as text that no spreadsheet calculates; corrected, it is charged by the same options."""
     left_out = tmp_path / "bad.csv"
-    text = read_file(SAMPLE, SAMPLE_FORM).bad_rows(left_out).decode("utf-8-sig")
+    text = bad_rows(read_file(SAMPLE, SAMPLE_FORM), left_out, Dialect(delimiter=";")).decode("utf-8-sig")
     assert text.count("\n") == 9
     assert text.splitlines()[0].endswith(";referencia;fault")
     assert "2026-0003;984111223;593;;20,00;3,00;23,00;USD;Sin cero inicial;telefono: has 9 digits" in text
@@ -646,8 +647,8 @@ def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
     good = row.replace("5.0", "5").replace("usd", "USD").replace('"a"', '"b"')
     file = read(f"{row}\n{row[:50]}\n{{}}\n{good}\n", "rows.jsonl")
     with pytest.raises(ConfigurationError, match=r"must end in \.jsonl"):
-        file.bad_rows(tmp_path / "bad.csv")
-    left = file.bad_rows(tmp_path / "bad.jsonl")
+        bad_rows(file, tmp_path / "bad.csv", Dialect())
+    left = bad_rows(file, tmp_path / "bad.jsonl", Dialect())
     lines = left.decode().splitlines()
     assert lines[1] == row[:50]
     assert (
@@ -764,7 +765,7 @@ def test_an_open_document_is_read_as_well(tmp_path: Path) -> None:
 def test_what_is_left_out_of_a_spreadsheet_is_csv(tmp_path: Path) -> None:
     """Its typed cells as text, the errors empty."""
     path = sheet(tmp_path / "a.xlsx", SHEET, ["k", 984111222, 12.5, "#N/A"])
-    left = read_file(path, TYPED).bad_rows(tmp_path / "bad.csv").decode("utf-8-sig").splitlines()
+    left = bad_rows(read_file(path, TYPED), tmp_path / "bad.csv", Dialect()).decode("utf-8-sig").splitlines()
     assert left[0] == "clave,telefono,amount_without_tax,tip,nota,fault"
     assert left[1].startswith("k,984111222,12.5,,,")
     assert "telefono: must be a text" in left[1]

@@ -19,7 +19,7 @@ from payclient.cli.progress import Look, next_steps, say_reasons
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, Service, profile_of
-from payclient.cli.tables import Dialect
+from payclient.cli.tables import Dialect, bad_rows
 from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError
 from payclient.rows import ChargeFile, read_file
@@ -155,7 +155,7 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> bytes:
     if path is None or not (file.requests and file.bad):
         return b""
     check_output("--skip-bad", path)
-    content = file.bad_rows(path, reason, delimiter=dialect.delimiter, mark=dialect.mark)
+    content = bad_rows(file, path, dialect)
     with _told(path):
         if path.exists() and path.read_bytes() != content:
             # Perhaps somebody has corrected it there.

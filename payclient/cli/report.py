@@ -17,7 +17,7 @@ from typing import Any, Self
 import attrs
 
 from payclient.cli.files import atomic_write, check_output
-from payclient.cli.tables import Dialect, csv_line, dialect_of, json_line, read_table, table_bytes
+from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_table, table_bytes
 from payclient.cli.terminal import iso
 from payclient.errors import (
     AlreadyPaidError,
@@ -29,7 +29,8 @@ from payclient.errors import (
 )
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
-from payclient.rows import ChargeFile
+from payclient.rows import ChargeFile, Row
+from payclient.rows.format import plain
 from payclient.tracking.outcomes import Outcome
 
 __all__: list[str] = []
@@ -204,11 +205,20 @@ def carried_from(
 ) -> Carried:
     """Return what is kept of a file; these are told of a CSV report. Raises `ConfigurationError` for no such column."""
     dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
-    kept = file.kept(keep, dialect.mark)
+    header = [plain(name.strip()) for name in file.records.names]
+    if lacking := [name for name in keep if header and plain(name) not in header]:
+        raise ConfigurationError(
+            f"--keep {lacking[0]}: {file.path.name} has no such column; nothing was sent"
+        )
+
+    def kept(row: Row) -> list[str]:
+        cells = row.cells if keep else {}
+        return [cell_text(cells.get(plain(name)), dialect.mark) for name in keep]
+
     return Carried(
         names=tuple(keep),
-        rows={row.key: (row.line, kept[row.line]) for row in file.rows if row.key and not row.errors},
-        left_out=[(row.line, kept[row.line], "; ".join(e.words for e in row.errors)) for row in file.bad],
+        rows={row.key: (row.line, kept(row)) for row in file.rows if row.key and row.request},
+        left_out=[(row.line, kept(row), "; ".join(e.words for e in row.errors)) for row in file.bad],
         dialect=dialect,
     )
 

@@ -7,19 +7,20 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from payclient.cli.texts import language
-from payclient.errors import InvalidRequestError
+from payclient.cli.texts import language, reason
+from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.ledger.records import sanitize_text
-from payclient.rows.cells import CellError
-from payclient.rows.format import Format
-from payclient.rows.records import SHEETS, Records, read_records
+from payclient.rows import ChargeFile
+from payclient.rows.cells import FORMULA, CellError
+from payclient.rows.format import FAULT, Format
+from payclient.rows.records import SHEETS, FileRecord, Records, read_records
 
 __all__: list[str] = []
 
@@ -56,11 +57,13 @@ def dialect_of(
     return Dialect(delimiter=told_delimiter or delimiter or ",", mark=mark, bom=read.for_spreadsheets)
 
 
-def csv_line(values: Iterable[object], dialect: Dialect = Dialect()) -> bytes:
+def csv_line(
+    values: Iterable[object], dialect: Dialect = Dialect(), guard: Callable[[str], str] = defuse
+) -> bytes:
     """Return a line of CSV; None is empty, a list is one cell, and a `Decimal` is an amount in units."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=dialect.delimiter)
-    writer.writerow([defuse(_cell(value, dialect.mark)) for value in values])
+    writer.writerow([guard(cell_text(value, dialect.mark)) for value in values])
     return text.getvalue().encode("utf-8", "replace")
 
 
@@ -95,7 +98,9 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     def cell(value: object) -> object:
         if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 10**15):
             return value
-        made = WriteOnlyCell(sheet, value if isinstance(value, Decimal) else sanitize_text(_cell(value, ".")))
+        made = WriteOnlyCell(
+            sheet, value if isinstance(value, Decimal) else sanitize_text(cell_text(value, "."))
+        )
         if isinstance(value, Decimal):
             made.number_format = "#,##0.00"
         else:
@@ -109,16 +114,56 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     return content.getvalue()
 
 
-def _cell(value: object, mark: str) -> str:
+def cell_text(value: object, mark: str) -> str:
+    """Return what stands in a cell of CSV, with this decimal mark; of a spreadsheet's cell what it shows."""
     if isinstance(value, list):
         return "; ".join(map(str, value))
     if isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False) if value else ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Decimal):
-        return f"{value:.2f}".replace(".", mark)
-    return "" if value is None else str(value)
+    if isinstance(value, float | Decimal):
+        return f"{value:{'.15g' if isinstance(value, float) else '.2f'}}".replace(".", mark)
+    return "" if value is None or isinstance(value, CellError) else str(value)
+
+
+def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
+    """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL.
+
+    Raises `ConfigurationError` for a path that ends in another way.
+    """
+    kind = file.path.suffix.lower()
+    if path.suffix.lower() != (wanted := ".csv" if kind in SHEETS else kind):
+        raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
+    reasons = [(row.record, "; ".join(reason(error.words) for error in row.errors)) for row in file.bad]
+    if not file.records.names:
+        lines = (_json_line(record, why) for record, why in reasons)
+        return "".join(lines).encode("utf-8", "surrogateescape")
+    names = [name.strip() for name in file.records.names]
+    rows = [(names, FAULT)]
+    for record, why in reasons:
+        rows.append(([] if isinstance(record.cells, CellError) else [*record.cells], why))
+    places = [number for number, name in enumerate(names) if name != FAULT]
+    return codecs.BOM_UTF8 + b"".join(
+        csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
+        for cells, why in rows
+    )
+
+
+def _guard(cell: str) -> str:
+    """Keep a spreadsheet from calculating a formula; a phone with its plus is none, and is charged as it stands."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def _json_line(record: FileRecord, why: str) -> str:
+    """Return a line of JSONL with the reason, where it is an object, behind the rest as it stands: a number read and
+    written again might be another one.
+    """
+    line = record.source.strip()
+    if not isinstance(record.cells, CellError) and FAULT not in record.names:
+        fault = json.dumps({FAULT: why}, ensure_ascii=False)
+        line = line[:-1].rstrip() + ", " * bool(record.names) + fault[1:]
+    return f"{line}\n"
 
 
 def read_table(path: Path, *wanted: str) -> list[dict[str, Any]] | None:

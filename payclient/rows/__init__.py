@@ -6,12 +6,9 @@ coerced, rounded or guessed. Read `records` (files -> cells), `format` (what col
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.models import Order, SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.rows.cells import (
-    FORMULA,
     MARKS,
     NOT_TEXT,
     CellError,
@@ -35,7 +31,7 @@ from payclient.rows.cells import (
     fits_sign,
     split_sign,
 )
-from payclient.rows.format import AMOUNTS, FAULT, KEY, PURCHASE, Columns, Format, plain
+from payclient.rows.format import AMOUNTS, KEY, PURCHASE, Columns, Format, plain
 from payclient.rows.records import FileRecord, Records, read_records
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.purchases import check_purchase
@@ -71,17 +67,16 @@ class Row:
         """Its line, counted from 1."""
         return self.record.line
 
-    def add(self, field: str | None, why: str) -> None:
-        """Add an error of a field, or (None) of the whole row."""
-        self.errors.append(RowError(self.line, self.spelled.get(field or "", field), why))
-
-    def texts(self, mark: str) -> dict[str, str]:
-        """Return its cells by the plain names of their columns, numbers with this decimal mark."""
+    @property
+    def cells(self) -> dict[str, Any]:
+        """Its cells by the plain names of their columns, as far as they can be told."""
         cells = () if isinstance(self.record.cells, CellError) else self.record.cells
-        return {
-            plain(name.strip()): _text(cell, mark)
-            for name, cell in zip(self.record.names, cells, strict=False)
-        }
+        return dict(zip((plain(name.strip()) for name in self.record.names), cells, strict=False))
+
+    def add(self, field: str | None, why: str) -> None:
+        """Add an error of a field, or (None) of the whole row, which then is not sent."""
+        self.errors.append(RowError(self.line, self.spelled.get(field or "", field), why))
+        self.request = None
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +100,7 @@ class ChargeFile:
     @cached_property
     def requests(self) -> list[SaleRequest]:
         """The good rows, in the order of the file."""
-        return [row.request for row in self.rows if row.request is not None and not row.errors]
+        return [row.request for row in self.rows if row.request is not None]
 
     @cached_property
     def bad(self) -> list[Row]:
@@ -115,7 +110,7 @@ class ChargeFile:
     @property
     def purchases(self) -> dict[str, str]:
         """What rows are for, by their client transaction ids; without those that are for nothing else."""
-        return {row.key: row.purchase for row in self.rows if row.key and row.purchase and not row.errors}
+        return {row.key: row.purchase for row in self.rows if row.key and row.purchase and row.request}
 
     @property
     def errors(self) -> list[RowError]:
@@ -136,7 +131,7 @@ class ChargeFile:
         """The lines of good rows with the same customer and the same amount, group by group."""
         groups: dict[object, list[int]] = {}
         for row in self.rows:
-            if row.request is not None and not row.errors:
+            if row.request is not None:
                 same = lane_text(row.request), row.request.amount, row.request.currency
                 groups.setdefault(same, []).append(row.line)
         return [lines for lines in groups.values() if len(lines) > 1]
@@ -145,65 +140,6 @@ class ChargeFile:
     def lanes(self) -> Counter[str]:
         """Good rows by customer at one store."""
         return Counter(map(lane_text, self.requests))
-
-    def kept(self, names: Sequence[str], mark: str = ".") -> dict[int, tuple[str, ...]]:
-        """Return the texts of these columns, by line, a number's with this decimal mark.
-
-        Raises `ConfigurationError` for a column that is not there.
-        """
-        header = [plain(name.strip()) for name in self.records.names]
-        for name in names:
-            if header and plain(name) not in header:
-                raise ConfigurationError(
-                    f"--keep {name}: {self.path.name} has no such column; nothing was sent"
-                )
-        texts = {row.line: row.texts(mark) for row in self.rows if names}
-        return {row.line: tuple(texts[row.line].get(plain(name), "") for name in names) for row in self.rows}
-
-    def bad_rows(
-        self, path: Path, say: Callable[[str], str] = str, *, delimiter: str | None = None, mark: str = "."
-    ) -> bytes:
-        """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL.
-
-        `say` gives the words of a reason in another language, `delimiter` another than the file's own, and `mark` is
-        the decimal mark of a spreadsheet's numbers.
-        """
-        wanted = {".xlsx": ".csv", ".ods": ".csv"}.get(suffix := self.path.suffix.lower(), suffix)
-        if path.suffix.lower() != wanted:
-            raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
-        reasons = [(row.record, "; ".join(say(error.words) for error in row.errors)) for row in self.bad]
-        if not self.records.names:
-            lines = (_json_line(record, why) for record, why in reasons)
-            return "".join(lines).encode("utf-8", "surrogateescape")
-        keep = [number for number, name in enumerate(self.records.names) if name.strip() != FAULT]
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=delimiter or self.records.delimiter)
-        writer.writerow([*(self.records.names[number].strip() for number in keep), FAULT])
-        for record, why in reasons:
-            cells = (
-                [] if isinstance(record.cells, CellError) else [_text(cell, mark) for cell in record.cells]
-            )
-            cells = [f"'{cell}" if FORMULA.match(cell) else cell for cell in cells]
-            writer.writerow([*(cells[n] if n < len(cells) else "" for n in keep), why])
-        return b"\xef\xbb\xbf" + text.getvalue().encode("utf-8", "replace")
-
-
-def _text(cell: Any, mark: str) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.15g}".replace(".", mark)
-    return "" if cell is None or isinstance(cell, CellError) else str(cell)
-
-
-def _json_line(record: FileRecord, why: str) -> str:
-    """Return a line of JSONL with the reason, where it is an object, behind the rest as it stands: a number read and
-    written again might be another one.
-    """
-    line = record.source.strip()
-    if not isinstance(record.cells, CellError) and FAULT not in record.names:
-        line = (
-            line[:-1].rstrip() + ", " * bool(record.names) + json.dumps({FAULT: why}, ensure_ascii=False)[1:]
-        )
-    return f"{line}\n"
 
 
 def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile = DOCUMENT) -> ChargeFile:
@@ -432,7 +368,7 @@ def _check_zeros(rows: Iterable[Row]) -> None:
     shapes = {
         row.line: (row.request.country_code.removeprefix("+"), phone[0] == "0", len(phone))
         for row in rows
-        if row.request is not None and not row.errors
+        if row.request is not None
         if (phone := row.request.phone_number) and phone.isascii() and phone.isdigit()
     }
     seen = {*shapes.values()}

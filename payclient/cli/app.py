@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "ledger export": ("ledger:export", None, f"--out charges.csv {_BOOK}"),
     "prepare": (
-        "prepare:prepare", "Prepare a payment form and print its links, each with its time left.",
+        "sale:prepare", "Prepare a payment form and print its links, each with its time left.",
         "--amount-without-tax 1050 --currency USD --client-transaction-id form-17 --store-id S1 "
         "--response-url https://shop.example/back --ledger sqlite:charges.db --profile payphone",
     ),

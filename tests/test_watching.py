@@ -184,7 +184,7 @@ async def test_rows_that_are_not_sent_yet_are_counted_apart(tmp_path: Path) -> N
     assert re.search(r"not sent yet +3 +USD 30\.09", console.file.getvalue())
     page = read_page(page_of(tmp_path / "r.html", *lines, code=130)).text
     assert "1 of 4 charges were paid: USD 10.01. 3 are not sent yet." in page
-    assert "unknown" not in console.file.getvalue() + page.partition("When it ran")[0]
+    assert "unknown" not in console.file.getvalue() + page.partition("“Paid” is")[0]
 
 
 async def test_a_machine_that_hangs_up_ends_no_run(
@@ -393,7 +393,7 @@ def test_events_for_machines_and_a_page_that_is_rebuilt(
     before = service.counts()
     assert main(arguments) == 3
     assert service.counts() == before
-    written = re.compile(r"This page written.*?\)")
+    written = re.compile(r"This page was written.*?\)")
     assert written.sub("", read_page(page.read_text()).text) == written.sub("", first.text)
 
 

@@ -94,6 +94,8 @@ class RunPage:
         for line in lines:
             of.setdefault(line.label, []).append(line)
         kept = (State.REVERSED, "message"), (State.ACCEPTED, "receipt")
+        # On this machine's clock, with its zone.
+        form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
         content = render(
             "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, labels=LABELS,
             people=[(label, of[label][:LISTED], len(of[label])) for label in _LISTED if label in of],
@@ -102,7 +104,7 @@ class RunPage:
                 (label, [line for line in of.get(label, ()) if getattr(line, name)][:LISTED], name)
                 for label, name in kept
             ],
-            paid_word=paid_word, carried=self._carried, when=_when(lines, tally, total),
+            paid_word=paid_word, carried=self._carried, written=time.strftime(form, time.localtime()),
             outcomes=[(label, tally.counts[label]) for label in LABELS if tally.counts[label]],
             **self._answers(of),
         )  # fmt: skip
@@ -134,21 +136,6 @@ def _seconds_to_answer(line: Line) -> float:
     """Return the seconds from a row's permit to its answer; endless where they are not known."""
     end = line.decided_at if line.notified_at is None else line.notified_at
     return inf if line.created_at is None or end is None else max(end - line.created_at, 0.0)
-
-
-def _when(lines: Collection[Line], tally: Tally, total: int) -> list[tuple[str, str]]:
-    """Return how many rows there are, and when what happened, on this machine's clock, with its zone."""
-    named = {
-        "first_sent": min((line.created_at for line in lines if line.created_at is not None), default=None),
-        "last_decided": max((line.decided_at for line in lines if line.decided_at is not None), default=None),
-        "written": time.time(),
-    }
-    form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
-    times = {
-        name: time.strftime(form, time.localtime(when)) for name, when in named.items() if when is not None
-    }
-    facts = {"in_file": counted(total), "with_outcome": counted(tally.done)} | times
-    return [(text(f"page.{name}"), words) for name, words in facts.items()]
 
 
 def _money(sums: Mapping[str, int]) -> list[str]:

@@ -92,9 +92,10 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await opened.aclose()
 
 
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+#: How many examples of each property are tried; for a search of hours: PAYCLIENT_TESTS_EXAMPLES=100000.
+EXAMPLES = int(os.environ.get("PAYCLIENT_TESTS_EXAMPLES", "40"))
+settings.register_profile("payclient", deadline=None, derandomize="CI" in os.environ, max_examples=EXAMPLES)
+settings.load_profile("payclient")
 
 
 if os.environ.get("PAYCLIENT_TESTS_EAGER"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fuzz import checks
@@ -78,7 +78,6 @@ def bodies(draw: st.DrawFn) -> bytes:
     return b"\xef\xbb\xbf" + body if kind == 4 else body
 
 
-@settings(max_examples=200)
 @given(statuses, bodies())
 @example(200, b'{"transactionId":12,"transactionId":13}')
 @example(200, b'{"transactionId":12,"error\\u0043ode":22}')
@@ -90,7 +89,6 @@ def test_sale(status: int, body: bytes) -> None:
     checks.check_sale(status, body)
 
 
-@settings(max_examples=200)
 @given(statuses, bodies())
 @example(200, b'{"paymentId":"p","payWithCard":"https://pay.example/c"}')
 @example(200, b'{"paymentId":"p","payWithCard":"https://pay.example/\\n"}')
@@ -99,7 +97,6 @@ def test_prepare(status: int, body: bytes) -> None:
     checks.check_prepare(status, body)
 
 
-@settings(max_examples=200)
 @given(statuses, bodies())
 @example(200, b'[{"transactionStatus":"Approved","transactionId":1},{"transactionStatus":"Approved"}]')
 @example(500, b'{"transactionStatus":"Approved"}')
@@ -129,7 +126,6 @@ content_types = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
 @given(
     queries,
     st.one_of(bodies(), queries.map(lambda text: (text or "").encode("utf-8", "replace"))),

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import payclient
 
 ROOT = Path(payclient.__file__).parent
@@ -52,8 +50,8 @@ ASIDE = {"simulator", "pytest_plugin"}
 FACES = {"__init__": len(ROWS) - 2, "__main__": len(ROWS) - 1}
 
 
-def modules() -> list[Path]:
-    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+#: What is read of each module, by its path below the package.
+TREES = {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:
@@ -61,13 +59,9 @@ def name_of(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_bytes())
-
-
-def imported(node: ast.AST, path: Path) -> Iterator[str]:
-    """The full names of all that is imported anywhere below a node."""
-    for inner in ast.walk(node):
+def imported(path: Path) -> Iterator[str]:
+    """The full names of all that a module imports anywhere."""
+    for inner in ast.walk(TREES[path]):
         if isinstance(inner, ast.Import):
             yield from (alias.name for alias in inner.names)
         elif isinstance(inner, ast.ImportFrom):
@@ -76,10 +70,15 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in inner.names)
 
 
+def roots(path: Path) -> set[str]:
+    """The first names of all that a module imports."""
+    return {full.split(".")[0] for full in imported(path)}
+
+
 def ours(path: Path) -> set[str]:
     """The modules and packages of our top level that a file imports; `__init__` stands for the face."""
     found = set()
-    for full in imported(tree(path), path):
+    for full in imported(path):
         parts = full.split(".")
         if parts[0] == "payclient":
             below = parts[1] if len(parts) > 1 else "__init__"
@@ -90,61 +89,55 @@ def ours(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=str)
-def test_a_module_imports_only_from_rows_above_its_own(path: Path) -> None:
+def test_a_module_imports_only_from_rows_above_its_own() -> None:
     """And each is in a row."""
-    name = name_of(path)
-    if name in ASIDE:
-        return
-    assert name in ROW or name in FACES, f"{name} is in no row"
-    for other in ours(path) - {name}:
-        if name in FACES:
-            assert ROW[other] <= FACES[name], f"{path} imports {other}"
-            assert (name, other) not in {("__init__", "web"), ("__init__", "sync")}, "the face loads neither"
-        elif (name, other) in {("cli", "simulator"), ("cli", "__init__"), ("sync", "__init__")}:
-            continue  # the lowest row runs the simulator, and those that wrap the face see it
-        else:
-            assert other in ROW, f"{path} imports {other}"
-            assert ROW[other] < ROW[name], f"{path} imports {other}"
+    for path in TREES:
+        name = name_of(path)
+        if name in ASIDE:
+            continue
+        assert name in ROW or name in FACES, f"{name} is in no row"
+        for other in ours(path) - {name}:
+            if name in FACES:
+                assert ROW[other] <= FACES[name], f"{path} imports {other}"
+                assert (name, other) not in {("__init__", "web"), ("__init__", "sync")}, (
+                    "the face loads neither"
+                )
+            elif (name, other) in {("cli", "simulator"), ("cli", "__init__"), ("sync", "__init__")}:
+                continue  # the lowest row runs the simulator, and those that wrap the face see it
+            else:
+                assert other in ROW, f"{path} imports {other}"
+                assert ROW[other] < ROW[name], f"{path} imports {other}"
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if name_of(path) == "simulator"], ids=str)
-def test_the_simulator_imports_nothing_of_payclient(path: Path) -> None:
+def test_the_simulator_imports_nothing_of_payclient() -> None:
     """Or a misreading of the document would be made twice, and seen never."""
-    assert ours(path) <= {"simulator"}
+    for path in TREES:
+        assert name_of(path) != "simulator" or ours(path) <= {"simulator"}, path
 
 
-@pytest.mark.parametrize("name", " ".join(CORE).split())
-def test_the_core_sees_no_world(name: str) -> None:
+def test_the_core_sees_no_world() -> None:
     """Time, sleep and randomness are arguments of the core."""
-    path = Path(f"{name}.py")
-    if not (ROOT / path).exists():
-        pytest.skip("does not exist yet")
-    assert not {full.split(".")[0] for full in imported(tree(path), path)} & WORLD
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in ("now", "utcnow", "today"), f"{path}:{node.lineno} reads a clock"
+    for name in " ".join(CORE).split():
+        path = Path(f"{name}.py")
+        assert not roots(path) & WORLD, path
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("now", "utcnow", "today"), f"{path}:{node.lineno} reads a clock"
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if name_of(path) != "simulator"], ids=str)
-def test_aiohttp_is_a_client_in_one_place(path: Path) -> None:
+def test_aiohttp_is_a_client_in_one_place() -> None:
     """Receivers of notifications may be servers."""
-    if path == Path("transport.py"):
-        return
-    for full in imported(tree(path), path):
-        if full.split(".")[0] == "aiohttp":
-            assert path.parts[0] == "web", f"{path} imports {full}"
-            assert full.split(".")[1:2] == ["web"], f"{path} imports {full}"
+    for path in TREES:
+        for full in imported(path):
+            if full.split(".")[0] == "aiohttp" and path != Path("transport.py"):
+                assert path.parts[0] in ("web", "simulator"), f"{path} imports {full}"
+                assert path.parts[0] == "simulator" or full.split(".")[1] == "web", f"{path} imports {full}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=str)
-def test_a_framework_is_imported_only_by_the_module_of_its_name(path: Path) -> None:
+def test_a_framework_is_imported_only_by_the_module_of_its_name() -> None:
     """Whoever uses one of them needs no other; the pure modules of `web` need none."""
-    frameworks = {full.split(".")[0] for full in imported(tree(path), path)} & {
-        "django",
-        "starlette",
-        "fastapi",
-    }
-    assert frameworks <= ({*path.with_suffix("").parts} if path.parts[0] == "web" else set())
-    if path.parts[0] == "web" and path.stem != "aiohttp":
-        assert not [full for full in imported(tree(path), path) if full.split(".")[0] == "aiohttp"]
+    for path in TREES:
+        frameworks = roots(path) & {"django", "starlette", "fastapi"}
+        assert frameworks <= ({*path.with_suffix("").parts} if path.parts[0] == "web" else set()), path
+        if path.parts[0] == "web" and path.stem != "aiohttp":
+            assert "aiohttp" not in roots(path), path

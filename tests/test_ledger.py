@@ -723,11 +723,7 @@ async def carried_out(url: str, steps: list[Step]) -> list[object]:
     return seen
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_both_ledgers_agree(tmp_path_factory: pytest.TempPathFactory, steps: list[Step]) -> None:
     """Whatever is asked of them, one by one or at once, SQLite answers what the dict answers."""
@@ -736,7 +732,7 @@ def test_both_ledgers_agree(tmp_path_factory: pytest.TempPathFactory, steps: lis
     assert sqlite == memory
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @example(steps=[Step("a", 1, None, 0, "reopen"), Step("a", 1, EVENTS[NotSent], 0, "answers")])
 @given(steps=STEPS)
 def test_postgres_agrees(postgres: PostgresServer, steps: list[Step]) -> None:

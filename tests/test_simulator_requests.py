@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from manual_clock import ManualClock
@@ -309,7 +308,6 @@ _ADDRESSES = st.text().map(lambda text: "https://shop.example/" + text) | st.tex
     changes=st.lists(st.dictionaries(_FIELDS, JSON | _ORDERS | _ADDRESSES), max_size=5),
     others=st.lists(JSON, max_size=3),
 )
-@hypothesis_settings(max_examples=60, deadline=None)
 async def test_no_json_crashes_the_service(
     path: str, changes: list[dict[str, Any]], others: list[object]
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import crowd as virtual
@@ -87,7 +87,6 @@ def check(behaviours: Sequence[str], count: int, lost: bool) -> None:
     in_virtual_time(main)
 
 
-@settings(max_examples=40)
 @example(["429 9999", "html", "unmapped", "unmapped", "429"], 40, True)
 @given(
     st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=12), st.sampled_from([1, 5, 40]), st.booleans()

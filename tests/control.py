@@ -35,5 +35,5 @@ def call_process(url: str, operation: str, /, **arguments: Any) -> Any:
         data=json.dumps(arguments).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own
         return json.load(answer)

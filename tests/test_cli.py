@@ -185,8 +185,8 @@ def start(arguments: list[str]) -> "subprocess.Popen[str]":
     )
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 15) -> None:
-    end = time.monotonic() + seconds
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
@@ -541,7 +541,7 @@ def test_two_runs_on_one_ledger_are_refused(silent: Service, tmp_path: Path) -> 
         process.send_signal(signal.SIGSTOP)
         try:
             second = subprocess.run(
-                [*PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20
+                [*PYTHON, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
             )
         finally:
             process.send_signal(signal.SIGCONT)

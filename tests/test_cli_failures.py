@@ -179,7 +179,7 @@ def test_sighup_is_what_sigterm_is(silent: Service, tmp_path: Path) -> None:
     with start(arguments) as process:
         wait_until(lambda: len(silent.truth("hup-")) >= 3)
         process.send_signal(signal.SIGHUP)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     states = [line["state"] for line in read_report(report).values()]
     assert sorted(states) == [""] * 5 + ["cancelled"] * 3

@@ -329,13 +329,13 @@ async def test_a_report_ends_with_the_ledgers_word(
     """A row that was refused on this host, and that another charged meanwhile, is paid at the end."""
     profile = tmp_path / "profile.toml"
     profile.write_text(
-        "not_found_codes = [20]\nsale_window = 8\nqueries_per_minute = 6000\n[status]\n"
+        "not_found_codes = [20]\nsale_window = 120\nqueries_per_minute = 6000\n[status]\n"
         'by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"\nstate_field = "transactionStatus"\n'
     )
     rows, report = rows_of("word", 2), tmp_path / "r.csv"
     both, one = write_csv(tmp_path / "both.csv", rows), write_csv(tmp_path / "one.csv", rows[:1])
     settings = Settings(
-        sale_window=8, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
+        sale_window=120, status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}"
     )
     answers = Answers(approve=0, reject=0, ignore=1)
     with SimulatorThread(Simulator(token=TOKEN, settings=settings, answers=answers)) as service:
@@ -354,6 +354,7 @@ async def test_a_report_ends_with_the_ledgers_word(
             await asyncio.to_thread(service.approve, "word-0")
             assert await second.wait() == 0
             assert read_report(report)["word-0"]["state"] == "refused"
+            await asyncio.to_thread(service.reject, "word-1")
             await first.communicate()
     lines = read_report(report)
     assert list(lines) == ["word-0", "word-1"]

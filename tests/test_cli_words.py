@@ -25,6 +25,7 @@ from test_cli import (
     service,
     silent,
     simulated,
+    wait_until,
     willing,
     write_csv,
 )
@@ -320,9 +321,14 @@ def test_a_run_says_that_the_service_has_gone(
 ) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
-    with simulated(tmp_path, "--answers", "ignore=1", window=4) as leaving:
+    with simulated(tmp_path, "--answers", "ignore=1", window=3) as leaving:
         file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
-        stopper = threading.Timer(2, leaving.stop)
+
+        def stop() -> None:
+            wait_until(lambda: leaving.counts()["created"] == 2)
+            leaving.stop()
+
+        stopper = threading.Thread(target=stop)
         stopper.start()
         try:
             code = main([*charge_arguments(leaving, file), "--language", "es"])

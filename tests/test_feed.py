@@ -39,7 +39,7 @@ async def ledger(
 
 
 async def taken(feed: AsyncIterator[payclient.Outcome], count: int) -> list[payclient.Outcome]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return [await anext(feed) for _ in range(count)]
 
 
@@ -200,7 +200,7 @@ async def test_the_feed_survives_a_restart_of_postgres(
             await asyncio.to_thread(postgres.stop)
             feed = tracker.outcomes(since)
             coming = asyncio.ensure_future(anext(feed))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while caplog.text.count("outcomes cannot be read now") == number:  # noqa: ASYNC110 - no event of ours tells
                     await asyncio.sleep(0.01)
             assert not coming.done()
@@ -208,7 +208,7 @@ async def test_the_feed_survives_a_restart_of_postgres(
             pending = await tracker.sale(sale(f"order-{number}", f"098411122{number}"))
             service.decide("Aceptado", 1000 + number)
             assert (await pending.check()).paid is True
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not coming.done():
                     await service.clock.advance(1)
                     await asyncio.sleep(0.02)

@@ -194,7 +194,7 @@ def test_without_atheris_the_command_says_so(tmp_path: Path) -> None:
     (tmp_path / "atheris.py").write_text("raise ImportError")
     path = f"{tmp_path}:{ROOT}:{ROOT / 'tests'}"
     command = [sys.executable, "-m", "fuzz", "--runs", "1"]
-    done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("fuzz: atheris is missing")
     assert done.stderr.count("\n") == 1

@@ -225,7 +225,7 @@ async def test_postgresql_that_stops_or_takes_no_writes(
         await postgres.execute("postgres", f"{setting} = off")
         postgres.stop()
         postgres.start()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await tracker.health()).ok:  # noqa: ASYNC110 - connecting takes real time
                 await asyncio.sleep(0.01)
     await ledger.aclose()

@@ -111,7 +111,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 async def soon(waiting: asyncio.Future[payclient.Outcome]) -> payclient.Outcome:
-    return await asyncio.wait_for(asyncio.shield(waiting), 20)
+    return await asyncio.wait_for(asyncio.shield(waiting), 60)
 
 
 async def begun(worker: Worker) -> None:
@@ -426,7 +426,7 @@ async def test_a_check_by_hand_queries_whoever_follows(service: FakeService, url
     async with working(service, url) as first, working(service, url) as second:
         await first.tracker.sale(sale())
         service.decide("Aceptado")
-        outcome = await asyncio.wait_for((await second.find()).check(), 20)
+        outcome = await asyncio.wait_for((await second.find()).check(), 60)
         assert (outcome.paid, first.queries, second.queries) == (True, 0, 1)
 
 

@@ -574,7 +574,7 @@ def test_another_loop_and_a_child(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def _collected(warned: Sized) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not len(warned):  # a thread may still be at its last batch, or the loop at its answer
             gc.collect()
             await asyncio.sleep(0)

@@ -414,7 +414,7 @@ def namespace() -> tuple[str, ...]:
     for within in (("unshare", "-m"), ("unshare", "-U", "-r", "-m")):
         if shutil.which("unshare"):
             probe = "mount -t tmpfs none /mnt"
-            done = subprocess.run([*within, "sh", "-c", probe], capture_output=True, check=False, timeout=30)
+            done = subprocess.run([*within, "sh", "-c", probe], capture_output=True, check=False, timeout=60)
             if done.returncode == 0:
                 return within
     pytest.skip("no mount namespaces here")

@@ -451,11 +451,11 @@ def test_processes_race_for_permits(postgres: PostgresServer) -> None:
         killed, stopped, *others = processes
         # What is stopped holds nothing that these wait for.
         for process in (killed, *others):
-            granted += process.communicate(timeout=30)[0].split()
+            granted += process.communicate(timeout=60)[0].split()
         assert killed.returncode == -signal.SIGKILL
         assert granted.count("end") == 2
         stopped.send_signal(signal.SIGCONT)
-        granted += stopped.communicate(timeout=30)[0].split()
+        granted += stopped.communicate(timeout=60)[0].split()
     counts = Counter(granted)
     assert counts.pop("end") == 3
     assert set(counts.values()) == {1}
@@ -700,7 +700,7 @@ async def test_closing_without_a_server(
     await asyncio.to_thread(postgres.stop)
     permit = asyncio.ensure_future(ledger.permit(fresh()))
     await asyncio.sleep(0)
-    await asyncio.wait_for(ledger.aclose(), 5)
+    await asyncio.wait_for(ledger.aclose(), 20)
     with pytest.raises(LedgerUnavailableError):
         await permit
     await asyncio.to_thread(postgres.start)
@@ -719,7 +719,7 @@ class Heard:
         self.words.put_nowait(word)
 
     async def next(self) -> str | None:
-        return await asyncio.wait_for(self.words.get(), 10)
+        return await asyncio.wait_for(self.words.get(), 60)
 
 
 async def test_waking(url: str, ledger: PostgresLedger) -> None:

@@ -511,7 +511,7 @@ def test_a_derived_id_is_the_same_in_every_run() -> None:
         "import json; from payclient.models import derive_id; print(json.dumps(derive_id('orders', 17)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     assert json.loads(done.stdout) == derive_id("orders", 17)
 

@@ -74,7 +74,7 @@ class Worker:
     async def said(self) -> str:
         """Its next line; empty of a dead one."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             return (await self._process.stdout.readline()).decode().strip()
 
     async def ask(self, way: str, key: str) -> str:
@@ -98,7 +98,7 @@ async def working(service: Simulator, ledger: str, number: int) -> AsyncIterator
         yield worker
         assert process.stdin is not None
         process.stdin.close()
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(60):
             await process.wait()
     finally:
         if process.returncode is None:

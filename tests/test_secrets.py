@@ -996,7 +996,7 @@ async def test_a_ledger_that_fails(how: str, case: Answer) -> None:
 def files_of(path: Path) -> bytes:
     """The ledger's bytes, by another process: closing a handle of this one would drop its locks."""
     names = sorted(str(one) for one in path.parent.glob(f"{path.name}*"))
-    return subprocess.run(["cat", *names], check=True, capture_output=True, timeout=10).stdout
+    return subprocess.run(["cat", *names], check=True, capture_output=True, timeout=60).stdout
 
 
 async def test_the_ledgers_file(tmp_path: Path) -> None:
@@ -1170,7 +1170,7 @@ async def charge(
         env=os.environ | {"PAYCLIENT_TOKEN": token}, cwd=ROOT,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         out, err = await process.communicate()
     left = [path.read_bytes() for path in folder.iterdir() if path not in (file,)]
     return process.returncode, b"\n".join([out, err, *left])

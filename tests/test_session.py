@@ -289,7 +289,7 @@ sys.exit(code)
 )
 def test_forked(how: str) -> None:
     """In a forked child a session says so: unused, used, and forked from within the running loop."""
-    done = subprocess.run([sys.executable, "-c", FORKED, how], check=False, timeout=30, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", FORKED, how], check=False, timeout=60, capture_output=True)
     assert (done.returncode, done.stderr) == (7, b"")
 
 
@@ -324,7 +324,7 @@ def test_a_fork_leaves_the_parents_connections_alone() -> None:
     """A child that closes the session it inherited takes nothing from its parent, whose connection lives on."""
     command = [sys.executable, "-c", FORKED_WHILE_CONNECTED]
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, check=False, timeout=30, capture_output=True, env=os.environ | paths)
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, env=os.environ | paths)
     assert (done.returncode, done.stderr) == (1, b""), "one connection for both"
 
 

@@ -70,8 +70,7 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool,
                 service.released.set()
             await asyncio.to_thread(shop.process.wait, 20)
             took = time.monotonic() - began
-        # The supervisors of the guide wait for 5 s more than both bounds.
-        assert took < GRACE + DRAIN + 5, took
+        assert took < 15, "gunicorn's own bound, or none"
         book = await payclient.open_ledger(ledger, create=False)
         record = await book.get("order-1-1")
         assert record is not None

@@ -881,7 +881,7 @@ def test_the_command_line_serves_it() -> None:
             assert process.stdout is not None
             url = process.stdout.readline().rpartition(" ")[2].strip()
             request = urllib.request.Request(f"{url}/api/regions", headers=BEARER)  # noqa: S310 - our own
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - our own
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own
                 assert json.load(answer)[0]["prefixNumber"] == 593
             with pytest.raises(urllib.error.HTTPError) as refused:
                 control.call_process(url, "create_sale", body=sale_of(storeId="S3"))

@@ -311,7 +311,7 @@ async def test_what_a_shop_leaks_is_noticed(leak: str, said: str, tmp_path: Path
                 async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
                     assert response.status == 200
             else:
-                await asyncio.to_thread(shop.process.wait, 20)
+                await asyncio.to_thread(shop.process.wait, 60)
     except AssertionError as error:
         caught = error
     assert (caught is not None) is bool(said)

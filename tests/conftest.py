@@ -26,6 +26,8 @@ __all__ = ["database", "new_database", "postgres"]  # fixtures
 #: Each has a PostgreSQL and services of its own: more would rather wait for each other.
 MOST_WORKERS = 6
 
+TESTS = Path(__file__).parent
+
 #: For the files of tests: a ledger writes durably, and elsewhere thousands of tests wait for the disk.
 MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is made by pytest, for its user alone
 
@@ -45,8 +47,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if "TMPDIR" not in os.environ and _has_room():
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
-    # Where no bytecode is written, each process that a test starts would compile the package anew.
-    compileall.compile_dir(Path(session.__file__).parent, quiet=2)
+    # Where no bytecode is written, each process that a test starts would compile what it imports anew.
+    for folder in (
+        Path(session.__file__).parent,
+        *(TESTS / name for name in ("campaigns", "shops", "worlds")),
+    ):
+        compileall.compile_dir(folder, quiet=2)
     option = config.option
     if not hasattr(option, "numprocesses"):
         return

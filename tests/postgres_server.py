@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 
 from ports import kept_port
@@ -66,7 +67,7 @@ class PostgresServer:
         self._user = _unprivileged()
         self._directory = Path(tempfile.mkdtemp(prefix="payclient-pg-"))
         self._numbers = count()
-        self._suite = False
+        self._suite: psycopg.Connection[Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         if self._user:
             os.chown(self._directory, self._user["user"], self._user["group"])
@@ -94,6 +95,7 @@ class PostgresServer:
                 [
                     str(self._binaries / "postgres"), "-D", self._data, "-k", str(self._directory),
                     "-p", str(self.port), "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60",
+                    "-c", "jit=off", "-c", "autovacuum=off",
                 ],
                 stdout=log, stderr=log, cwd=self._directory, **self._user,
             )  # fmt: skip
@@ -113,6 +115,9 @@ class PostgresServer:
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
         """SIGQUIT is what a crash is: nothing is written any more."""
+        if self._suite is not None:
+            self._suite.close()
+            self._suite = None
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(30)
@@ -145,14 +150,11 @@ class PostgresServer:
 
     async def emptied(self) -> str:
         """The name of a database whose ledger, if it has one, is as new: quicker than a new database."""
-        if not self._suite:
-            await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
-            self._suite = True
-        connection = await asyncpg.connect(self.url(_SUITE))
-        try:
-            await connection.execute(_EMPTY)
-        finally:
-            await connection.close()
+        if self._suite is None:
+            if not await self.execute("postgres", "SELECT FROM pg_database WHERE datname = $1", _SUITE):
+                await self.execute("postgres", f"CREATE DATABASE {_SUITE}")
+            self._suite = psycopg.connect(self.url(_SUITE), autocommit=True)  # kept, for hundreds of tests
+        self._suite.execute(_EMPTY)
         return _SUITE
 
 

@@ -229,8 +229,6 @@ from test_ledger import fresh
 
 async def main(url, name, pairs):
     ledger = await open_ledger(url, create=False)
-    print("ready", flush=True)
-    sys.stdin.readline()
     won = 0
     async def ask(number):
         nonlocal won
@@ -241,6 +239,8 @@ async def main(url, name, pairs):
         except PurchaseHeldError as held:
             assert held.holder.purchase == record.purchase
     for first in range(0, pairs, 200):
+        print("ready", flush=True)  # so that both begin each round together, however busy the machine is
+        sys.stdin.readline()
         # In another order in each process, so that what they insert crosses.
         numbers = iter(random.sample(range(first, first + 200), 200))
         async def worker():
@@ -266,10 +266,14 @@ async def test_two_processes_race_for_each_purchase(postgres: PostgresServer) ->
         )
         for name in "ab"
     ]  # fmt: skip
-    for racer in racers:
-        assert racer.stdout is not None
-        await racer.stdout.readline()
-    ended = await asyncio.gather(*(racer.communicate(b"go\n") for racer in racers))
+    for _ in range(0, PAIRS, 200):
+        for racer in racers:
+            assert racer.stdout is not None
+            assert await racer.stdout.readline() == b"ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write(b"go\n")
+    ended = await asyncio.gather(*(racer.communicate() for racer in racers))
     won = [int(out) for out, _ in ended]
     assert sum(won) == PAIRS
     assert all(won), "they did not run at the same time"

@@ -10,10 +10,10 @@ from aiohttp import web
 from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
-from payclient.web.pages import Language, Page
+from payclient.web.pages import ASSETS, Language, Page, health_page
 from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
-from payclient.web.routes import ASSETS, MaySee, health_status, order_status
+from payclient.web.sale_page import MaySee, order_status
 
 __all__ = [
     "health_route",
@@ -103,7 +103,7 @@ def health_route(path: str = "/health") -> web.RouteDef:
     """
 
     async def health(request: web.Request) -> web.Response:
-        return page_response(await health_status(tracker_of(request)))
+        return page_response(health_page(await tracker_of(request).health()))
 
     return web.get(path, health)
 

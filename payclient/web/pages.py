@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -18,17 +19,12 @@ from urllib.parse import urlsplit
 import attrs
 
 from payclient.errors import ConfigurationError
+from payclient.tracking.health import Health
 
 __all__ = ["Language", "Page"]
 
 #: The languages of the pages, and of the service's forms (§2.3).
 Language = Literal["es", "en"]
-
-#: The style of all pages, and each page's script.
-ASSETS = {
-    name: files(__package__).joinpath(name).read_text(encoding="utf-8")
-    for name in ("style.css", "waiting.js", "redirect.js")
-}
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +42,28 @@ def make_answer(kind: str, body: str, status: int = 200, cache: str = "no-store"
     return Page(status=status, headers={"Content-Type": kind, "Cache-Control": cache}, body=body.encode())
 
 
+def make_json(body: object, status: int = 200) -> Page:
+    """Make an answer in JSON."""
+    return make_answer("application/json", json.dumps(body), status)
+
+
+def health_page(health: Health) -> Page:
+    """Make the answer of a health route: the fields of `Health`, `ok` and `problems`, with status 200 or 503."""
+    body = {"ok": health.ok, "problems": health.problems, **attrs.asdict(health)}
+    return make_json(body, 200 if health.ok else 503)
+
+
+#: The style of all pages, and each page's script, as the files below `{prefix}/assets`.
+ASSETS = {
+    name: make_answer(
+        f"text/{kind}; charset=utf-8",
+        files(__package__).joinpath(name).read_text("utf-8"),
+        cache="max-age=3600",
+    )
+    for name, kind in (("style.css", "css"), ("waiting.js", "javascript"), ("redirect.js", "javascript"))
+}
+
+
 def make_page(
     *,
     language: Language,
@@ -61,7 +79,7 @@ def make_page(
 
     Style and script, one of `ASSETS`, are inline, allowed by their hashes; with `assets` they are files below it.
     """
-    style, code = ASSETS["style.css"], ASSETS[script] if script else ""
+    style, code = (ASSETS[name].body.decode() if name else "" for name in ("style.css", script))
     if assets is None:
         style_source, code_source = hash_of(style), hash_of(code)
         style, code = f"<style>{style}</style>", code and f"<script>{code}</script>"

@@ -6,17 +6,23 @@ Without JavaScript it reloads every 4 seconds, and in any case every 30.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
-from payclient.web.pages import Language, Page, check_address, check_language, make_page
+from payclient.tracking.tracker import Tracker
+from payclient.web.pages import Language, Page, check_address, check_language, make_json, make_page
 
 if TYPE_CHECKING:
     from payclient import sync
 
-__all__ = ["is_waiting", "sale_status", "waiting_page"]
+__all__ = ["MaySee", "is_waiting", "sale_status", "waiting_page"]
+
+#: Returns whether a request's customer may see the sale of this client transaction id; may be async.
+MaySee = Callable[[Any, str], object]
 
 _TEXTS = {
     "es": {
@@ -67,6 +73,17 @@ def sale_status(sale: PendingSale | sync.PendingSale) -> dict[str, object]:
         "state": str(sale.state),
         "remaining": round(sale.remaining, 1),
     }
+
+
+async def order_status(
+    tracker: Tracker, request: object, client_transaction_id: str, may_see: MaySee | None
+) -> Page:
+    """Answer `sale_status`; 404 for an unknown sale, and for one that this request may not see."""
+    allowed = may_see is None or may_see(request, client_transaction_id)
+    if not (await allowed if inspect.isawaitable(allowed) else allowed):
+        return make_json({}, 404)
+    sale = await tracker.find(client_transaction_id)
+    return make_json({}, 404) if sale is None else make_json(sale_status(sale))
 
 
 def waiting_page(

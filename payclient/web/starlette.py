@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 from payclient.errors import UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
-from payclient.web.pages import Language, Page
+from payclient.web.pages import ASSETS, Language, Page, health_page
 from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
-from payclient.web.routes import ASSETS, MaySee, health_status, order_status
+from payclient.web.sale_page import MaySee, order_status
 
 __all__ = [
     "health_route",
@@ -108,7 +108,7 @@ def health_route(path: str = "/health") -> Route:
     """
 
     async def health(request: Request) -> Response:
-        return page_response(await health_status(tracker_of(request)))
+        return page_response(health_page(await tracker_of(request).health()))
 
     return Route(path, health)
 

@@ -18,11 +18,11 @@ from django.urls import URLPattern, path
 from payclient.errors import PayError, UsageError
 from payclient.tracking.forms import FormLink
 from payclient.tracking.tracker import Tracker
-from payclient.web.pages import Language, Page
+from payclient.web.pages import ASSETS, Language, Page, health_page
 from payclient.web.receiver import ANSWER, OnReceipt, Receiver, route_of
 from payclient.web.redirect import redirect_page
 from payclient.web.referrer import advice, effective_policy, sends_origin
-from payclient.web.routes import ASSETS, MaySee, health_status, order_status
+from payclient.web.sale_page import MaySee, order_status
 
 __all__ = [
     "TrackerApplication",
@@ -143,7 +143,7 @@ def health_route(route: str = "health") -> URLPattern:
     """
 
     async def health(request: HttpRequest) -> HttpResponse:
-        return page_response(await health_status(tracker_of(request)))
+        return page_response(health_page(await tracker_of(request).health()))
 
     return path(route.lstrip("/"), health)
 

@@ -377,7 +377,7 @@ def test_an_answer_without_a_message_has_one() -> None:
 
 
 CARD, WALLET = "https://pay.example/card?t=1", "https://pay.example/wallet?t=2"
-FORM = {"paymentId": "p-1", "payWithCard": CARD, "payWithBrand": WALLET}
+FORM: dict[str, Any] = {"paymentId": "p-1", "payWithCard": CARD, "payWithBrand": WALLET}
 
 
 def prepared(status: int, body: Any, profile: ServiceProfile = DOCUMENT) -> Any:
@@ -410,7 +410,19 @@ def test_a_prepared_form_has_every_link() -> None:
         (200, [FORM], Unknown), (200, {"paymentId": "p-1"}, Unknown), (200, FORM | {"paymentId": 5}, Unknown),
         (200, FORM | {"paymentId": ""}, Unknown), (200, FORM | {"paymentId": " "}, Unknown), (429, {}, Unknown),
         (200, FORM | {"paymentId": "a\nb"}, Unknown), (200, FORM | {"payWithCard": "http://pay.example/"}, Unknown),
-        (200, {"paymentId": "p-1", "payWithCard": 5}, Unknown),
+        # A form alone charges nobody, so that a body with a paymentId is a form, whatever else it says (§4.3).
+        *((status, FORM | json.loads(BUSY), PrepareResult) for status in (200, 400, 500)),
+        *((status, FORM, PrepareResult) for status in (302, 404, 503)),
+        (200, b"\xef\xbb\xbf" + json.dumps(FORM).encode(), PrepareResult), (400, json.loads(BUSY), CustomerBusyError),
+        *((200, FORM | {"payWithBrand": link}, PrepareResult) for link in (None, "", ["x"])),
+        (200, json.dumps(FORM).encode()[:-1], Unknown),
+        *((200, FORM | {"paymentId": value}, Unknown)
+          for value in (None, 12.0, True, ["p"], {"id": "p"}, "a\x00b", "x" * 5000, "\ud800")),
+        *((200, FORM | {"payWithCard": link}, Unknown)
+          for link in ("javascript:alert(1)", "//pay.example/c", "https://user:a@pay.example/", "https://", "c",
+                       "https://pay.example/c\r\nX: 1", "https://pay.example\\c", "https://pay.example/c with blanks")),
+        (200, FORM | {"payWithBrand": "ftp://pay.example/c"}, Unknown),
+        *((200, {"paymentId": "p-1", "payWithCard": link}, Unknown) for link in (None, "", 5, [CARD], {"url": CARD})),
     ],
 )  # fmt: skip
 def test_each_answer_to_a_prepare_is_one_of_three(status: int, body: Any, kind: type) -> None:

@@ -196,12 +196,9 @@ def confirm_request(profile: ServiceProfile, transaction_id: int, client_transac
     confirm = profile.confirm
     if confirm is None:
         raise ConfigurationError("confirming a payment needs [confirm] in the profile")
-    body = orjson.dumps(
-        {
-            confirm.transaction_id_field: transaction_id,
-            confirm.client_transaction_id_field: client_transaction_id,
-        }
-    )
+    ids = transaction_id, client_transaction_id
+    names = confirm.transaction_id_field, confirm.client_transaction_id_field
+    body = orjson.dumps(dict(zip(names, ids, strict=True)))
     return HttpRequest("POST", confirm.path, body, client_transaction_id=client_transaction_id)
 
 
@@ -406,21 +403,17 @@ def _is_not_found(answer: Answer) -> bool:
 def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport:
     """Read one status object. A field of another type is left out and named in `unreadable`."""
     fields = read_fields(entry, profile)
-    report = StatusReport(
-        state=_read_state(fields, profile),
-        transaction_id=fields.transaction_id,
-        client_transaction_id=fields.client_transaction_id,
-        amount=fields.amount,
-        currency=fields.currency,
+    state = _read_state(fields, profile)
+    found: dict[str, Any] = {name: getattr(fields, name) for name in _REPORTED}
+    wrong = [name for name, value in found.items() if value is UNREADABLE]
+    return StatusReport(
+        state=state,
+        **found | dict.fromkeys(wrong),
+        unreadable=tuple(map(to_service, wrong)),
+        reason=_join_reason(_kept(entry, profile.reason_fields)) if state == "Cancelado" else None,
+        receipt=_kept(entry, profile.receipt_fields) if state == "Aceptado" else {},
         raw=entry,
     )
-    if report.state == "Cancelado":
-        report = attrs.evolve(report, reason=_join_reason(_kept(entry, profile.reason_fields)))
-    elif report.state == "Aceptado":
-        report = attrs.evolve(report, receipt=_kept(entry, profile.receipt_fields))
-    wrong = [name for name in _REPORTED if getattr(report, name) is UNREADABLE]
-    left_out: dict[str, Any] = dict.fromkeys(wrong)
-    return attrs.evolve(report, unreadable=tuple(map(to_service, wrong)), **left_out) if wrong else report
 
 
 def _kept(entry: dict[str, Any], names: tuple[str, ...]) -> dict[str, str | int]:

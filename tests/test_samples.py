@@ -11,10 +11,8 @@ from yarl import URL
 
 from payclient.errors import (
     CustomerBusyError,
-    OutcomeUnknownError,
     RefusedError,
     UnauthorizedError,
-    ValidationFailedError,
 )
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest, StatusReport
 from payclient.profile import ServiceProfile, StatusProfile
@@ -131,31 +129,6 @@ async def test_each_sampled_error_has_its_class(
     assert error.user_messages == (shown or sample(name)["message"],)
     assert error.client_transaction_id == "ID_UNICO_X_TRANSACCION-001"
     assert TOKEN not in repr(error) + repr(vars(error)) + repr(error.__context__)
-
-
-async def test_a_failed_validation_names_its_fields(mocked: aioresponses) -> None:
-    """§7.4 to §7.6, of a Prepare."""
-    entry = {"message": "Amount", "errorCode": 0, "errorDescriptions": ["is not the sum"]}
-    mocked.post(PREPARE, status=400, payload={"message": "m", "errorCode": 800, "errors": [entry]})
-    async with PaySession(BASE, TOKEN) as session:
-        with pytest.raises(ValidationFailedError) as caught:
-            await session.prepare(PrepareRequest(**with_order(sample("prepare_request.json"))))
-    assert caught.value.fields == {"Amount": ["is not the sum"]}
-
-
-@pytest.mark.parametrize(
-    ("status", "body"), [(200, b""), (500, b"<html>"), (302, b""), (200, b'{"transactionId": "5"}')]
-)
-async def test_an_answer_that_proves_nothing_is_unknown(
-    mocked: aioresponses, status: int, body: bytes
-) -> None:
-    """It was sent once, and is not sent again."""
-    mocked.post(SALE, status=status, body=body, repeat=True)
-    async with PaySession(BASE, TOKEN) as session:
-        with pytest.raises(OutcomeUnknownError) as caught:
-            await session.sale(sampled_sale())
-    assert caught.value.http_status == status
-    sent(mocked, "POST", SALE)
 
 
 @pytest.mark.parametrize(

@@ -827,16 +827,6 @@ async def test_a_refreshed_token() -> None:
     check_hidden([outcome, tasks])
 
 
-async def test_a_hook_that_raises() -> None:
-    """What `on_exchange` raises is logged by its class alone."""
-
-    def hook(exchange: Exchange) -> None:
-        raise ValueError(TOKEN)
-
-    async with session_over(on_exchange=hook) as session:
-        check_hidden(await outcome_of(sale(session)))
-
-
 # --- The tracker follows
 
 

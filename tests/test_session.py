@@ -704,12 +704,6 @@ async def test_status_without_a_profile(arguments: dict[str, Any]) -> None:
         await session_over(Scripted(PENDING), profile=DOCUMENT).status(**arguments)
 
 
-async def test_status_with_both_ids() -> None:
-    """A query takes one id."""
-    with pytest.raises(TypeError):
-        await session_over(Scripted(PENDING)).status(transaction_id=12, client_transaction_id="a")
-
-
 # --- `on_exchange`
 
 

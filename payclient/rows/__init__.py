@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from payclient.errors import ConfigurationError, InvalidRequestError
-from payclient.models import Order, SaleRequest
+from payclient.models import SaleRequest
 from payclient.profile import DOCUMENT, ServiceProfile
 from payclient.rows.cells import (
     MARKS,
@@ -24,7 +24,6 @@ from payclient.rows.cells import (
     CellError,
     Cells,
     RowError,
-    build,
     corrected_phone,
     faults_of,
     find_mark,
@@ -307,9 +306,7 @@ def _read_cells(
             row.add(f"column {number}", "has a value and no name")
         for field in fields:
             try:
-                values[field] = (
-                    build(Order, cell, field, row.add) if field == "order" else cells.read(cell, field)
-                )
+                values[field] = cells.read(cell, field)
                 given[field] = cell
             except CellError as error:
                 values[field] = ""

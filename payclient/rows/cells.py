@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from typing import Any
 
 import attrs
 
 from payclient.errors import InvalidRequestError
-from payclient.models import BillTo, LineItem
-from payclient.rows.format import AMOUNTS, INTEGERS, KEY, PURCHASE, SHOWABLE
-from payclient.validation import from_service, to_service
+from payclient.models import BillTo, LineItem, Order
+from payclient.rows.format import AMOUNTS, INTEGERS, KEY, PURCHASE
+from payclient.validation import from_service
 
 __all__: list[str] = []
 
@@ -151,6 +151,8 @@ class Cells:
 
     def read(self, cell: Any, field: str) -> Any:
         """Return the value of a text, or of a typed cell. Raises `CellError`."""
+        if field == "order":
+            return _order_of(cell)
         if not isinstance(cell, str):
             return cell if self.json else self._typed(cell, field)
         if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
@@ -217,34 +219,29 @@ def corrected_phone(phone: str, country: str, shapes: Mapping[str, str]) -> tupl
 # --- Objects of JSON
 
 
-def build(kind: type, data: Any, place: str, add: Callable[[str, str], None]) -> Any:
-    """Return an object of a model, which checks the types, and add each fault, with its place.
-
-    A name may have either spelling, and null is left out.
-    """
-    if not isinstance(data, dict):
-        return add(place, "must be an object")
-    values: dict[str, Any] = {}
-    for name, value in data.items():
-        field = from_service(name)
-        inner = f"{place}.{field}"
-        if field not in attrs.fields_dict(kind) or name not in (field, to_service(field)):
-            add(f"{place}.{name}" if SHOWABLE.fullmatch(name) else place, "unknown name")
-        elif field in values:
-            add(inner, "is there twice")
-        elif field == "line_items" and isinstance(value, list):
-            items = [build(LineItem, item, f"{inner}[{n}]", add) for n, item in enumerate(value)]
-            values[field] = [item for item in items if item is not None]
-        elif field == "line_items":
-            add(inner, "must be an array")
-        elif value is not None:
-            values[field] = build(BillTo, value, inner, add) if field == "bill_to" else value
+def _order_of(data: Any) -> Order:
+    """Return the order of a JSON object, its names in either spelling; null is left out. Raises `CellError`."""
     try:
-        return kind(**values)
+        values = _spelled(data)
+        bill_to, items = values.pop("bill_to", None), values.pop("line_items", [])
+        if not isinstance(items, list):
+            raise CellError("line_items: must be an array")
+        return Order(
+            bill_to=None if bill_to is None else BillTo(**_spelled(bill_to)),
+            line_items=tuple(LineItem(**_spelled(item)) for item in items),
+            **values,
+        )
     except InvalidRequestError as error:
-        for field, why in faults_of(error):
-            add(f"{place}.{field}", why)
-        return None
+        raise CellError("; ".join(f"{field}: {why}" for field, why in faults_of(error))) from None
+    except (AttributeError, TypeError):  # also of a name that no model has
+        raise CellError("must be an object, and each of its names known") from None
+
+
+def _spelled(data: Any) -> dict[str, Any]:
+    values = {from_service(name): value for name, value in data.items() if value is not None}
+    if len(values) < sum(value is not None for value in data.values()):
+        raise CellError("has a name in two spellings")
+    return values
 
 
 def faults_of(error: InvalidRequestError) -> list[tuple[str, str]]:

@@ -160,16 +160,15 @@ async def test_a_plain_line_says_all_of_it() -> None:
     )
 
 
-async def test_the_end_of_a_run_never_moves_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the rest may take by now; a run past its end is called late, and no other end is promised."""
-    now, rest = [NOW], [100.0]
+async def test_a_run_past_its_end_is_called_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is what the plan said, and no other one is promised."""
+    now = [NOW]
     monkeypatch.setattr("time.time", lambda: now[0])
     plain = PlainProgress(tally_of(line(1)), 9, {"row-3"})
-    assert plain.ends_by() is None
-    plain.longest = lambda rows: rest[0] * rows
-    for at, seconds, end in ((0, 100, 100), (50, 100, 100), (60, 10, 70), (65, 30, 70), (71, 30, 70)):
-        now[0], rest[0] = NOW + at, seconds
-        assert plain.ends_by() == NOW + end
+    assert "at the latest" not in plain.sentence()
+    plain.ends_by = NOW + 70
+    assert f"over by {terminal.at(NOW + 70)} at the latest" in plain.sentence()
+    now[0] = NOW + 71
     assert "later than reckoned" in plain.sentence()
 
 

@@ -90,10 +90,8 @@ class Progress:
     def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
         self._tally, self._rows, self._under_way = tally, rows, under_way
         self._began = time.monotonic()
-        #: The most seconds that so many rows without a result take; None: not known.
-        self.longest: Callable[[int], float] | None = None
-        #: When the run is over at the latest, on the clock of `time.time()`; never set later than it was.
-        self._ends_by = float("inf")
+        #: When the run is over at the latest, on the clock of `time.time()`; None: not known yet.
+        self.ends_by: float | None = None
         self.tracker: Tracker | None = None
         self.results: Charges | None = None
 
@@ -113,20 +111,14 @@ class Progress:
     def end(self, code: int, **files: object) -> None:
         """Show that the run is over."""
 
-    def ends_by(self) -> float | None:
-        """Return when the run is over at the latest, as it was said before or earlier; None: not known."""
-        if self.longest is None:
-            return None
-        self._ends_by = min(self._ends_by, time.time() + self.longest(len(self._under_way)))
-        return self._ends_by
-
     def bound(self) -> str:
         """Return when the run is over at the latest, or why it sends no more, in words."""
         if self.results is not None and self.results.stopped is not None:
             return f"; {reason(self.results.stopped)}"
-        if (end := self.ends_by()) is None:
+        if self.ends_by is None:
             return ""
-        return text("progress.late") if end < time.time() else text("progress.by", time=at(end))
+        is_late = self.ends_by < time.time()
+        return text("progress.late") if is_late else text("progress.by", time=at(self.ends_by))
 
     def unfinished(self) -> Unfinished:
         """Return what is open now."""
@@ -222,7 +214,7 @@ class JsonProgress(Progress):
                 done=self._tally.done,
                 rows=self._rows,
                 **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
-                ends_by=None if (end := self.ends_by()) is None else iso(end),
+                ends_by=None if self.ends_by is None else iso(self.ends_by),
                 next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
                 outcomes=self._tally.summary(),
             )

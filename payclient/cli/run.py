@@ -103,9 +103,12 @@ class Run:
             self.progress.note(news, text(f"run.{news}", since=since))
 
     async def _send(self, tracker: Tracker) -> None:
-        self.progress.tracker, profile = tracker, tracker.profile
-        lane = max(Counter(map(lane_text, self._requests)).values(), default=0)
-        self.progress.longest = lambda rows: self._limits.longest(profile, rows, min(lane, rows))
+        self.progress.tracker = tracker
+        lanes = Counter(
+            lane_text(each) for each in self._requests if each.client_transaction_id not in self.lines
+        )
+        seconds = self._limits.longest(tracker.profile, lanes.total(), max(lanes.values(), default=0))
+        self.progress.ends_by = time.time() + seconds
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
             async with _beside(self._charge_all_rows(tracker)) as self._charging:
                 await asyncio.wait([self._charging])

@@ -13,7 +13,6 @@ from python_calamine import CalamineWorkbook
 from payclient.cli import main
 from payclient.cli.page import RunPage
 from payclient.cli.report import Carried, Line, Report, Tally
-from payclient.cli.texts import choose_language
 from payclient.errors import ConfigurationError
 from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
 from postgres_server import PostgresServer
@@ -206,16 +205,6 @@ def test_a_run_over_a_spreadsheet_writes_one(willing: Service, tmp_path: Path) -
     assert len(willing.truth("book-")) == 1
 
 
-def test_a_column_to_keep_that_is_not_there_is_said(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything is sent."""
-    file = spanish(tmp_path / "c.csv", "Ana", prefix="lack")
-    assert main(spanish_arguments(willing, file, "--ignore", "nombre", "--keep", "apellido")) == 2
-    assert "--keep apellido: c.csv has no such column; nothing was sent" in capfd.readouterr().err
-    assert willing.truth("lack-") == {}
-
-
 def test_a_column_of_a_charge_can_be_kept(willing: Service, tmp_path: Path) -> None:
     """It is read as ever; one named as a column of the report has another name there."""
     report = tmp_path / "r.jsonl"
@@ -252,26 +241,6 @@ def test_no_phone_and_no_address_is_in_what_a_run_leaves(willing: Service, tmp_p
         assert "correo" not in text
         assert "09910" not in text
     assert "Beto" in paths[1].read_text()
-
-
-def test_the_page_speaks_the_operators_language(tmp_path: Path) -> None:
-    """Its words, its numbers and its money are those of the run's language."""
-    choose_language("es")
-    try:
-        page = RunPage(tmp_path / "r.html", title="c.csv", window=300, carried=CARRIED)
-        page.write(LINES, Tally(LINES), total=2, code=3)
-    finally:
-        choose_language("en")
-    text = " ".join((tmp_path / "r.html").read_text().split())
-    for words in (
-        '<html lang="es">',
-        "Cobros de c.csv",
-        "Pago recibido de 1 de 2 cobros",
-        "USD 1.250,50",
-        "Quién no pagó",
-    ):
-        assert words in text
-    assert "Who" not in text
 
 
 def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:

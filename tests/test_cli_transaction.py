@@ -147,17 +147,6 @@ def test_bad_input_is_2_and_nothing_is_sent(
     assert err.count("\n") == 1
 
 
-def test_the_token_may_be_in_a_file(
-    service: SimulatorThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the message says where there is none."""
-    number = sold(service, "cli-token-file")
-    (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
-    monkeypatch.delenv("PAYCLIENT_TOKEN")
-    monkeypatch.setenv("PAYCLIENT_TOKEN_FILE", str(tmp_path / "token"))
-    assert main(["status", "--transaction-id", str(number)]) == 0
-
-
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Proven not sent, or unknown: 4 either way, and the error says which."""
     monkeypatch.setenv("PAYCLIENT_BASE_URL", "http://127.0.0.1:1")

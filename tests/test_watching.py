@@ -22,10 +22,8 @@ from payclient.cli.progress import (
     JsonProgress,
     LiveProgress,
     PlainProgress,
-    Progress,
     Unfinished,
     outcome_table,
-    progress_of,
     unfinished,
 )
 from payclient.cli.report import NOT_SENT_YET, Line, Tally
@@ -199,11 +197,6 @@ async def test_a_machine_that_hangs_up_ends_no_run(
     events = JsonProgress(Tally(), 2, set())
     events.row(line(1))
     events.row(line(2))
-
-
-def test_quiet_shows_nothing_by_itself() -> None:
-    assert progress_of("quiet") is Progress
-    assert progress_of("json") is JsonProgress
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from functools import partial
 
 __all__: list[str] = []
 
@@ -17,28 +17,18 @@ def handled(functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
 
     SIGHUP stays ignored under `nohup`. In a thread nothing is handled, and Ctrl-C ends the process as ever.
     """
-    loop = asyncio.get_running_loop()
+    wake = asyncio.get_running_loop().call_soon_threadsafe
     with ExitStack() as stack:
         for name, function in functions.items():
             number = getattr(signal, name, None)
             if number is None or (name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN):
                 continue
-            try:
-                loop.add_signal_handler(number, function)
-                stack.callback(loop.remove_signal_handler, number)
-            except NotImplementedError:  # Windows: by the interpreter's own handlers
-                with suppress(ValueError):
-                    before = signal.signal(number, _caller(loop, function))
-                    stack.callback(signal.signal, number, before)
-            except (RuntimeError, ValueError):
-                pass
+            with suppress(ValueError):  # not in the main thread
+                # Not by `loop.add_signal_handler`, which Windows lacks.
+                before = signal.signal(number, partial(_call, wake, function))
+                stack.callback(signal.signal, number, before)
         yield
 
 
-def _caller(
-    loop: asyncio.AbstractEventLoop, function: Callable[[], None]
-) -> Callable[[int, FrameType | None], None]:
-    def call(_: int, __: FrameType | None) -> None:
-        loop.call_soon_threadsafe(function)
-
-    return call
+def _call(wake: Callable[[Callable[[], None]], object], function: Callable[[], None], *_: object) -> None:
+    wake(function)

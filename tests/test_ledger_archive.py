@@ -41,17 +41,10 @@ from payclient.ledger.sqlite import SqliteDatabase
 from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
 from test_ledger import NOW, PATHS, brought, fresh
+from test_ledger import url as url  # the fixture
 
 #: After every event of `PATHS`.
 BEFORE = NOW + 1000
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:{tmp_path / 'charges.db'}"
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    return postgres.url(await postgres.emptied())
 
 
 @asynccontextmanager

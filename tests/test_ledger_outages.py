@@ -15,16 +15,9 @@ import pytest
 from jumping import jump_after, run_jumping
 from payclient import LedgerUnavailableError, open_ledger
 from payclient.events import Created
-from payclient.lifecycle import Record
 from postgres_server import PostgresServer
+from test_ledger import NOW, fresh
 from test_ledger_owner import namespace, run
-
-NOW = 1_700_000_000.0
-
-
-def fresh(client_transaction_id: str = "order-1") -> Record:
-    return Record(client_transaction_id=client_transaction_id, amount=100, currency="USD", created_at=NOW)
-
 
 # --- A disk that is full
 

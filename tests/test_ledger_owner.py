@@ -25,13 +25,9 @@ from payclient import (
 from payclient.events import Created
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record
+from test_ledger import NOW, fresh
 
 ROOT = Path(payclient.__file__).parents[1]
-NOW = 1_700_000_000.0
-
-
-def fresh(client_transaction_id: str = "order-1") -> Record:
-    return Record(client_transaction_id=client_transaction_id, amount=100, currency="USD", created_at=NOW)
 
 
 def run(program: str, *arguments: object, within: tuple[str, ...] = ()) -> str:

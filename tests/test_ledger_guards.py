@@ -28,26 +28,22 @@ Refused = (sqlite3.IntegrityError, asyncpg.RaiseError, asyncpg.IntegrityConstrai
 class Shell:
     """A ledger, and somebody with the database's own shell beside it."""
 
-    def __init__(self, ledger: Ledger, kind: str, place: str) -> None:
+    def __init__(self, ledger: Ledger, place: str, shared: asyncpg.Connection | None) -> None:
         self.ledger = ledger
-        self.kind = kind
+        self.kind = "sqlite" if shared is None else "postgres"
         self._place = place
+        self._shared = shared
 
     async def run(self, sql: str) -> list[tuple[Any, ...]]:
         """Execute it and commit."""
-        if self.kind == "sqlite":
-            connection = sqlite3.connect(self._place)
-            try:
-                with connection:
-                    return connection.execute(sql).fetchall()
-            finally:
-                connection.close()
-        shared = await asyncpg.connect(self._place)
+        if self._shared is not None:
+            return [tuple(row) for row in await self._shared.fetch(sql)]
+        connection = sqlite3.connect(self._place)
         try:
-            await shared.execute("SET search_path = payclient")
-            return [tuple(row) for row in await shared.fetch(sql)]
+            with connection:
+                return connection.execute(sql).fetchall()
         finally:
-            await shared.close()
+            connection.close()
 
     async def tables(self) -> list[list[tuple[Any, ...]]]:
         """All that is kept of attempts."""
@@ -96,13 +92,17 @@ class Shell:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def shell(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shell]:
-    place = str(tmp_path / "charges.db")
+    place, shared = str(tmp_path / "charges.db"), None
     if request.param == "postgres":
         postgres = request.getfixturevalue("postgres")
         place = postgres.url(await postgres.emptied())
-    ledger = await open_ledger(f"sqlite:{place}" if request.param == "sqlite" else place)
-    yield Shell(ledger, request.param, place)
+        settings = {"search_path": "payclient"}
+        shared = await asyncpg.connect(place, statement_cache_size=0, server_settings=settings)
+    ledger = await open_ledger(f"sqlite:{place}" if shared is None else place)
+    yield Shell(ledger, place, shared)
     await ledger.aclose()
+    if shared is not None:
+        await shared.close()
 
 
 @pytest.mark.parametrize(

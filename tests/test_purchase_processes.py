@@ -16,7 +16,7 @@ from payclient.simulator import PAYPHONE, Answers, Simulator
 from postgres_server import PostgresServer
 
 ROOT = Path(payclient.__file__).parents[1]
-WORKERS = 4
+WORKERS = 3
 
 #: Asks for what each line of its input says, and says what came of it.
 WORKER = """
@@ -132,7 +132,7 @@ async def settle(service: Simulator, workers: list[Worker]) -> None:
 
 @pytest.mark.parametrize("ways", ["push", "form", "both"])
 async def test_one_of_many_processes_collects(postgres: PostgresServer, database: str, ways: str) -> None:
-    """Four processes ask for two purchases, each at once; one is killed amid them, and another takes its place."""
+    """Three processes ask for two purchases, each at once; one is killed amid them, and another takes its place."""
     ledger, keys = postgres.url(database), [f"{ways}-{number}" for number in range(2)]
     answers = Answers.parse("ignore=1")
     async with (

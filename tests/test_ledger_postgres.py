@@ -517,7 +517,7 @@ async def test_a_sender_closes_what_it_was_not_granted(postgres: PostgresServer,
         proxy.cut_after = True
         with pytest.raises(LedgerUnavailableError):
             await ledger.permit(fresh())
-        record = await late.apply(fresh(), NotSent(at=NOW))
+        record = await late.write(fresh(), NotSent(at=NOW))
         assert record == await ledger.get("order-1")
         assert record.state is State.REFUSED
 

@@ -24,15 +24,6 @@ def open_tracker(**options: Any) -> Any:
     return payclient.open_tracker(ADDRESS, "token", **options)
 
 
-async def test_a_tracker_that_was_not_entered_says_so() -> None:
-    """The call without `async with` names the cure, and opens nothing."""
-    for name in ("sale", "find", "open_sales"):
-        with pytest.raises(
-            AttributeError, match=rf"no attribute '{name}': enter it by `async with open_tracker"
-        ):
-            getattr(open_tracker(), name)
-
-
 def test_a_misspelt_option_is_open_trackers_own_error() -> None:
     """At the call, not at `async with`."""
     with pytest.raises(TypeError, match=r"open_tracker\(\) got an unexpected keyword argument 'ledgr'"):

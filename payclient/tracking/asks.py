@@ -6,13 +6,12 @@ Every change goes through the ledger first. There may be 100,000 asks, so that a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
 from payclient.clock import Clock, end
 from payclient.errors import (
     LedgerError,
-    LedgerUnavailableError,
     PayError,
     StillPendingError,
     TrackerClosedError,
@@ -23,7 +22,7 @@ from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.tracking.followup import Followed, Policy
-from payclient.tracking.late_writes import LateWrites, unwritten
+from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.rate_limit import DueTimes
@@ -51,7 +50,9 @@ class OpenAsks:
         self.clock = clock
         self.policy = policy
         self.due: DueTimes = DueTimes(SLOT * policy.scale)
-        self.late: LateWrites = LateWrites(ledger, clock, policy.total_timeout)
+        self.late: LateWrites = LateWrites(ledger, clock, policy.total_timeout, self.note_written)
+        #: Writes an event of an attempt, whether it is followed or not.
+        self.write: Callable[[Record, Event], Awaitable[Record]] = self.late.write
         #: None: no other process has this ledger.
         self.leases: Leases | None = None
         self._asks: dict[str, Followed] = {}
@@ -194,7 +195,7 @@ class OpenAsks:
                     return
                 # The ledger may lack what it could not take before.
                 before = ask.record
-                if await self.write_late(before.client_transaction_id) or ask.record is before:
+                if await self.late.write_now(before.client_transaction_id) or ask.record is before:
                     raise
                 self.update(ask, await self.ledger.apply(ask.record, event))
         except TransitionError:
@@ -248,27 +249,6 @@ class OpenAsks:
             if ask.waiters:
                 self.wake(ask)
             self.drop(ask)
-
-    async def write(self, record: Record, event: Event) -> Record:
-        """Write an attempt's event; later where the ledger fails, and the record returned says no more than it."""
-        try:
-            record = await self.late.apply(record, event)
-        except TransitionError:
-            return await self.late.decided_otherwise(record, event)
-        except LedgerUnavailableError as error:
-            late = self.late.keep(record, event, error)
-            if late is not None:
-                self.due.put(late, self.clock.monotonic() + late.delay())
-            return unwritten(record, event)
-        self.note_written(record)
-        return record
-
-    async def write_late(self, client_transaction_id: str) -> bool:
-        """Write what the ledger could not take, and return whether anything is left."""
-        written, left = await self.late.write_now(client_transaction_id)
-        for record in written:
-            self.note_written(record)
-        return left
 
     def note_written(self, record: Record) -> None:
         """Note a record that was written elsewhere than by `apply`: follow it if the policy does, else hold its lease.

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 import orjson
@@ -30,13 +31,15 @@ from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.models import PrepareRequest, PrepareResult, SaleRequest, SaleResult
 from payclient.session import PaySession
-from payclient.tracking.links import KeptLinks
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 from payclient.tracking.queries import Refusals
 from payclient.validation import loggable_id
 from payclient.wire import BeforeSend, HttpRequest
+
+if TYPE_CHECKING:
+    from payclient.tracking.forms import KeptLinks
 
 __all__: list[str] = []
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from payclient.auth import Secret, TokenSource, service_from_env
@@ -27,40 +26,8 @@ __all__ = ["open_tracker", "open_tracker_from_env"]
 
 log: Log = Log("payclient.tracker")
 
-_P = ParamSpec("_P")
 
-
-class TrackerContext(AbstractAsyncContextManager[Tracker]):
-    """The tracker that `open_tracker` opens, once it is entered by `async with`."""
-
-    def __init__(self, opening: AbstractAsyncContextManager[Tracker]) -> None:
-        self._opening = opening
-
-    async def __aenter__(self) -> Tracker:
-        return await self._opening.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> bool | None:
-        return await self._opening.__aexit__(*raised)
-
-    if not TYPE_CHECKING:  # a type checker finds the mistake by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(
-                f"open_tracker(...) has no attribute {name!r}: enter it by `async with open_tracker(...) as tracker:`"
-            )
-
-
-def _entered_by_async_with(function: Callable[_P, AsyncIterator[Tracker]]) -> Callable[_P, TrackerContext]:
-    opening = asynccontextmanager(function)
-
-    @functools.wraps(function)
-    def open_tracker(*args: _P.args, **options: _P.kwargs) -> TrackerContext:
-        return TrackerContext(opening(*args, **options))
-
-    return open_tracker
-
-
-@_entered_by_async_with
+@asynccontextmanager
 async def open_tracker(
     base_url: str | None,
     token: TokenSource | Secret[TokenSource],
@@ -145,7 +112,7 @@ def open_tracker_from_env(
     ledger: str | Secret[str] | None = None,
     profile: ServiceProfile | str | os.PathLike[str] | None = None,
     **options: Unpack[TrackerOptions],
-) -> TrackerContext:
+) -> AbstractAsyncContextManager[Tracker]:
     """Do what `open_tracker` does, by `PAYCLIENT_BASE_URL`, `PAYCLIENT_TOKEN`, `PAYCLIENT_PROFILE`, `PAYCLIENT_LEDGER`.
 
     `PAYCLIENT_TOKEN_FILE` names a file that holds the token, and is read again after a 401. A profile that names its

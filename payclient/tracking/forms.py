@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 import attrs
+import orjson
 
-from payclient.clock import sleep, start
+from payclient.clock import cancel_all, sleep, start, within
 from payclient.errors import (
     ConfigurationError,
     DifferentRequestError,
+    LedgerError,
     OutcomeUnknownError,
     PurchaseOpenError,
     RefusedError,
 )
 from payclient.ledger.records import holds
 from payclient.lifecycle import Record, State
-from payclient.models import PrepareRequest, PrepareResult, derive_id
+from payclient.models import FormLinks, PrepareRequest, PrepareResult, derive_id
 from payclient.secret import Secret
+from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempts
-from payclient.tracking.links import read_links
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import check_purchase, find_holder, refusal_of
 
@@ -33,6 +36,9 @@ __all__ = ["FormLink", "PaymentForm"]
 
 #: Forms that are tried one after another, where the service or another process has each of their ids.
 GENERATIONS = 8
+
+#: Seconds after which the ledger is asked again to delete what it could not.
+AGAIN = 60.0
 
 #: Seconds from one look to the next at a form that another process prepares right now.
 LOOK_AGAIN = 0.05
@@ -118,6 +124,66 @@ class PaymentForm:
 
     def _link(self, url: str) -> FormLink:
         return self._links.setdefault(Secret(url), FormLink(url, self.prepared_at, self._lifetime))
+
+
+class KeptLinks:
+    """Keeps links where other processes and the next one find them, and deletes them once they are dead."""
+
+    def __init__(self, asks: OpenAsks, lifetime: float, *, keeps: bool) -> None:
+        self._asks = asks
+        self._lifetime = lifetime
+        self._keeps = keeps
+        #: Set where links may be dead.
+        self._died = asyncio.Event()
+        self._dropping: asyncio.Task[None] | None = None
+        asks.on_form_decided = self.drop
+
+    async def keep(self, record: Record, result: PrepareResult, prepared_at: float) -> None:
+        """Keep a form's links in the ledger while they live. Without them only this process can hand the form out."""
+        if not self._keeps:
+            return
+        kept = {"payment_id": result.payment_id, "prepared_at": prepared_at, "links": dict(result.links)}
+        try:
+            await self._asks.ledger.keep_links(
+                record, orjson.dumps(kept).decode(), prepared_at + self._lifetime
+            )
+        except LedgerError as error:
+            self._asks.late.failed(error)
+        self.drop()  # when these die
+
+    def drop(self) -> None:
+        """Delete what is dead, in a task of its own."""
+        self._died.set()
+        if self._dropping is None and not self._asks.closed:
+            self._dropping = start(self._drop())
+
+    async def _drop(self) -> None:
+        clock = self._asks.clock
+        while True:
+            self._died.clear()
+            try:
+                until = await self._asks.ledger.drop_links(clock.time())
+            except LedgerError as error:
+                self._asks.late.failed(error)
+                until = clock.time() + AGAIN
+            if until is None:
+                await self._died.wait()
+            else:
+                with suppress(TimeoutError):
+                    await within(clock, max(until - clock.time(), 0.0), self._died.wait())
+
+    async def aclose(self) -> None:
+        """Stop deleting; the next process goes on."""
+        if self._dropping is not None:
+            await cancel_all([self._dropping])
+
+
+def read_links(text: str, wallet_link_field: str | None) -> tuple[PrepareResult, float]:
+    """Return the form that was kept, and when it was prepared (UTC seconds)."""
+    kept = orjson.loads(text)
+    links = FormLinks(kept["links"])
+    result = PrepareResult(payment_id=kept["payment_id"], links=links, wallet_link_field=wallet_link_field)
+    return result, kept["prepared_at"]
 
 
 class Forms:

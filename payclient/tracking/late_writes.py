@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain, repeat
 
 import attrs
 
-from payclient.clock import Clock, drain, start
+from payclient.clock import Clock, cancel_all, drain, sleep, start
 from payclient.errors import LedgerUnavailableError, TransitionError
 from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
 from payclient.logs import Log
-from payclient.tracking.followup import Scheduled
 
 __all__: list[str] = []
 
@@ -24,36 +26,28 @@ LINE_EVERY = 60.0
 #: Seconds that closing gives a ledger for what it could not take until then.
 LAST_TRY = 5.0
 
-#: Seconds before what the ledger could not take is written again; the last one goes on.
+#: Seconds from one try to write what the ledger could not take to the next; the last one goes on.
 WRITE_AGAIN = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
-class LateWrite(Scheduled):
-    """What the ledger could not take of one client transaction id, in order."""
-
-    __slots__ = ("client_transaction_id", "events", "tries")
-
-    def __init__(self, client_transaction_id: str) -> None:
-        super().__init__()
-        self.client_transaction_id: str = client_transaction_id
-        self.events: list[tuple[Record, Event]] = []
-        self.tries: int = 0
-
-    def delay(self) -> float:
-        """Count one more try, and return the seconds until it is made."""
-        self.tries += 1
-        return WRITE_AGAIN[min(self.tries, len(WRITE_AGAIN)) - 1]
-
-
 class LateWrites:
-    """Writes events through one ledger, and keeps those that it cannot take."""
+    """Writes events through one ledger, and keeps those that it cannot take, to write them again. `total`: seconds."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, total: float = 0.0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        total: float = 0.0,
+        written: Callable[[Record], object] = lambda record: None,
+    ) -> None:
         self._ledger = ledger
         self._clock = clock
-        #: Seconds within which a request ends.
         self._total = total
-        self._late: dict[str, LateWrite] = {}
+        #: Called with each record that was written.
+        self._written = written
+        #: Client transaction id -> what the ledger could not take, in order.
+        self._late: dict[str, list[tuple[Record, Event]]] = {}
+        self._again: asyncio.Task[None] | None = None
         self._silent_until = float("-inf")
         self._failures = 0
         #: When the last write failed, by the monotonic clock; never, once one has succeeded.
@@ -87,8 +81,23 @@ class LateWrites:
         self.write_failed_at = float("-inf")
         return granted
 
-    async def apply(self, record: Record, event: Event) -> Record:
-        """Write how an attempt ended. Raises `TransitionError` where its state does not take that."""
+    async def write(self, record: Record, event: Event) -> Record:
+        """Write an attempt's event; later where the ledger fails, and the record returned says no more than it."""
+        try:
+            record = await self._apply(record, event)
+        except TransitionError:
+            return await self._decided_otherwise(record, event)
+        except LedgerUnavailableError as error:
+            self.failed_write(error)
+            self._late.setdefault(record.client_transaction_id, []).append((record, event))
+            if self._again is None:
+                self._again = start(self._write_again())
+            return unwritten(record, event)
+        self._written(record)
+        return record
+
+    async def _apply(self, record: Record, event: Event) -> Record:
+        """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
         if isinstance(event, NotSent):
             # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
             # was granted the same attempt and sends it.
@@ -110,48 +119,51 @@ class LateWrites:
                 record = await self._ledger.apply(record, Lost(at=event.at, expires_at=ends))
             return await self._ledger.apply(record, Conflicted(at=event.at, what=str(taken)))
 
-    def keep(self, record: Record, event: Event, error: Exception) -> LateWrite | None:
-        """Keep an event that the ledger could not take. Return what to plan; None where its id is planned already."""
-        self.failed_write(error)
-        late = self._late.setdefault(record.client_transaction_id, LateWrite(record.client_transaction_id))
-        late.events.append((record, event))
-        return late if len(late.events) == 1 else None
-
-    async def decided_otherwise(self, record: Record, event: Event) -> Record:
+    async def _decided_otherwise(self, record: Record, event: Event) -> Record:
         """Return what an operator or another process wrote meanwhile: the ledger's word stands."""
         identifier = record.client_transaction_id
         log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         try:
-            return await self._ledger.get(record.client_transaction_id) or record
+            return await self._ledger.get(identifier) or record
         except LedgerUnavailableError as error:
             self.failed(error)
             return unwritten(record, event)
 
-    async def write_now(self, client_transaction_id: str) -> tuple[list[Record], bool]:
-        """Write what the ledger could not take; return the records after it, and whether anything is left."""
-        written: list[Record] = []
-        while (late := self._late.get(client_transaction_id)) and late.events:
-            record, event = late.events[0]
+    async def _write_again(self) -> None:
+        """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
+        for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
+            await sleep(self._clock, seconds)
+            await asyncio.gather(*(self.write_now(each) for each in tuple(self._late)))
+            if not self._late:
+                break
+        self._again = None
+
+    async def write_now(self, client_transaction_id: str) -> bool:
+        """Write what the ledger could not take of one id, and return whether anything is left."""
+        while late := self._late.get(client_transaction_id):
+            record, event = late[0]
             try:
                 try:
-                    after: Record | None = await self.apply(record, event)
+                    after: Record | None = await self._apply(record, event)
                 except TransitionError:
                     # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
                     after = await self._ledger.get(client_transaction_id)
             except LedgerUnavailableError as error:
                 self.failed_write(error)
-                return written, True
+                return True
             self.write_failed_at = float("-inf")
-            if late.events and late.events[0][1] is event:
-                del late.events[0]
-            if not late.events:
+            if late and late[0][1] is event:
+                del late[0]
+            if not late:
                 self._late.pop(client_transaction_id, None)
             if after is not None:
-                written.append(after)
-        return written, False
+                self._written(after)
+        return False
 
     async def aclose(self) -> None:
         """Try once more; what the ledger cannot take stays SENDING, and is unknown at the next start."""
+        if self._again is not None:
+            await cancel_all([self._again])
         if self._late:
             await drain([start(self.write_now(each)) for each in self._late], LAST_TRY)
             if self._late:

@@ -31,7 +31,6 @@ from payclient.tracking.followup import (
     StatusSource,
     is_presumed,
 )
-from payclient.tracking.late_writes import LateWrite
 from payclient.tracking.leases import Leases, SharedRateLimit
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
@@ -225,8 +224,6 @@ class Poller:
             elif item.due(now) is not None:
                 self._lines.put(item, NOTIFIED)
                 self.asks.due.put(item, now + item.window * TURN)
-        elif isinstance(item, LateWrite):
-            self._run(item, self._write_again(item), self._works)
 
     def _look_at(self, ask: Followed, now: float) -> None:
         """Let an ask that is due expire, wait for its query, or end its waits."""
@@ -320,16 +317,6 @@ class Poller:
         return task
 
     # --- What is done for one item
-
-    async def _write_again(self, late: LateWrite) -> None:
-        """Write what the ledger could not take, and plan another try for what is left."""
-        left = True
-        try:
-            left = await self.asks.write_late(late.client_transaction_id)
-        finally:
-            late.task = None
-            if left and not self.asks.closed:
-                self.asks.due.put(late, self.clock.monotonic() + late.delay())
 
     async def _expire(self, ask: Followed) -> None:
         """Write that the window has passed by our clock, or that the last query has been made."""

@@ -22,9 +22,8 @@ from payclient.session import PaySession
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.attempts import Attempts
 from payclient.tracking.followup import StatusSource
-from payclient.tracking.forms import Forms, PaymentForm
+from payclient.tracking.forms import Forms, KeptLinks, PaymentForm
 from payclient.tracking.health import Health, look
-from payclient.tracking.links import KeptLinks
 from payclient.tracking.outcomes import Outcome, PendingSale, feed
 from payclient.tracking.poller import Poller
 from payclient.tracking.purchases import Purchase, held_until

@@ -20,13 +20,14 @@ from payclient.events import Event, FoundAccepted, NotSent
 from payclient.ledger.sqlite_files import STATEMENTS
 from payclient.lifecycle import Record
 from payclient.session import PaySession
-from payclient.tracking import asks, attempts, forms, poller, purchases, queries, tracker
+from payclient.tracking import attempts, forms, late_writes, poller, purchases, queries, tracker
 from payclient.tracking.arrivals import Arrivals
 from payclient.tracking.asks import OpenAsks
 from payclient.tracking.attempts import Attempt, Attempts, PermitDeniedError
 from payclient.tracking.evidence import AnswerReader, Credentials, Reading
 from payclient.tracking.followup import Followed, Policy, TransactionRef
 from payclient.tracking.forms import Forms
+from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.tracking.queries import Refusals
@@ -110,13 +111,13 @@ def _no_permit() -> list[Patch]:
 
 def _record_after_send() -> list[Patch]:
     """The row is written with the answer."""
-    shipped = OpenAsks.write
+    shipped = LateWrites.write
 
-    async def write(self: OpenAsks, record: Record, event: Event) -> Record:
-        await self.ledger.permit(record)
+    async def write(self: LateWrites, record: Record, event: Event) -> Record:
+        await self._ledger.permit(record)
         return await shipped(self, record, event)
 
-    return [(Attempts, "_permit", _no_insert), (OpenAsks, "write", write)]
+    return [(Attempts, "_permit", _no_insert), (LateWrites, "write", write)]
 
 
 def _no_clock_check() -> list[Patch]:
@@ -299,7 +300,7 @@ def _endless_source() -> list[Patch]:
 
 def _memory_says_more() -> list[Patch]:
     """What the ledger could not take is true all the same."""
-    return [(asks, "unwritten", lifecycle.advance)]
+    return [(late_writes, "unwritten", lifecycle.advance)]
 
 
 def _tasks_begin_at_once() -> list[Patch]:

@@ -98,7 +98,7 @@ class Crowd:
             hint = Notification(transaction_id=number, client_transaction_id=record.client_transaction_id)
             late = now + after + 0.2
             asyncio.get_running_loop().call_at(late, lambda: asyncio.create_task(self.arrivals.notify(hint)))
-        outcome = await self.poller.wait(record, None)
+        outcome = await self.poller.asks.wait(record, None)
         self.lives[number] = self.clock.monotonic() - now
         if outcome.paid and after < WINDOW:
             self.delays[number] = self.clock.monotonic() - self.answers_at[number]

@@ -260,7 +260,7 @@ async def waiter(count: int) -> None:
     times = []
     for record in asked:
         assert record.transaction_id is not None
-        wait = asyncio.create_task(sales.wait(record, None))
+        wait = asyncio.create_task(sales.asks.wait(record, None))
         await asyncio.sleep(0)
         began = time.perf_counter()
         await arrivals.notify(

@@ -11,7 +11,7 @@ from typing import Self
 
 from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
 from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
-from payclient.clock import Timer, start
+from payclient.clock import Timer, sleep, start
 from payclient.errors import LedgerError, NotSentError, StillPendingError
 from payclient.lifecycle import State
 from payclient.logs import Log
@@ -99,7 +99,6 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tasks: set[asyncio.Task[None]] = set()
         #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
-        self._timers: set[Timer] = set()
         self._failure: Exception | None = None
         self._left = False
         #: Why nothing more is sent; None while the batch sends.
@@ -117,8 +116,8 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
         self._left = True
         self.stop("the batch was left")
-        for timer in (*self._timers, *([self._alarm] if self._alarm else ())):
-            timer.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         for task in self._tasks - self._sends:
             task.cancel()
         while tasks := tuple(self._tasks):
@@ -153,14 +152,14 @@ class Charges(AsyncIterator[ChargeResult]):
         task.add_done_callback(self._tasks.discard)
 
     def _queue_later(self, seconds: float, lane: Lane) -> None:
-        """Queue a lane again in so many seconds."""
+        """Queue a lane again in so many seconds; meanwhile others may start."""
 
-        def ring() -> None:
-            self._timers.discard(timer)
+        async def wait() -> None:
+            await sleep(self._clock, seconds)
             self._queue_lane(lane)
 
-        timer = self._clock.call_at(self._clock.monotonic() + seconds, ring)
-        self._timers.add(timer)
+        self._start(wait())
+        self._start_ready()
 
     # --- From the requests to the lanes
 
@@ -228,18 +227,15 @@ class Charges(AsyncIterator[ChargeResult]):
                 if self.stopped is None:
                     now = self._clock.monotonic()
                     if now < (when := self._rate.ready_at()):
-                        self._start_ready_at(when)
+                        if self._alarm is not None:
+                            self._alarm.cancel()
+                        self._alarm = self._clock.call_at(when, self._start_ready)
                         return
                     self._rate.note_request(now)
                 work = self._charge(self._turns.take())
             self._in_flight += 1
             self._prompts += 1
             self._start(work)
-
-    def _start_ready_at(self, when: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._clock.call_at(when, self._start_ready)
 
     # --- With other processes that charge the same rows
 
@@ -257,7 +253,6 @@ class Charges(AsyncIterator[ChargeResult]):
             self._queue_lane(lane)
         else:
             self._queue_later(SENDING_DELAY * self._scale, lane)
-            self._start_ready()
 
     async def _read_again(self, row: LaneRow) -> bool:
         """Read what other processes did with a row since it was read; return False if the ledger cannot be read."""
@@ -288,7 +283,6 @@ class Charges(AsyncIterator[ChargeResult]):
             self._prompts -= 1
         if isinstance(sent, float):
             self._queue_later(sent, lane)
-            self._start_ready()
             return
         lane.rows.pop(0)
         self._start_ready()

@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
-from payclient.clock import Clock, end
+from payclient.clock import Clock, end, within
 from payclient.errors import (
     LedgerError,
-    PayError,
     StillPendingError,
     TrackerClosedError,
     TransitionError,
@@ -242,12 +241,8 @@ class OpenAsks:
             self.on_change(before, record)
         if record.state.decided:
             self.policy.decided(before, record)
-            if self.leases is not None:
-                self.leases.drop(record.client_transaction_id)
-            if record.kind == "form":
-                self.on_form_decided()
-            if ask.waiters:
-                self.wake(ask)
+            self._end_follow_up(record)
+            self.wake(ask)
             self.drop(ask)
 
     def note_written(self, record: Record) -> None:
@@ -257,14 +252,17 @@ class OpenAsks:
         """
         if record.state.decided:
             self.touch()
-            if self.leases is not None:
-                self.leases.drop(record.client_transaction_id)
-            if record.kind == "form":
-                self.on_form_decided()
+            self._end_follow_up(record)
         if record.client_transaction_id in self._asks or self.policy.follows(record):
             self.follow(record)
         elif self.leases is not None and not record.state.decided:
             self.leases.defer(record.client_transaction_id, A_YEAR)  # until it is notified
+
+    def _end_follow_up(self, record: Record) -> None:
+        if self.leases is not None:
+            self.leases.drop(record.client_transaction_id)
+        if record.kind == "form":
+            self.on_form_decided()
 
     async def suspect(self, lane: bytes) -> None:
         """Note code 2061 in a lane: evidence that an unknown sale of the same lane landed. It decides nothing."""
@@ -287,36 +285,35 @@ class OpenAsks:
 
     # --- Waits
 
-    async def refresh(self, ask: Followed) -> None:
-        """Read the record of an ask again that is not queried here: a person or another process may have decided it."""
+    async def wait(self, record: Record, timeout: float | None) -> Outcome:
+        """Wait until the ask is decided or no further query is planned for the wait; see `PendingSale.wait`."""
+        ask = self.follow(record)
+        if ask is None:
+            return await self.settled(record)
         if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
+            # It is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await self.reread(ask)
+        if not (ask.record.state.decided or ask.exhausted):
+            await self._wait_for_end(ask, timeout)
+        return Outcome.of(ask.record, report=ask.report)
 
-    async def wait(self, ask: Followed, timeout: float | None) -> Outcome:
-        """Wait until the ask is decided or no further query is planned for the wait."""
-        if ask.record.state.decided or ask.exhausted:
-            return Outcome.of(ask.record, report=ask.report)
+    async def _wait_for_end(self, ask: Followed, timeout: float | None) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if ask.waiters is None:
             ask.waiters = set()
         ask.waiters.add(waiter)
-        timer = None
-        if timeout is not None:
+        try:
+            await (waiter if timeout is None else within(self.clock, timeout, waiter))
+        except TimeoutError:
             identifier = ask.record.client_transaction_id
-            late = StillPendingError(
+            raise StillPendingError(
                 f"{identifier} is still {ask.record.state} after {timeout:g} s; tracking goes on. A web request should "
                 "not wait: answer it at once, and show waiting_page",
                 client_transaction_id=identifier,
-            )
-            timer = self.clock.call_at(self.clock.monotonic() + timeout, _fail, waiter, late)
-        try:
-            await waiter
+            ) from None
         finally:
-            if timer is not None:
-                timer.cancel()
             ask.waiters.discard(waiter)
-        return Outcome.of(ask.record, report=ask.report)
 
     async def settled(self, record: Record) -> Outcome:
         """Return what the ledger says of an ask that is not followed."""
@@ -343,14 +340,10 @@ class OpenAsks:
         """End every wait by `TrackerClosedError`; the ledger knows what is open."""
         for ask in self._asks.values():
             for waiter in ask.waiters or ():
-                _fail(waiter, _closed(ask.record, "the tracker was closed"))
+                if not waiter.done():
+                    waiter.set_exception(_closed(ask.record, "the tracker was closed"))
         self._asks.clear()
         self._changed.set()
-
-
-def _fail(waiting: asyncio.Future[None], error: PayError) -> None:
-    if not waiting.done():
-        waiting.set_exception(error)
 
 
 def _closed(record: Record, what: str) -> TrackerClosedError:

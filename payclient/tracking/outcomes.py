@@ -215,7 +215,7 @@ class PendingSale:
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.
         """
-        return await self._poller.wait(self._now(), timeout)
+        return await self._poller.asks.wait(self._now(), timeout)
 
     async def check(self) -> Outcome:
         """Query the service once, now (at most once a second for a sale), and return what is known."""

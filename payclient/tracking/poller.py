@@ -382,14 +382,6 @@ class Poller:
         sending = record.state is State.SENDING and not self.asks.is_elsewhere(record)
         return PendingSale(self, record, None if sending else self.asks.follow(record))
 
-    async def wait(self, record: Record, timeout: float | None) -> Outcome:
-        """Wait until the ask is decided or no further query is planned; see `PendingSale.wait`."""
-        ask = self.asks.follow(record)
-        if ask is None:
-            return await self.asks.settled(record)
-        await self.asks.refresh(ask)
-        return await self.asks.wait(ask, timeout)
-
     async def check(self, record: Record) -> Outcome:
         """Query once now, and return what is known. Calls at the same time share a query, one a second at most."""
         ask = self.asks.follow(record)

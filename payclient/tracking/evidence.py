@@ -45,10 +45,13 @@ class Credentials:
         #: Pairs of credentials: what the second has sent was found under the first.
         self._finds: set[tuple[bytes, bytes]] = set()
 
-    def learn(self, record: Record, token_digest: bytes) -> None:
-        """Note that the token in use finds what this attempt's token has sent."""
-        if record.credentials and (current := self.keyed(token_digest)) != record.credentials:
-            self._finds.add((current, record.credentials))
+    def learn(self, record: Record, transaction_id: int | None, token_digest: bytes) -> None:
+        """Note that the token in use found a transaction, with this attempt's client transaction id.
+
+        Only if it is the attempt's own: numbers alone, or ids alone, are another account's too.
+        """
+        if record.credentials and transaction_id is not None and transaction_id == record.transaction_id:
+            self._finds.add((self.keyed(token_digest), record.credentials))
 
     def can_see(self, record: Record, token_digest: bytes) -> bool:
         """Return whether the token in use would find this attempt by its client transaction id.
@@ -199,14 +202,19 @@ class AnswerReader:
     ) -> Reading:
         """Read a report. `now` is monotonic, `at` UTC; `token` is the digest of the token that it came under."""
         record, candidate_id = ask.record, query.candidate_id
-        if self._may_be_another_accounts(record, token):
+        unbound = record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
+        if unbound and not self._can_see(record, token):
+            # It may be an order of another account, of the same id, amount and currency.
             what = "found under other credentials than those that sent it"
             reading = self._conflict(ask, what, at)
             reading.warning = UNDER_ANOTHER
             return reading
         named = report.client_transaction_id
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            return self._drop_candidate(ask, candidate_id, at)
+            ask.about(candidate_id).is_another = True
+            what = f"transaction {candidate_id} is another's"
+            dropped = Conflicted(at=at, what=what, candidate_id=candidate_id)
+            return Reading([] if record.state.decided else [dropped])
         ask.missing_since = ask.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
@@ -217,7 +225,8 @@ class AnswerReader:
         )
         if mismatch:
             return self._conflict(ask, mismatch, at)
-        self._learn_credentials(record, report, token)
+        if self.credentials is not None and record.kind == "sale" and named is not None:
+            self.credentials.learn(record, report.transaction_id, token)
         if self._is_doubtful(record, query, report, token):
             return Reading(looks_at_all=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, at)
@@ -225,26 +234,6 @@ class AnswerReader:
     def _can_see(self, record: Record, token: bytes) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
         return self.credentials is None or self.credentials.can_see(record, token)
-
-    def _may_be_another_accounts(self, record: Record, token: bytes) -> bool:
-        """Return whether what is found may be an order of another account, of the same id, amount and currency."""
-        unbound = record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
-        return unbound and not self._can_see(record, token)
-
-    def _drop_candidate(self, ask: Followed, candidate_id: int, at: float) -> Reading:
-        """Return the event of a candidate that the service calls another sale's, and that says nothing about this."""
-        ask.about(candidate_id).is_another = True
-        if ask.record.state.decided:
-            return Reading()
-        what = f"transaction {candidate_id} is another's"
-        return Reading([Conflicted(at=at, what=what, candidate_id=candidate_id)])
-
-    def _learn_credentials(self, record: Record, report: StatusReport, token: bytes) -> None:
-        """Learn from a report that names both ids of a sale. Numbers alone are another account's too."""
-        names_both = report.client_transaction_id is not None and report.transaction_id is not None
-        is_bound = names_both and report.transaction_id == record.transaction_id
-        if self.credentials is not None and record.kind == "sale" and is_bound:
-            self.credentials.learn(record, token)
 
     def _is_doubtful(self, record: Record, query: TransactionRef, report: StatusReport, token: bytes) -> bool:
         """Return whether an answer by transaction id decides only after a query by client transaction id.
@@ -311,22 +300,19 @@ class AnswerReader:
         if ask.record.kind == "form":
             return Reading()  # a form that nobody has paid yet may well be not found
         if ask.record.state is not State.UNKNOWN:
-            return self._missing(ask, now, at)
+            # Of a sale that was created it is one event, where that stays so longer than is tolerated.
+            if ask.missing_since is None:
+                ask.missing_since = now
+            elif now - ask.missing_since > MISSING * self.policy.scale:
+                ask.missing_since = float("inf")
+                return Reading([Conflicted(at=at, what="not found")])
+            return Reading()
         if not self._can_see(ask.record, token):
             return Reading(warning=UNDER_ANOTHER)
         if query.candidate_id is not None:
             ask.about(query.candidate_id).missing_at = now
             return Reading()
         return self._absence(ask, now, at)
-
-    def _missing(self, ask: Followed, now: float, at: float) -> Reading:
-        """Return one event where a sale that was created stays "not found" longer than is tolerated."""
-        if ask.missing_since is None:
-            ask.missing_since = now
-        elif now - ask.missing_since > MISSING * self.policy.scale:
-            ask.missing_since = float("inf")
-            return Reading([Conflicted(at=at, what="not found")])
-        return Reading()
 
     def _absence(self, ask: Followed, now: float, at: float) -> Reading:
         """Return the proof that nothing was created, at the second "not found" that is late and far enough apart."""

@@ -123,6 +123,23 @@ async def test_every_late_notification_earns_a_query(service: Withheld, seconds:
         assert len(service.queries) == asked
 
 
+async def test_a_notification_while_a_second_attempt_is_sent_is_for_that_one(service: Withheld) -> None:
+    """The first one was refused as existing, and is still to be queried: what it was not named binds the second."""
+    held, ledger = Held(), MemoryLedger()
+    service.scripts = [refuses(22, 2061), held]
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        sending = asyncio.ensure_future(tracker.sale(sale()))
+        await turns(lambda: service.posted)
+        assert await tracker.notify(hint()) is Receipt.EARLY
+        record = await ledger.get("order-17")
+        assert record is not None
+        assert (record.attempt, record.candidate_ids) == (2, (1000,))
+        held.go.set()
+        await sending
+
+
 async def test_a_notification_before_the_answer_is_queried_with_it(service: Withheld) -> None:
     """Our own answer comes last: the query is made at once then, and not as the schedule has it."""
     held = Held()

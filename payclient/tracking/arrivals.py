@@ -35,6 +35,8 @@ class Arrivals:
         poller = self._poller
         identifier, transaction_id = notification.client_transaction_id, notification.transaction_id
         ask = poller.asks.find(identifier)
+        if ask is not None and (ask.record.state.decided or ask.elsewhere):
+            ask = None  # a newer attempt may be on its way, which the hint is for
         record = ask.record if ask is not None else await self._ledger.get(identifier)
         if record is None:
             return Receipt.UNMATCHED

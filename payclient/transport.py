@@ -67,9 +67,7 @@ class _Call:
         self.transport.abort()
 
 
-_NO_CALL = _Call(None)
-
-_call: ContextVar[_Call] = ContextVar("payclient_call", default=_NO_CALL)
+_call: ContextVar[_Call] = ContextVar("payclient_call")
 
 if not asyncio.iscoroutinefunction(
     getattr(ClientRequest, "send", None)

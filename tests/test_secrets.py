@@ -56,9 +56,7 @@ from payclient.errors import (
     RateLimitedError,
     RefusedError,
     StillPendingError,
-    TrackerClosedError,
     UnauthorizedError,
-    UsageError,
     ValidationFailedError,
 )
 from payclient.events import Prepared
@@ -769,27 +767,6 @@ async def test_a_profile_refuses_a_request() -> None:
             check_hidden(outcome)
 
 
-async def test_closed() -> None:
-    """A closed session and a closed tracker say so, and no more."""
-    session = session_over()
-    async with tracking(session) as tracker:
-        pass
-    await session.aclose()
-    for call in (tracker.sale(SALE), tracker.prepare(PREPARE), tracker.notify(payclient.Notification(
-        transaction_id=12, client_transaction_id="order-1"))):  # fmt: skip
-        outcome = await outcome_of(cast("Awaitable[object]", call))
-        assert type(outcome) is TrackerClosedError
-        check_hidden(outcome)
-    for operation in ("sale", "prepare", "status"):
-        outcome = await outcome_of(OPERATIONS[operation](session))
-        assert type(outcome) is UsageError
-        check_hidden(outcome)
-    check_hidden([session, tracker])
-    for thing in (session, tracker):
-        with pytest.raises(TypeError):
-            pickle.dumps(thing)
-
-
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 async def test_a_token_callable_that_fails(how: str) -> None:
     """A token callable that raises or hangs: what it says is the caller's own, and the request shows nowhere."""
@@ -920,21 +897,6 @@ async def test_following(said: tuple[object, ...], heard: Listener) -> None:
     for each in [*shown, await last]:
         check_hidden(each)
     assert heard.lines
-
-
-async def test_waits_end_with_the_tracker() -> None:
-    """`TrackerClosedError` shows nothing, nor does a cancelled wait."""
-    service = Following(report("Pendiente"))
-    async with session_over(service) as session, tracking(session, None, service.clock) as tracker:
-        pending = await tracker.sale(SALE)
-        wait, cancelled = (asyncio.ensure_future(outcome_of(pending.wait())) for _ in range(2))
-        await turns()
-        cancelled.cancel()
-        await turns()
-    assert type(await wait) is TrackerClosedError
-    assert type(await cancelled) is asyncio.CancelledError
-    check_hidden(await wait)
-    check_hidden(await cancelled)
 
 
 # --- Ledgers

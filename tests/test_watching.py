@@ -385,6 +385,8 @@ def test_events_for_machines_and_a_page_that_is_rebuilt(
     before = service.counts()
     assert main(arguments) == 3
     assert service.counts() == before
+    again = events_of(capfd.readouterr().out)
+    assert [again[n]["event"] for n in (0, 1, -1)] == ["begin", "row", "end"]
     written = re.compile(r"This page was written.*?\)")
     assert written.sub("", read_page(page.read_text()).text) == written.sub("", first.text)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -125,8 +123,7 @@ def charge(
     # Without --yes the plan showed that the ledger is new.
     service = attrs.evolve(service, new_ledger=service.new_ledger or (plan.known.new and not shown.yes))
     if written.skip_bad is not None and left_out:
-        with _told(written.skip_bad), atomic_write(written.skip_bad) as bad:
-            bad.write(left_out)
+        _write_left_out(written.skip_bad, left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
     for line in next_steps(run.tally, service.ledger, code, profile.sale_window) if look != "quiet" else ():
@@ -156,19 +153,18 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> bytes:
         return b""
     check_output("--skip-bad", path)
     content = bad_rows(file, path, dialect)
-    with _told(path):
-        if path.exists() and path.read_bytes() != content:
-            # Perhaps somebody has corrected it there.
-            raise ConfigurationError(
-                f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
-            )
+    if path.exists() and path.read_bytes() != content:
+        # Perhaps somebody has corrected it there.
+        raise ConfigurationError(
+            f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
+        )
     return content
 
 
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_left_out(path: Path, content: bytes) -> None:
     try:
-        yield
+        with atomic_write(path) as file:
+            file.write(content)
     except OSError as error:
         raise ConfigurationError(f"--skip-bad {path.name}: cannot be written: {error.strerror}") from None
 

@@ -96,7 +96,7 @@ class Progress:
         self.results: Charges | None = None
 
     def begin(self, ledger: str) -> None:
-        """Show how to look at the run meanwhile, which has this ledger now."""
+        """Show that the run has its ledger now, by which people may look at it meanwhile."""
 
     async def show(self) -> None:
         """Show, until it is cancelled."""
@@ -204,8 +204,10 @@ class JsonProgress(Progress):
     `end`. Cents and UTC.
     """
 
-    async def show(self) -> None:
+    def begin(self, ledger: str) -> None:
         self._emit("begin", rows=self._rows)
+
+    async def show(self) -> None:
         while True:
             await asyncio.sleep(JSON_EVERY)
             now = self.unfinished()

@@ -98,9 +98,8 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
     def cell(value: object) -> object:
         if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < 10**15):
             return value
-        made = WriteOnlyCell(
-            sheet, value if isinstance(value, Decimal) else sanitize_text(cell_text(value, "."))
-        )
+        shown: Any = value if isinstance(value, Decimal) else sanitize_text(cell_text(value, "."))
+        made = WriteOnlyCell(sheet, shown)
         if isinstance(value, Decimal):
             made.number_format = "#,##0.00"
         else:

@@ -100,7 +100,7 @@ class Poller:
         #: Sends, which are not cancelled with their callers.
         self._sends: set[asyncio.Task[Any]] = set()
         #: Who waits for the query of an ask to be made, and for a request of their own.
-        self._starting: dict[Followed, list[asyncio.Future[None]]] = {}
+        self._starting: dict[Followed, asyncio.Event] = {}
         self._turns: deque[asyncio.Future[None]] = deque()
         self._turns_first = True
 
@@ -289,12 +289,12 @@ class Poller:
     def _request(self, item: Scheduled, now: float) -> None:
         """Make the next request of an item, now that it is its turn."""
         if isinstance(item, Followed):
-            checks = self._starting.pop(item, ())
-            if item.task is None and self.asks.holds(item) and (checks or not item.elsewhere):
+            checked = self._starting.pop(item, None)
+            if item.task is None and self.asks.holds(item) and (checked or not item.elsewhere):
                 self.rate.note_request(now)
                 self._run(item, self._run_query(item), self._requests)
-            for started in checks:
-                end(started)
+            if checked is not None:
+                checked.set()
         elif isinstance(item, ReturnedForm) and item.task is None:
             self.rate.note_request(now)
             self._run(item, self.confirmer.request(item, now), self._requests)
@@ -400,12 +400,11 @@ class Poller:
         if now - ask.queried_at < self.policy.least_gap:
             return None
         if ask.task is None and not self.asks.closed:
-            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._starting.setdefault(ask, []).append(started)
+            started = self._starting.setdefault(ask, asyncio.Event())
             self._lines.put(ask, FINAL)
             self._start_ready()
             with suppress(TimeoutError):
-                await within(self.clock, self.policy.total_timeout, started)
+                await within(self.clock, self.policy.total_timeout, started.wait())
         return None if ask.task is None else await asyncio.shield(ask.task)
 
     async def wait_for_turn(self, patience: float) -> bool:
@@ -440,10 +439,11 @@ class Poller:
         if self.asks.leases is not None:
             await self.asks.leases.aclose()
         await cancel_all((*self._requests, *self._expiries, *self._works))
-        self._lines.clear()
         self.confirmer.close()
-        for waiting in (*self._turns, *(each for several in self._starting.values() for each in several)):
-            end(waiting)
+        for turn in self._turns:
+            end(turn)
+        for started in self._starting.values():
+            started.set()
         self.asks.close()
 
 

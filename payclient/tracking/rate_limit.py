@@ -238,9 +238,3 @@ class RequestLines:
             return 0.0
         age = item.age(now)
         return expected_lag(max(age - (now - item.queried_at), 0.0), age, self._window)
-
-    def clear(self) -> None:
-        """Empty the lines."""
-        for line in self._lines.values():
-            line.clear()
-        self._waiting = 0

@@ -37,10 +37,6 @@ SLOT = 0.125
 AT_ONCE = 0.0
 
 
-#: Seconds by which clocks may seem to drift apart before asks get an offset of their own.
-SAME_OFFSET = 0.001
-
-
 class OpenAsks:
     """All open asks of one tracker, and decided ones that are queried once more."""
 
@@ -55,7 +51,6 @@ class OpenAsks:
         #: None: no other process has this ledger.
         self.leases: Leases | None = None
         self._asks: dict[str, Followed] = {}
-        self._offset = 0.0
         #: What is followed here under this id, or waited for.
         self.find: Callable[[str], Followed | None] = self._asks.get
         self._changed = asyncio.Event()
@@ -111,10 +106,7 @@ class OpenAsks:
         # Never later than a whole life from now, however the wall clock jumped between two runs.
         if offset + expires_at > (latest := now + self.policy.longest_life[record.kind]):
             offset = latest - expires_at
-        # Most asks hold one and the same number: there may be 100,000 of them.
-        if not 0.0 <= self._offset - offset < SAME_OFFSET:
-            self._offset = offset
-        return self._offset
+        return offset
 
     def _plan_first(self, ask: Followed, now: float) -> None:
         """Plan the first look: at once if a notification came before the answer to our POST."""

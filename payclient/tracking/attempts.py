@@ -208,8 +208,7 @@ class Attempts:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
             return await self._outlive(*running)
         known = self._asks.get(identifier)
-        # Without its digest, which is forgotten in the long run, the ledger is read.
-        if known is not None and known.state is not State.SENDING and known.digest:
+        if known is not None and known.state is not State.SENDING:
             attempt.check_same(known.digest, known.purchase)
             return known
         sent = self._poller.start_send(self._send(attempt))

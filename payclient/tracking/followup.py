@@ -5,7 +5,6 @@ Times are seconds of the monotonic clock, except those of records.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -152,12 +151,6 @@ class Followed(Scheduled):
         """Return the seconds since its permit, at least 0."""
         age = now - self.offset - self.record.created_at
         return age if age > 0.0 else 0.0
-
-    def slim(self) -> None:
-        """Drop the fields of the record that following a pending sale does not need."""
-        record = self.record
-        if record.digest and record.state is PENDING:
-            self.record = attrs.evolve(record, digest=b"", lane=b"", currency=sys.intern(record.currency))
 
     def notified_delay(self) -> float | None:
         """Count a query of the series that a notification began, and return the seconds until it; None: it is over."""

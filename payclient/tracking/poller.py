@@ -359,7 +359,6 @@ class Poller:
         ask.queried_at = now
         if not ask.record.state.decided and self.policy.is_final(ask, now):
             ask.final_queries += 1
-        ask.slim()
         return await self.queries.query(ask, self.policy.next_query(ask, now))
 
     def _ended(self, ask: Followed) -> None:

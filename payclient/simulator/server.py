@@ -196,6 +196,10 @@ class Simulator(Books):
 
     def fail_next(self, fault: Fault, *, times: int = 1) -> None:
         """Let a fault affect the next exchanges that it applies to; ValueError if `times` is not 1 or more."""
+        if not isinstance(fault, Fault):
+            raise TypeError(
+                f'fault must be a Fault, such as Fault("reset"); {type(fault).__name__} was given'
+            )
         if type(times) is not int or times < 1:
             raise ValueError("times must be a whole number from 1")
         self.faults.script.append((fault, times))

@@ -286,7 +286,10 @@ def test_what_is_to_do_stands_at_the_end(
     assert err.count("to do:") == 1
     assert "to do: 2 rows cancelled" in err
     assert "3 s after the first time at the earliest" in err
-    assert "each with a new id, and charge that with a --report of its own" in err
+    assert (
+        "charge that, with a report of its own and the other options of this run: payclient charge NEW_FILE"
+        in err
+    )
     rows[0]["amount_with_tax"] += 5
     assert main(charge_arguments(silent, write_csv(file, rows))) == 4
     err = capfd.readouterr().err

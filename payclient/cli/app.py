@@ -20,7 +20,7 @@ _BOOK = "--ledger sqlite:charges.db"
 
 #: Where each is a function, its first sentence, and an example. Only the module of the command that is called is
 #: imported, so that the list needs the sentences of the others; a new command is a new line here.
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, str | None, str]] = {
     "cancel": (
         "transaction:cancel", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17",
     ),

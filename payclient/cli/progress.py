@@ -303,7 +303,7 @@ def next_steps(tally: Tally, ledger: str, code: int, window: float) -> Iterator[
         ),
         ("other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
         ("refused", counts[State.REFUSED], retry),
-        ("cancelled", counts[State.CANCELLED], ""),
+        ("cancelled", counts[State.CANCELLED], f"payclient charge NEW_FILE --report NEW_REPORT{at_ledger}"),
     ):
         if count:
             yield text(f"todo.{name}", count=count, command=command, time=duration(window))

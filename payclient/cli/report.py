@@ -285,7 +285,7 @@ class Report:
         """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
         with atomic_write(self.path) as file:
             file.write(table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect))
-        self._use(os.open(self.path, os.O_RDWR))
+        self._use(os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0)))
 
     def _use(self, file: int | None) -> None:
         if self._file is not None:

@@ -106,7 +106,7 @@ class Batch:
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
-        self.writes = [each for each in operations if isinstance(each, Write)]
+        self.writes: list[Write] = [each for each in operations if isinstance(each, Write)]
         self.answers: dict[Operation, Any] = {}
 
     def fail(self, error: LedgerUnavailableError, operations: Iterable[Operation] | None = None) -> None:

@@ -63,7 +63,7 @@ class PostgresDatabase:
         asyncpg.TransactionRollbackError,  # of two that waited for each other it gave way; the connection is sound
         OverflowError,
     )
-    unavailable = staticmethod(unavailable)
+    unavailable: Callable[[BaseException, str], LedgerUnavailableError] = staticmethod(unavailable)
 
     def __init__(self, connection: asyncpg.Connection, statements: Mapping[str, str]) -> None:
         self.connection = connection

@@ -118,14 +118,15 @@ class Server:
     """
 
     def __init__(self, url: Secret[str]) -> None:
-        self._hosts, schemas, self.location = _split(url)
-        self.schema = schemas[0] if schemas else "payclient"
+        self._hosts, schemas, location = _split(url)
+        self.schema: str = schemas[0] if schemas else "payclient"
         if len(schemas) > 1 or not re.fullmatch(r"(?!pg_)[A-Za-z_][A-Za-z0-9_-]{0,62}", self.schema):
             raise ConfigurationError(
                 "the ledger's schema must be one name of letters, digits, _ and -, such as ?schema=shop_17"
             )
         if self.schema != "payclient":
-            self.location += f"?schema={self.schema}"
+            location += f"?schema={self.schema}"
+        self.location: str = location
         self.statements: dict[str, str] = {
             key: sql.replace("payclient.", f'"{self.schema}".')
             for key, sql in read_statements("postgres.sql").items()

@@ -74,7 +74,7 @@ class SqliteDatabase:
         OverflowError,
         ValueError,
     )
-    unavailable = staticmethod(unavailable)
+    unavailable: Callable[[BaseException, str], LedgerUnavailableError] = staticmethod(unavailable)
 
     def __init__(self, connection: sqlite3.Connection, cursors: Iterator[int]) -> None:
         self._connection = connection
@@ -151,7 +151,7 @@ class SqliteWriter(Writer):
         # the thread.
         self._inbox: queue.SimpleQueue[list[Operation]] = queue.SimpleQueue()
         #: Answered by the digest key and whether the file was made, once it is open.
-        self.opening = Operation(loop.create_future())
+        self.opening: Operation = Operation(loop.create_future())
         # A daemon: a program that forgot to close its ledger must be able to end. Nothing is lost by it, for
         # the ledger abandons its writer at exit.
         self._thread = threading.Thread(target=self._run, name="payclient-ledger", daemon=True)

@@ -41,9 +41,9 @@ class Books:
         self.timetable: Timetable = Timetable(clock)
         #: The only token that is taken, or the account of each; without either any token is.
         self.token = token
-        self.accounts = accounts
+        self.accounts: Mapping[str, str] | None = accounts
         #: The simulated customers of later sales; None: no customer answers by itself.
-        self.answers = answers
+        self.answers: Answers | None = answers
         #: The plan of faults; `done` counts those that happened.
         self.faults = faults
         self.tally: Counter[str] = Counter()

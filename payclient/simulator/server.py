@@ -190,7 +190,7 @@ class Simulator(Books):
 
     def use_accounts(self, accounts: Mapping[str, str]) -> None:
         """Take these tokens from now on, each with the name of its account, and no other."""
-        self.accounts = dict(accounts)
+        self.accounts: Mapping[str, str] | None = dict(accounts)
 
     # Faults
 
@@ -218,7 +218,7 @@ class Simulator(Books):
     def use_scenario(self, name: str) -> None:
         """Take customers and faults of this scenario from now on; ValueError for another name."""
         chosen = scenario(name)
-        self.answers = chosen.answers
+        self.answers: Answers | None = chosen.answers
         self.faults.script.clear()
         self.faults.chances = chosen.faults
         self.write("service", f"scenario {name}")

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from payclient.lifecycle import Record
+from payclient.tracking.asks import DueTimes
 from payclient.tracking.followup import NEVER, Followed, Scheduled
-from payclient.tracking.rate_limit import FINAL, NOTIFIED, ROUTINE, DueTimes, RateLimit, RequestLines
+from payclient.tracking.rate_limit import FINAL, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
 
 def ask(name: str, created_at: float = 0.0, asked_at: float = NEVER) -> Followed:
@@ -45,7 +46,7 @@ def test_an_empty_line_passes_its_turn_on() -> None:
         lines.put(ask(str(number)), ROUTINE)
     assert [name_of(lines.pop(9.0, ranked=False)) for _ in range(8)] == list("01234567")
     assert lines.pop(9.0, ranked=False) is None
-    assert not lines
+    assert not lines.waiting
 
 
 def test_it_waits_once_and_in_the_better_line() -> None:
@@ -58,7 +59,7 @@ def test_it_waits_once_and_in_the_better_line() -> None:
     lines.put(one, ROUTINE)
     assert lines.pop(1.0, ranked=False) is one
     assert lines.pop(1.0, ranked=False) is other
-    assert not lines
+    assert not lines.waiting
 
 
 def test_ranked_the_neediest_comes_first() -> None:

@@ -27,7 +27,7 @@ class Arrivals:
         receipt, confirmer = await self._notify(notification), self._poller.confirmer
         if confirmer.confirms and receipt in (Receipt.MATCHED, Receipt.LATE, Receipt.CONFLICT):
             record = await self._ledger.get(notification.client_transaction_id)
-            if record is not None:
+            if record is not None and record.kind == "form":
                 confirmer.named(record, [notification.transaction_id])
         return receipt
 

@@ -6,6 +6,9 @@ Every change goes through the ledger first. There may be 100,000 asks, so that a
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
@@ -20,11 +23,10 @@ from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
-from payclient.tracking.followup import Followed, Policy
+from payclient.tracking.followup import Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
-from payclient.tracking.rate_limit import DueTimes
 
 __all__: list[str] = []
 
@@ -35,6 +37,49 @@ SLOT = 0.125
 
 #: Due before all that has a time.
 AT_ONCE = 0.0
+
+
+class DueTimes:
+    """A heap of slots of `width` seconds. An item comes out so much late at most, and never early."""
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._slots: dict[int, deque[Scheduled]] = {}
+        self._order: list[int] = []
+        #: Called where something is put before `alarm_at`.
+        self.alarm: Callable[[], None] = lambda: None
+        self.alarm_at: float = math.inf
+
+    def put(self, item: Scheduled, when: float) -> None:
+        """Make the item due then, and no longer when it was due before."""
+        width = self._width
+        number = math.ceil(when / width)
+        if number * width < when:  # rounded
+            number += 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = deque()
+            heapq.heappush(self._order, number)
+        slot.append(item)
+        item.slot = slot
+        if when < self.alarm_at:
+            self.alarm()
+
+    def first(self) -> float:
+        """Return when something is due next; infinity where nothing is."""
+        return self._order[0] * self._width if self._order else math.inf
+
+    def pop(self, now: float) -> Scheduled | None:
+        """Return an item that is due, in the order of the slots; None where none is due."""
+        while self._order and self._order[0] * self._width <= now:
+            slot = self._slots[self._order[0]]
+            while slot:
+                item = slot.popleft()
+                if item.slot is slot:
+                    item.slot = None
+                    return item
+            del self._slots[heapq.heappop(self._order)]
+        return None
 
 
 class OpenAsks:

@@ -213,7 +213,7 @@ class Confirmer:
 
     def named(self, record: Record, transaction_ids: Sequence[int | None]) -> None:
         """Confirm what was named to a form, without waiting; None: query whether it is paid."""
-        if self.confirms and record.kind == "form" and record.state not in OVER:
+        if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
                 form = self._form(record)
                 if form.takes(transaction_id):

@@ -183,7 +183,7 @@ class Poller:
         """Set the timer for what is due next."""
         due = self.asks.due
         when = due.first()
-        waits = self._turns or (self._lines and len(self._requests) < REQUESTS_AT_ONCE)
+        waits = self._turns or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
         if waits:
             when = min(when, self.rate.ready_at())
         if self.asks.leases is not None and not self.asks.closed:
@@ -272,7 +272,7 @@ class Poller:
 
     def _start_request(self, now: float) -> bool:
         """Give a request to a caller of `wait_for_turn` or to a due ask, in turn; return False where nobody waits."""
-        may_query = bool(self._lines) and len(self._requests) < REQUESTS_AT_ONCE
+        may_query = self._lines.waiting > 0 and len(self._requests) < REQUESTS_AT_ONCE
         if self._turns and (self._turns_first or not may_query):
             self._turns_first = False
             turn = self._turns.popleft()

@@ -1,11 +1,10 @@
-"""When an ask is looked at, when the next request may be made (the rate, and 429s), and whose it is. Pure."""
+"""When the next request may be made (the rate, and 429s), and whose it is. Pure."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 
 import attrs
 
@@ -116,49 +115,6 @@ class RateLimit:
         return None
 
 
-class DueTimes:
-    """A heap of slots of `width` seconds. An item comes out so much late at most, and never early."""
-
-    def __init__(self, width: float) -> None:
-        self._width = width
-        self._slots: dict[int, deque[Scheduled]] = {}
-        self._order: list[int] = []
-        #: Called where something is put before `alarm_at`.
-        self.alarm: Callable[[], None] = lambda: None
-        self.alarm_at: float = math.inf
-
-    def put(self, item: Scheduled, when: float) -> None:
-        """Make the item due then, and no longer when it was due before."""
-        width = self._width
-        number = math.ceil(when / width)
-        if number * width < when:  # rounded
-            number += 1
-        slot = self._slots.get(number)
-        if slot is None:
-            slot = self._slots[number] = deque()
-            heapq.heappush(self._order, number)
-        slot.append(item)
-        item.slot = slot
-        if when < self.alarm_at:
-            self.alarm()
-
-    def first(self) -> float:
-        """Return when something is due next; infinity where nothing is."""
-        return self._order[0] * self._width if self._order else math.inf
-
-    def pop(self, now: float) -> Scheduled | None:
-        """Return an item that is due, in the order of the slots; None where none is due."""
-        while self._order and self._order[0] * self._width <= now:
-            slot = self._slots[self._order[0]]
-            while slot:
-                item = slot.popleft()
-                if item.slot is slot:
-                    item.slot = None
-                    return item
-            del self._slots[heapq.heappop(self._order)]
-        return None
-
-
 #: The lines in which asks wait for a request: notified ones and confirmations, those past their expiry or checked by
 #: hand, the routine, and decided ones that were notified.
 NOTIFIED, FINAL, ROUTINE, LATE = 1, 2, 3, 4
@@ -191,24 +147,23 @@ class RequestLines:
         self._lines: dict[int, deque[Scheduled]] = {
             line: deque() for line in (NOTIFIED, FINAL, ROUTINE, LATE)
         }
-        self._turn = self._waiting = 0
-
-    def __bool__(self) -> bool:
-        return self._waiting > 0
+        self._turn = 0
+        #: How many wait.
+        self.waiting: int = 0
 
     def put(self, item: Scheduled, line: int) -> None:
         """Let the item wait in a line; of two lines in the better one."""
         if not item.line or line < item.line:
             self.drop(item)
             item.line = line
-            self._waiting += 1
+            self.waiting += 1
             self._lines[line].append(item)
 
     def drop(self, item: Scheduled) -> None:
         """Take the item out of its line."""
         if item.line:
             item.line = 0
-            self._waiting -= 1
+            self.waiting -= 1
 
     def pop(self, now: float, *, ranked: bool) -> Scheduled | None:
         """Remove and return the next; None if nothing waits. With `ranked` the routine goes by lag, else by waiting."""

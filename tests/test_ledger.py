@@ -414,11 +414,12 @@ async def test_a_reversal_is_news_from_its_permit_on(ledger: Ledger) -> None:
 HOSTILE = "\x00\ud800\x1b[31m=cmd()" + "ñ" * 2000
 
 
-async def test_hostile_text_blocks_no_record(ledger: Ledger) -> None:
+@pytest.mark.parametrize("code", [10**30, 2**63, -(2**63) - 1])
+async def test_hostile_text_blocks_no_record(ledger: Ledger, code: int) -> None:
     """NUL, lone surrogates, endless text and numbers: the refusal is recorded, bounded and printable."""
     record = fresh()
     await ledger.permit(record)
-    event = Refused(at=NOW, error_type=HOSTILE, error_code=10**30, messages=(HOSTILE,) * 80)
+    event = Refused(at=NOW, error_type=HOSTILE, error_code=code, messages=(HOSTILE,) * 80)
     after = await ledger.apply(record, event)
     assert after == await ledger.get("order-1")
     assert after.state is State.REFUSED

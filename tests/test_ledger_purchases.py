@@ -25,6 +25,8 @@ from payclient.events import (
     Notified,
     Prepared,
     Recovered,
+    ReversalNotSent,
+    ReversalPermitted,
 )
 from payclient.ledger import Ledger, PurchaseHeldError, backup_ledger, open_ledger
 from payclient.lifecycle import Record, State
@@ -36,6 +38,7 @@ from test_ledger import ledger as ledger  # the fixture
 DEAD = NOW + 1500
 
 PREPARED = Prepared(at=NOW, expires_at=NOW + 1200)
+PAID = FoundAccepted(at=NOW + 50, transaction_id=7)
 EXPIRED = (PREPARED, Expired(at=NOW + 1200))
 
 
@@ -167,6 +170,10 @@ async def test_a_correction_may_make_it_paid_twice(ledger: Ledger, caplog: pytes
     assert json.loads(seen.detail or "") == {"also": ["second"]}
     assert await ledger.history("first") == [*(await ledger.history("first"))[:-2], paid, seen]
     assert [each.state for each in await ledger.asks("order")] == [State.ACCEPTED] * 2
+    reversing = await ledger.apply(both, ReversalPermitted(at=NOW + 91, expires_at=NOW + 99))
+    # It was paid all the while: no second alarm.
+    assert await ledger.apply(reversing, ReversalNotSent(at=NOW + 92)) == await ledger.get("first")
+    assert [each.event for each in await ledger.history("first")].count("Overpaid") == 1
     with pytest.raises(PurchaseHeldError):
         await ledger.permit(sale("third", beside_open_form=True))
 
@@ -301,20 +308,22 @@ async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "kept"),
+    ("events", "kept"),
     [
-        (FoundAccepted(at=NOW + 50, transaction_id=7), False),
-        (FoundCancelled(at=NOW + 50), False),
-        (Abandoned(at=NOW + 50), True),
-        (Expired(at=NOW + 50), True),
+        ([PAID], False),
+        ([PAID, ReversalPermitted(at=NOW + 55, expires_at=NOW + 70)], False),
+        ([FoundCancelled(at=NOW + 50)], False),
+        ([Abandoned(at=NOW + 50)], True),
+        ([Expired(at=NOW + 50)], True),
     ],
-    ids=lambda each: type(each).__name__,
+    ids=["paid", "being given back", "cancelled", "closed", "expired"],
 )
-async def test_a_decided_forms_links_are_dropped(ledger: Ledger, event: Event, kept: bool) -> None:
+async def test_a_decided_forms_links_are_dropped(ledger: Ledger, events: list[Event], kept: bool) -> None:
     """What its customer closed may be handed out again: the service does not call it cancelled."""
     record = await ledger.apply(await _permitted(ledger, form("form")), PREPARED)
     await ledger.keep_links(record, '{"card": "link"}', NOW + 600)
-    await ledger.apply(record, event)
+    for event in events:
+        record = await ledger.apply(record, event)
     assert bool(await ledger.links("order", NOW + 60)) is kept
     await ledger.drop_links(NOW + 60)
     assert bool(await ledger.links("order", NOW + 60)) is kept

@@ -341,7 +341,7 @@ def test_a_query_brings_the_id_where_there_was_none(kind: type[Event]) -> None:
     """An id of ours is never overwritten by what a query says."""
     unknown = at_state(UNKNOWN)
     assert advance(unknown, EXAMPLES[kind]).transaction_id == 8
-    bound = attrs.evolve(unknown, transaction_id=7)
+    bound = attrs.evolve(unknown, transaction_id=7, candidate_ids=(8,))
     with pytest.raises(TransitionError, match="is not this one's"):
         advance(bound, EXAMPLES[kind])
     assert advance(bound, kind(at=2.0)).transaction_id == 7

@@ -354,6 +354,8 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
         # A form whose card was declined may yet be paid by another, which is another transaction.
         if record.kind == "sale" or not isinstance(event, FoundCancelled):
             return {"transaction_id": event.transaction_id}
+        if record.state is State.CANCELLED and event.transaction_id is not None:
+            return {"candidate_ids": _without(record.candidate_ids, event.transaction_id)}
     elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
         return {"transaction_id": event.transaction_id}
     elif event.transaction_id not in (None, record.transaction_id):

@@ -689,6 +689,54 @@ async def test_a_form_whose_confirmation_was_carried_out_is_known_to_be_paid(ser
     assert (await record_in(ledger, "form-1")).state is State.ACCEPTED
 
 
+async def test_a_closed_form_holds_its_purchase_until_its_confirmation_is_answered(
+    service: FakeService,
+) -> None:
+    """Given up and paid all the same; then the service carries a confirmation out, and is silent for half an hour."""
+
+    def silent() -> HttpResponse:
+        service.confirmed.add(5001)
+        return lost()
+
+    ledger = MemoryLedger()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+        assert (await tracker.returned("id=0&clientTransactionId=form-1")).state is State.CANCELLED
+        service.confirm_scripts, service.status_scripts = [silent] * 4000, [lost] * 4000
+        await drive(service, asyncio.create_task(tracker.returned(service.pay("form-1"))))
+        await service.clock.advance(30 * 60)
+        with pytest.raises(payclient.PurchaseOpenError) as taken:
+            await tracker.sale(sale(), purchase="cart-1")
+        assert taken.value.until is not None
+        assert taken.value.until > service.clock.time()
+        service.confirm_scripts, service.status_scripts = [], []
+        await service.clock.advance(60)
+        assert (await record_in(ledger, "form-1")).state is State.ACCEPTED
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(sale(), purchase="cart-1")
+
+
+@pytest.mark.parametrize("answered", ["not found", "declined"])
+async def test_a_closed_form_that_nobody_paid_holds_its_purchase_until_its_links_are_dead(
+    service: FakeService, answered: str
+) -> None:
+    """An id was named to it: forged, or that of a card that was declined."""
+    began = service.clock.time()
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+        await tracker.returned("id=0&clientTransactionId=form-1")
+        if answered == "declined":
+            service.pay("form-1", transactionStatus="Canceled")
+        await drive(service, asyncio.create_task(tracker.returned("id=5001&clientTransactionId=form-1")))
+        await service.clock.advance(60)
+        with pytest.raises(payclient.PurchaseOpenError) as taken:
+            await tracker.sale(sale(), purchase="cart-1")
+        assert taken.value.until is not None
+        await service.clock.advance(taken.value.until - service.clock.time() + 1)
+        assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
+        assert service.clock.time() < began + 30 * 60
+
+
 async def test_what_was_given_up_a_day_ago_is_left_alone(service: FakeService) -> None:
     """Its links are dead, and what was paid was reversed; nor is one asked that did not come back since."""
     ledger = MemoryLedger()

@@ -134,7 +134,7 @@ class ReturnedForm(Scheduled):
         return min(self.open(), key=lambda each: (max(each.due, now), each.tries), default=None)
 
     def answered(self, now: float, *, settled: bool, wait: float) -> bool:
-        """Note that the request has ended; the next comes after `wait` seconds. Return whether its id is given up."""
+        """Note that the request has ended; the next comes after `wait` seconds. Return whether it is given up."""
         asked, self.asked = self.asked, None
         if self.record.state in OVER:
             self.close()
@@ -146,7 +146,7 @@ class ReturnedForm(Scheduled):
             scale = self.window / NORMAL_WINDOW
             asked.due = now + max(BACK_OFF[min(asked.tries, len(BACK_OFF)) - 1] * scale, wait)
         asked.wake()
-        return not settled and not asked.open and asked.transaction_id is not None
+        return not settled and not asked.open
 
     def close(self) -> None:
         """Close every confirmation."""
@@ -311,8 +311,14 @@ class Confirmer:
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
-        if form.answered(self._clock.monotonic(), settled=settled, wait=wait):
-            log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
+        now = self._clock.monotonic()
+        if form.answered(now, settled=settled, wait=wait):
+            if asked is not None and asked.transaction_id is not None:
+                log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
+            record, policy = form.record, self._poller.policy
+            if record.state is State.CANCELLED and self._clock.time() < policy.closed_until(record):
+                # A confirmation may have been carried out: ask until there is an answer.
+                form.begin(None, now)
         self._poller.plan_form(form)
         self._forget(form)
 
@@ -349,5 +355,9 @@ class Confirmer:
             self._poller.queries.say("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {asked.transaction_id}: no such transaction"
-        form.record = await self._asks.write(form.record, Conflicted(at=self._clock.time(), what=what))
+        closed = form.record.state is State.CANCELLED
+        event = Conflicted(
+            at=self._clock.time(), what=what, candidate_id=asked.transaction_id if closed else None
+        )
+        form.record = await self._asks.write(form.record, event)
         return True

@@ -284,6 +284,14 @@ class Policy:
         )
         return record.kind == "sale" or self.follows_forms or known
 
+    def closed_until(self, form: Record) -> float:
+        """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
+
+        Until its links are dead; as long again where a transaction was named to it and no answer about that has come.
+        """
+        dead = form.created_at + self.links_life if form.links_dead_at is None else form.links_dead_at
+        return dead + (self.links_life if form.candidate_ids else 0.0)
+
     # --- When next
 
     def first(self, ask: Followed, now: float) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 
 from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
+from payclient.events import Evidence
 from payclient.ledger.records import purchase_holder
 from payclient.lifecycle import Record, State
 from payclient.tracking.followup import is_presumed
@@ -76,7 +77,7 @@ def check_purchase(key: str) -> None:
 def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Record | None:
     """Return the ask that keeps another one of its purchase from being sent.
 
-    What the permit refuses; and a form whose links are dead, for as long as its last query was not made.
+    What the permit refuses; and a form whose links are dead, for as long as it may turn out to be paid.
     """
     records = list(records)
     holder = purchase_holder(records, new)
@@ -89,6 +90,8 @@ def _is_queried(poller: Poller, record: Record) -> bool:
     """Return whether queries of a form go on, so that it may yet turn out to be paid."""
     if not poller.policy.follows(record):
         return False
+    if record.state is State.CANCELLED:
+        return record.evidence is Evidence.UNPAID and poller.clock.time() < poller.policy.closed_until(record)
     return record.state is State.PENDING or is_presumed(record)
 
 
@@ -98,8 +101,14 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
     holder = find_holder(poller, records, new)
     if holder is None or holder.state in (State.ACCEPTED, State.REVERSING):
         return None
-    known = holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
+    known = _open_until(poller, holder)
     return holder.created_at + poller.policy.longest_life[holder.kind] if known is None else known
+
+
+def _open_until(poller: Poller, holder: Record) -> float | None:
+    if holder.kind == "form" and holder.state is State.CANCELLED:
+        return poller.policy.closed_until(holder)
+    return holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
 
 
 def refusal_of(poller: Poller, holder: Record) -> PayError:
@@ -113,5 +122,5 @@ def refusal_of(poller: Poller, holder: Record) -> PayError:
     words = f"this purchase has an open ask, {identifier}, which may be paid; nothing was sent"
     taken = PurchaseOpenError(words, client_transaction_id=identifier)
     taken.pending = poller.handle(holder)
-    taken.until = holder.expires_at if holder.links_dead_at is None else holder.links_dead_at
+    taken.until = _open_until(poller, holder)
     return taken

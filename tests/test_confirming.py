@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import (
     FakeService,
     answer,
@@ -583,11 +584,15 @@ async def test_a_push_that_nobody_answers_is_withdrawn(service: FakeService) -> 
     assert service.cancels == [{"id": 1000}]
 
 
+@pytest.mark.parametrize("unanswered", [0, 1])
 @pytest.mark.parametrize("state", ["Approved", "Pending"])
 async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
-    service: FakeService, state: str
+    service: FakeService, state: str, unanswered: int
 ) -> None:
-    """A POST was repeated in front: the one that we know of is withdrawn, and the customer may pay the other."""
+    """A POST was repeated in front: the one that we know of is withdrawn, and the customer may pay the other.
+
+    Nor does it where the query for others is not answered.
+    """
 
     async def twice(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
@@ -598,6 +603,7 @@ async def test_a_withdrawal_decides_nothing_while_there_is_another_transaction(
     service.scripts = [twice]
     async with tracking(service, profile=PROFILE) as tracker:
         pending = await tracker.sale(sale())
+        service.status_scripts = [lost] * unanswered
         outcome = await drive(service, asyncio.create_task(tracker.cancel(pending)))
         assert outcome.paid is (True if state == "Approved" else None)
         service.sales[1000]["transactionStatus"] = "Approved"
@@ -735,6 +741,20 @@ async def test_a_closed_form_that_nobody_paid_holds_its_purchase_until_its_links
         await service.clock.advance(taken.value.until - service.clock.time() + 1)
         assert (await tracker.sale(sale(), purchase="cart-1")).state is State.PENDING
         assert service.clock.time() < began + 30 * 60
+
+
+async def test_a_form_paid_after_it_was_given_up_outlives_its_process(service: FakeService) -> None:
+    """Another process takes over what the dead one followed, and looks back for such forms as well."""
+    ledger = SharedLedger()
+    other = SharedLedger(ledger)
+    async with tracking(service, ledger, PROFILE) as living:
+        async with tracking(service, other, PROFILE) as dead:
+            await dead.sale(sale())
+        await paid_after_it_was_given_up(service, other)
+        ledger.holders["order-17"] = (None, 0.0)  # its lease is over
+        await living.notify(hint(1000))
+        await until(service, lambda: 5001 in service.confirmed, 5)
+    assert (await record_in(ledger, "form-1")).state is State.ACCEPTED
 
 
 async def test_what_was_given_up_a_day_ago_is_left_alone(service: FakeService) -> None:

@@ -22,6 +22,7 @@ from fake_service import (
     outcome_of,
     pending_of,
     record_in,
+    refusal,
     refuses,
     sale,
     tracking,
@@ -305,6 +306,28 @@ async def test_a_new_attempt_that_is_looked_up_ends_the_wait_for_the_old_one(ser
         assert (await in_turns(waiting)).paid is not True
 
 
+async def test_a_handle_of_the_old_attempt_leaves_the_new_one_followed(service: Withheld) -> None:
+    """Its refusal went unheard, so that the handle takes it for open: the wait for its successor goes on."""
+    ledger = SharedLedger()
+    other = SharedLedger(ledger)
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as first, tracking(service, other) as second:
+        old = await first.sale(sale())
+        record = await record_in(ledger)
+        unheard, ledger.watchers[:] = ledger.watchers[:], []
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        ledger.watchers[:] = unheard
+        await second.sale(sale())
+        new = await pending_of(first)
+        assert (old.attempt, new.attempt) == (1, 2)
+        waiting = asyncio.ensure_future(new.wait())
+        await asyncio.sleep(0)
+        assert (await in_turns(asyncio.ensure_future(old.wait()))).paid is not True
+        service.decide("Aceptado")
+        await service.clock.advance(10)
+        assert (await in_turns(waiting)).paid is True
+
+
 async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld) -> None:
     """The commit is uncertain and the row is another process's, which sends: its attempt is left alone."""
 
@@ -373,6 +396,17 @@ async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(servi
     async with tracking(service, ledger) as tracker:
         found = await pending_of(tracker)
         assert (found.state, found.expires_at) == (State.UNKNOWN, began + 30 + 300)
+
+
+async def test_a_wall_clock_set_back_between_two_runs_keeps_no_wait_for_ever(service: Withheld) -> None:
+    """By its record the sale ends tomorrow: it is over a whole life from now, all the same."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+    service.clock.jump_wall(-86_400)
+    async with tracking(service, ledger) as tracker:
+        outcome = await outcome_of(service, await pending_of(tracker), 900)
+        assert (outcome.state, outcome.paid) == (State.EXPIRED, None)
 
 
 # --- What the ledger could not take
@@ -657,3 +691,13 @@ async def test_a_candidate_that_the_service_does_not_repeat_is_bound(service: Wi
         await tracker.notify(hint())
         outcome = await outcome_of(quiet, pending)
         assert (outcome.paid, outcome.transaction_id) == (True, 1000)
+
+
+async def test_a_429_uses_up_no_last_query(service: Withheld) -> None:
+    """More of them than there are last queries: the wait goes on until the service answers."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        await service.clock.advance(300)
+        service.status_scripts = [lambda: refusal(0, status=429, retry_after=1)] * 10
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True

@@ -78,3 +78,10 @@ def test_an_outcome_of_the_past_has_the_error_of_its_own_state() -> None:
     assert isinstance(error, RefusedError)
     assert error.error_code == 22
     assert Outcome.at(change(State.EXPIRED), refused).error is None
+
+
+def test_an_outcome_of_the_past_has_no_reason_that_came_later() -> None:
+    """Declined after it had expired: that it expired had no reason yet."""
+    declined = attrs.evolve(RECORD, state=State.CANCELLED, reason="no funds")
+    assert Outcome.at(change(State.EXPIRED), declined).reason is None
+    assert Outcome.at(change(State.CANCELLED), declined).reason == "no funds"

@@ -21,6 +21,7 @@ from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from shops.serving import ROOT, UVICORN, serving
 from test_web_shops import HeldSimulator
+from virtual_loop import VirtualClock, run
 
 State = payclient.State
 
@@ -168,6 +169,28 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
     assert (outcome.state, outcome.paid) == (State.REVERSING, None)
     record = await record_in(ledger)
     assert record.state is State.REVERSING
+
+
+def test_closing_waits_as_long_as_a_charge_may_take() -> None:
+    """By default: one that is answered just within the total time-out is pending, and not unknown."""
+
+    async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        response = await service.take(request, before_send)
+        await asyncio.sleep(28)
+        return response
+
+    async def main() -> None:
+        service = FakeService()
+        service.scripts.append(slow)
+        async with (
+            PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+            payclient.Tracker(session, MemoryLedger(), clock=VirtualClock()) as tracker,
+        ):
+            sending = asyncio.create_task(tracker.sale(sale()))
+            await asyncio.sleep(1)
+        assert (await sending).state is State.PENDING
+
+    run(main())
 
 
 @pytest.mark.parametrize("drain", [-1.0, float("nan"), float("inf")])

@@ -333,6 +333,19 @@ async def test_a_transaction_answers_two_attempts_of_one_sale(ledger: Ledger) ->
     assert (again.state, again.transaction_id) == (State.PENDING, 7)
 
 
+async def test_a_transaction_that_two_sales_have_answers_neither_again(ledger: Ledger) -> None:
+    """Not even the sale that had it first: nobody knows any more whose it is."""
+    await ledger.permit(answered(b"a", "order-1"))
+    for kind in (Created, Expired, DecidedRefused):
+        await ledger.apply(answered(b"a", "order-1"), EVENTS[kind])
+    await ledger.permit(answered(b"a", "order-2"))
+    await ledger.apply(answered(b"a", "order-2"), PATHS[State.UNKNOWN][0])
+    await ledger.apply(answered(b"a", "order-2"), EVENTS[FoundPending])
+    assert await ledger.permit(answered(b"a", "order-1", 2))
+    with pytest.raises(TransactionTakenError):
+        await ledger.apply(answered(b"a", "order-1", 2), EVENTS[Created])
+
+
 async def test_unfinished(ledger: Ledger) -> None:
     """Every attempt that is not decided, oldest first, whatever happens while they are read."""
     for number, state in enumerate(State):
@@ -744,8 +757,11 @@ def test_postgres_agrees(postgres: PostgresServer, steps: list[Step]) -> None:
 
 
 async def test_the_service_it_is_used_with(ledger: Ledger) -> None:
-    """The first that uses a ledger says which service it is for, until a person says that it has moved."""
-    assert await ledger.environment(b"a" * 16) == b"a" * 16
+    """The first that uses a ledger says which service it is for, also of two at once, until a person says that it has
+    moved.
+    """
+    at_once = await asyncio.gather(ledger.environment(b"a" * 16), ledger.environment(b"b" * 16))
+    assert {*at_once} == {b"a" * 16}
     assert await ledger.environment(b"b" * 16) == b"a" * 16
     assert await ledger.environment(b"b" * 16, moved=True) == b"b" * 16
     assert await ledger.environment(b"a" * 16) == b"b" * 16

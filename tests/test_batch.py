@@ -369,6 +369,15 @@ async def test_the_source_is_read_no_farther_than_the_window(service: FakeServic
     assert 1000 <= read <= 1000 + 2 * CHUNK
 
 
+async def test_a_source_longer_than_the_window_is_read_to_its_end(service: FakeService) -> None:
+    """Each result makes room for a row."""
+    async with tracking(service) as tracker:
+        results = await run(
+            service, tracker, iter(rows(1100)), max_pending=100, each_second=accept_all(service)
+        )
+    assert len(results) == 1100
+
+
 async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
     """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
     times = timed(service)

@@ -516,6 +516,23 @@ async def test_nothing_is_left_behind(url: str, tmp_path: Path) -> None:
     assert found == (1, 2, 1)
 
 
+async def test_no_change_has_the_number_of_one_that_left(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever block had the last one: a feed goes on from there and misses nothing."""
+    monkeypatch.setattr(archives, "BLOCK", 1)
+    async with opened(url) as ledger:
+        await ledger.permit(fresh("order-1"))
+        await brought(ledger, State.REFUSED, "order-2")
+        for event in PATHS[State.CANCELLED]:
+            await ledger.apply(fresh("order-1"), event)
+        last = (await ledger.changes())[-1].cursor
+    assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 2
+    async with opened(url) as ledger:
+        await brought(ledger, State.REFUSED, "order-3")
+        assert [each.client_transaction_id for each in await ledger.changes(last)] == ["order-3"]
+
+
 ARCHIVE = """
     INSERT INTO archived (id, client_transaction_id, attempt, kind, digest, credentials, amount, currency, state,
         evidence, version, transaction_id, created_at, decided_at, error_code, error_type, purchase, links_dead_at,

@@ -62,6 +62,7 @@ asyncio.run(main())
 async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: str) -> None:
     """A copy of the files by the owner's own process, as an upload makes it, takes nothing from the owner."""
     path = tmp_path / "charges.db"
+    (tmp_path / "charges.db-lock").write_text(f"{10**18}\n")  # of a process that is no more
     ledger = await open_ledger(f"sqlite:{path}")
     assert await ledger.permit(fresh())
     shutil.copyfile(f"{path}{foreign}", tmp_path / "copy")

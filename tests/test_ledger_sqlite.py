@@ -82,10 +82,11 @@ async def test_only_the_owner_may_read(path: Path) -> None:
     assert modes == dict.fromkeys(FILES, 0o600)
 
 
-async def test_a_readable_file_is_tightened(path: Path) -> None:
-    """What others could read they can no more."""
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+async def test_a_readable_file_is_tightened(path: Path, mode: int) -> None:
+    """What others could read they can no more, nor the group."""
     await filled(path)
-    os.chmod(path, 0o644)
+    os.chmod(path, mode)
     ledger = await SqliteLedger.open(str(path))
     await ledger.permit(fresh("order-2"))
     assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o600}

@@ -429,6 +429,14 @@ def test_the_order_of_arrival_changes_no_fault(
     assert befallen(asked) == befallen(asked[::-1])
 
 
+def test_the_chances_of_one_exchange_sum_to_at_most_one() -> None:
+    """A fault that names an id counts for the exchanges of that id alone."""
+    mine, others = Fault("error", client_transaction_id="a"), Fault("error", client_transaction_id="b")
+    Faults({Fault("reset"): 0.4, mine: 0.6, others: 0.6})
+    with pytest.raises(ValueError, match=r"all faults of sale must sum to at most 1, not 1\.3"):
+        Faults({Fault("reset"): 0.7, mine: 0.6})
+
+
 async def test_a_script_comes_before_chance_and_is_meant_for_whom_it_names() -> None:
     """An entry is used up by its own operation and id alone."""
     service = Simulator(faults=Faults({Fault("html"): 1.0}))

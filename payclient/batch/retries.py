@@ -77,7 +77,7 @@ class RetryPolicy:
         self._proven = True
 
     def sent(self, pending: PendingSale, token: int, made_at: float) -> None:
-        """Note that a row was sent and may exist. `token` and `made_at` are those of its send."""
+        """Note a send whose sale may exist. `token`, a number, and `made_at` are those of the send."""
         self._proven = self._proven or token == self.token
         self._not_sent_in_a_row = 0
         if pending.state is not State.UNKNOWN:

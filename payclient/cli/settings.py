@@ -134,7 +134,7 @@ class ChargeOptions(ServiceOptions):
         )
 
     def told_service(self) -> Service | None:
-        """Return it for a dry run, which needs none of it: what is given is checked, and None where a part lacks."""
+        """Return the service for a dry run, or None where address, token or ledger is missing. Checks what is given."""
         has_address = bool(self.base_url or profile_of(self.profile).base_url)
         if has_address and self.has_token and self.ledger:
             return self.service()

@@ -124,7 +124,7 @@ class SqliteDatabase:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # before the next use it is tried again
+            with suppress(sqlite3.Error):  # it runs again before the next read or write
                 self.roll_back()
             raise
 

@@ -200,8 +200,8 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
     """Return a connection that writes neither the database nor its write-ahead log.
 
     `readonly_shm` leaves the shared memory alone too. A plain `mode=ro` would truncate it under an owner that lost
-    SQLite's locks on it, by copying its own -shm for instance. Without any -shm, after an owner that closed, and until
-    an owner has set a read mark, SQLite needs the plain mode.
+    SQLite's locks on it, by copying its own -shm for instance. SQLite needs the plain mode in two cases: the owner
+    closed and left no -shm, or no owner has set a read mark yet.
     """
     for options in ("mode=ro&readonly_shm=1", "mode=ro"):
         address = f"file:{quote(os.fsencode(path))}?{options}"

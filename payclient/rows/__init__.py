@@ -361,7 +361,7 @@ def _check_keys(rows: Iterable[Row]) -> None:
 
 
 def _check_zeros(rows: Iterable[Row]) -> None:
-    """Find phones one digit shorter than others of their country, which begin with a zero: a spreadsheet took it."""
+    """Add a fault to each phone without its leading zero: others of its country have it, and one digit more."""
     shapes = {
         row.line: (row.request.country_code.removeprefix("+"), phone[0] == "0", len(phone))
         for row in rows

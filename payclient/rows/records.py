@@ -195,7 +195,7 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 
 
 def _read_sheet(path: Path, form: Format) -> Records:
-    """Read the sheet that is named, or the one with content, its cells typed."""
+    """Read the sheet that is named, or the only one with content. Cells keep their types."""
     try:
         with CalamineWorkbook.from_path(str(path)) as book:
             shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]

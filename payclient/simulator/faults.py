@@ -7,6 +7,7 @@ path of a query) and how often that was requested, so neither the order of arriv
 import json
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from random import Random
 from typing import Final
 
@@ -117,8 +118,9 @@ class Faults:
         for fault, chance in self.chances.items():
             if not (type(chance) in (int, float) and 0 < chance <= 1):
                 raise ValueError(f"the chance of {fault.kind} must be above 0 and at most 1")
-        for operation in OPERATIONS:
-            total = sum(one for fault, one in self.chances.items() if fault.applies_to(operation, None))
+        identifiers = {None, *(fault.client_transaction_id for fault in self.chances)}
+        for operation, identifier in product(OPERATIONS, identifiers):
+            total = sum(one for fault, one in self.chances.items() if fault.applies_to(operation, identifier))
             if total > 1 + 1e-9:
                 raise ValueError(
                     f"the chances of all faults of {operation} must sum to at most 1, not {total:g}"

@@ -165,7 +165,7 @@ def failing_fields(operation: str, body: Mapping[str, Any], settings: Settings) 
         required.append("nickName")  # §2.2: the request goes to the user name, so there must be one
         if "phoneNumber" in settings.optional_fields:
             required.remove("phoneNumber")
-    faults = list(_failing_kinds(body, kinds, required))
+    faults = list(_type_faults(body, kinds, required))
     if operation not in _REQUIRED:
         return faults
     faults += _failing_sum(body)
@@ -176,22 +176,23 @@ def failing_fields(operation: str, body: Mapping[str, Any], settings: Settings) 
     return faults
 
 
-def _failing_kinds(
+def _type_faults(
     members: Mapping[str, Any], kinds: Kinds, required: Sequence[str] = (), path: str = ""
 ) -> Iterator[FieldFault]:
+    """Yield a fault for each required field that is missing, and for each value of a wrong type."""
     for name in dict.fromkeys((*required, *kinds)):
         value = members.get(name)
         if value is None or (name in required and type(value) is str and not value.strip()):
             if name in required:  # elsewhere null stands for absent
-                yield FieldFault(name, "required")
+                yield FieldFault(path + name, "required")
         elif type(value) is not kinds[name]:  # not isinstance: True is not an amount of cents
             yield FieldFault(path + name, "type", (_KIND_NAMES[kinds[name]],))
         elif isinstance(value, dict):
-            yield from _failing_kinds(value, _NESTED[name], path=f"{path}{name}.")
+            yield from _type_faults(value, _NESTED[name], path=f"{path}{name}.")
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if isinstance(item, dict):
-                    yield from _failing_kinds(item, _NESTED[name], path=f"{path}{name}[{index}].")
+                    yield from _type_faults(item, _NESTED[name], path=f"{path}{name}[{index}].")
                 else:
                     yield FieldFault(f"{path}{name}[{index}]", "type", (_KIND_NAMES[dict],))
 

@@ -70,16 +70,18 @@ def _short(transaction: Transaction, settings: Settings, state: str) -> dict[str
 
 
 def _full(transaction: Transaction, books: Books, state: str, language: Language) -> dict[str, object]:
+    """Return the fields that a full status adds to `_short`."""
     why = transaction.reversal or transaction.reason or transaction.how or ""
     message = say(why, language) if state == CANCELLED and why else None
-    by_customer = transaction.how not in (None, "expired", "cancelled")
+    shows_card = transaction.how not in (None, "expired", "cancelled")
     given = {name: value for name, value in transaction.details.items() if value is not None}
     moment = transaction.decided_at or transaction.created_at
     return {
         **transaction.details,
         **_SHOP,
-        **(_CARD | given if by_customer else {}),
-        "authorizationCode": f"W{transaction.transaction_id}" if by_customer else None,
+        # The request's own values replace those of the simulated card.
+        **(_CARD | given if shows_card else {}),
+        "authorizationCode": f"W{transaction.transaction_id}" if shows_card else None,
         "message": message,
         "messageCode": 0 if message is None else MESSAGE_CODES[why],
         "date": books.local_time(moment).replace(tzinfo=None).isoformat(timespec="milliseconds"),

@@ -134,8 +134,8 @@ class Followed(Scheduled):
     candidates: dict[int, Candidate] | None = None
     #: When a decided ask is queried once more; infinity: no more.
     recheck_at: float = float("inf")
-    #: The same because it was notified since its last query.
-    notified_again: bool = False
+    #: The same, as soon as it is its turn.
+    recheck_soon: bool = False
     #: The futures of those who wait.
     waiters: set[Any] | None = None
     #: Another process follows it; here it is only waited for.

@@ -270,13 +270,14 @@ class Forms:
         await sleep(self._clock, LOOK_AGAIN)
 
     async def _check_unknown(self, asks: list[Record], checked: set[str]) -> bool:
-        """Query the forms of unknown outcome that are not in `checked`, add them, and return whether there were any."""
+        """Query the forms of unknown outcome that are not in `checked`, and add them. Return whether there were any."""
         unknown = {
             each.client_transaction_id: each
             for each in asks
             if each.state is State.UNKNOWN and each.client_transaction_id not in checked
         }
-        for record in unknown.values():  # nobody saw its links, unless another ledger prepared it
+        # The answer was lost, so that this ledger has no links. Another ledger may have prepared the same id.
+        for record in unknown.values():
             await self._poller.check(record)
         checked.update(unknown)
         return bool(unknown)

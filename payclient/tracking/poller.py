@@ -101,8 +101,8 @@ class Poller:
         self._sends: set[asyncio.Task[Any]] = set()
         #: Who waits for the query of an ask to be made, and for a request of their own.
         self._starting: dict[Followed, asyncio.Event] = {}
-        self._turns: deque[asyncio.Future[None]] = deque()
-        self._turns_first = True
+        self._callers: deque[asyncio.Future[None]] = deque()
+        self._caller_first = True
 
     # --- What changes when an ask is looked at
 
@@ -142,7 +142,8 @@ class Poller:
             return
         ask = self.asks.find(record.client_transaction_id)
         if ask is not None:
-            self.asks.learn(ask, record)  # which ends the waits, and forgets it, where it was thought open
+            # An ask that was open here ends its waits and leaves the index: find again.
+            self.asks.learn(ask, record)
             ask = self.asks.find(record.client_transaction_id)
         if ask is None:
             ask = self.asks.add(record)
@@ -153,7 +154,7 @@ class Poller:
             if ask.slot is None and ask.task is None:
                 self.asks.due.put(ask, ask.recheck_at)
         elif not ask.line:
-            ask.notified_again = True
+            ask.recheck_soon = True
             self._look_soon(ask)
 
     def _look_soon(self, ask: Followed) -> None:
@@ -183,7 +184,7 @@ class Poller:
         """Set the timer for what is due next."""
         due = self.asks.due
         when = due.first()
-        waits = self._turns or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
+        waits = self._callers or (self._lines.waiting and len(self._requests) < REQUESTS_AT_ONCE)
         if waits:
             when = min(when, self.rate.ready_at())
         if self.asks.leases is not None and not self.asks.closed:
@@ -249,8 +250,8 @@ class Poller:
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
         """A decided ask is queried once more where it was notified, or its time has come; else it is forgotten."""
-        if ask.notified_again or now >= ask.recheck_at:
-            ask.notified_again = False
+        if ask.recheck_soon or now >= ask.recheck_at:
+            ask.recheck_soon = False
             if now >= ask.recheck_at:
                 ask.recheck_at = math.inf
             self._lines.put(ask, LATE)
@@ -271,18 +272,18 @@ class Poller:
         self._arm()
 
     def _start_request(self, now: float) -> bool:
-        """Give a request to a caller of `wait_for_turn` or to a due ask, in turn; return False where nobody waits."""
+        """Let a caller of `wait_for_turn` or a due item go, alternately. Return False where neither may go."""
         may_query = self._lines.waiting > 0 and len(self._requests) < REQUESTS_AT_ONCE
-        if self._turns and (self._turns_first or not may_query):
-            self._turns_first = False
-            turn = self._turns.popleft()
-            if not turn.done():
+        if self._callers and (self._caller_first or not may_query):
+            self._caller_first = False
+            caller = self._callers.popleft()
+            if not caller.done():
                 self.rate.note_request(now)
-                turn.set_result(None)
+                caller.set_result(None)
             return True
         item = self._lines.pop(now, ranked=self.rate.binds) if may_query else None
         if item is not None:
-            self._turns_first = True
+            self._caller_first = True
             self._request(item, now)
         return item is not None
 
@@ -409,11 +410,11 @@ class Poller:
     async def wait_for_turn(self, patience: float) -> bool:
         """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""
         now = self.clock.monotonic()
-        if not self._turns and self.rate.ready_at() <= now:
+        if not self._callers and self.rate.ready_at() <= now:
             self.rate.note_request(now)
             return True
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        self._callers.append(turn)
         self._arm()
         try:
             await within(self.clock, patience, turn)
@@ -439,7 +440,7 @@ class Poller:
             await self.asks.leases.aclose()
         await cancel_all((*self._requests, *self._expiries, *self._works))
         self.confirmer.close()
-        for turn in self._turns:
+        for turn in self._callers:
             end(turn)
         for started in self._starting.values():
             started.set()

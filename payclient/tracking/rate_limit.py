@@ -87,15 +87,18 @@ class RateLimit:
         self._paused_until = max(self._paused_until, now + seconds)
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
-        """Slow down after a 429: one doubling for each round of requests, however many were in flight."""
+        """Slow down and pause after a 429.
+
+        Only the first 429 of a round of requests doubles the slowdown. A later one pauses by its own `Retry-After`.
+        """
         pause, backoff = retry_after, self._backoff
         if made_at > self._slowed_at:
             self._slowed_at = now
-            present = self._slowdown
+            before = self._slowdown
             if backoff.measures_rate:
                 measured = (now - self._recent[0]) / len(self._recent) if self._recent else 0.0
-                present = max(self.gap, measured)
-            self._slowdown = min(max(2 * present, FIRST_SLOWDOWN), backoff.most_slowdown)
+                before = max(self.gap, measured)
+            self._slowdown = min(max(2 * before, FIRST_SLOWDOWN), backoff.most_slowdown)
             self._next_at = max(self._next_at, now + self._slowdown)
             if pause is None:
                 by_slowdown = min(PAUSE * self._slowdown, MOST_PAUSE)

@@ -15,6 +15,7 @@ from fake_service import (
     FakeService,
     Held,
     answer,
+    answers,
     events_of,
     hint,
     lost_answer,
@@ -398,6 +399,19 @@ async def test_the_window_of_what_a_crash_left_counts_from_the_latest_send(servi
         assert (found.state, found.expires_at) == (State.UNKNOWN, began + 30 + 300)
 
 
+async def test_the_window_of_a_sale_whose_answer_is_anothers_counts_from_its_latest_send(
+    service: Withheld,
+) -> None:
+    """The answer repeats another sale's id from before a restart: ours may have been begun all the same."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale("order-16", "0984111223"))
+    service.scripts = [answers(200, {"transactionId": 1000})]
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, pending.expires_at) == (State.UNKNOWN, service.clock.time() + 30 + 300)
+
+
 async def test_a_wall_clock_set_back_between_two_runs_keeps_no_wait_for_ever(service: Withheld) -> None:
     """By its record the sale ends tomorrow: it is over a whole life from now, all the same."""
     ledger = MemoryLedger()
@@ -701,3 +715,27 @@ async def test_a_429_uses_up_no_last_query(service: Withheld) -> None:
         service.status_scripts = [lambda: refusal(0, status=429, retry_after=1)] * 10
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_refusal_as_existing_is_queried_once_more_and_no_more(service: Withheld) -> None:
+    """An index that lags has caught up by then; what is not there then is not asked for ever."""
+    service.scripts = [refuses(22, 2061)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+        await service.clock.advance(3600)
+    assert len(service.queries) == 2
+
+
+async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
+    """What was said of the first attempt silences nothing about the second."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        for _ in range(2):
+            await refused(service, tracker)
+            paid_after_all(service)
+            service.sales[1000]["amount"] = 7
+            await tracker.notify(hint(1000))
+            await service.clock.advance(5)
+    history = await ledger.history("order-17")
+    assert [each.attempt for each in history if each.event == "Conflicted"] == [1, 2]

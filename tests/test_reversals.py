@@ -12,9 +12,9 @@ import payclient
 from fake_ledgers import SharedLedger
 from fake_service import PROFILE as PLAIN
 from fake_service import FakeService, answer, outcome_of, refusal, tracking
-from payclient.events import Evidence, ReversalPermitted
+from payclient.events import Event, Evidence, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import State
+from payclient.lifecycle import Record, State
 from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_purchases import push
@@ -103,6 +103,24 @@ async def test_only_one_request_leaves(service: Service) -> None:
         assert len(service.reversals) == 1
         history = [change.event for change in await ledger.history("first")]
         assert history.count(ReversalPermitted.__name__) == 1
+
+
+async def test_a_process_that_stood_still_gives_nothing_back(service: Service) -> None:
+    """Woken too late after the permit: another may have been told meanwhile that it is still paid."""
+
+    class Slow(MemoryLedger):
+        async def apply(self, record: Record, event: Event) -> Record:
+            after = await super().apply(record, event)
+            if isinstance(event, ReversalPermitted):
+                service.clock.jump_wall(31)
+            return after
+
+    async with tracking(service, Slow(), PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        with pytest.raises(payclient.NotSentError):
+            await tracker.reverse(sale)
+        assert service.reversals == []
+        assert (await tracker.purchase("order-17")).paid is True
 
 
 async def test_a_reversal_goes_on_without_its_caller(service: Service) -> None:

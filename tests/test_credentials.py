@@ -338,6 +338,31 @@ async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
         assert (await tracker.sale(sale())).state is State.UNKNOWN
 
 
+async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(
+    service: Accounts, ledger: Ledger
+) -> None:
+    """Refused as existing, and not found; under another token its id is another's: nothing is sent or believed."""
+
+    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        return refusal(22, 2061)
+
+    service.scripts = [busy]
+    async with tracking(service, ledger, "token-1") as tracker:
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.sale(sale())
+    service.sales[1000] = {
+        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
+        "state": "Aceptado",
+    }  # fmt: skip
+    service.owners[1000] = "other"
+    async with tracking(service, ledger, "token-2") as tracker:
+        with pytest.raises(payclient.NotSentError, match="other credentials"):
+            await tracker.sale(sale())
+    assert (await record_in(ledger)).state is State.REFUSED
+    assert not service.posted
+
+
 async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
     service: Accounts, ledger: Ledger
 ) -> None:

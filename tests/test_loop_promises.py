@@ -329,6 +329,19 @@ async def test_a_handle_of_the_old_attempt_leaves_the_new_one_followed(service: 
         assert (await in_turns(waiting)).paid is True
 
 
+async def test_what_another_process_follows_is_read_anew(service: Withheld) -> None:
+    """Nothing was heard of what it wrote: whoever looks the sale up, or charges again, has the ledger's word."""
+    ledger = SharedLedger()
+    service.scripts = [lost_request]
+    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+        await first.sale(sale())
+        assert (await pending_of(second)).state is State.UNKNOWN
+        ledger.watchers.clear()
+        record = await record_in(ledger)
+        await ledger.apply(record, DecidedRefused(at=service.clock.time(), actor="ana", reason="no"))
+        assert (await second.sale(sale())).attempt == 2
+
+
 async def test_a_permit_that_was_not_ours_is_not_called_unsent(service: Withheld) -> None:
     """The commit is uncertain and the row is another process's, which sends: its attempt is left alone."""
 

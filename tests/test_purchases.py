@@ -332,3 +332,17 @@ async def _wiped(ledger: Ledger, directory: Path) -> None:
 
 def _bytes(directory: Path) -> bytes:
     return b"".join(each.read_bytes() for each in directory.iterdir())
+
+
+async def test_a_form_with_dead_links_holds_its_purchase_until_its_last_query(service: FakeService) -> None:
+    """It has expired, and may have been paid at the last moment: another ask waits for the query that tells."""
+    async with tracking(service) as tracker:
+        await tracker.prepare(form_of("first"), purchase="order-17")
+        await service.clock.advance(1250)
+        found = await tracker.find("first")
+        assert found is not None
+        assert found.state is payclient.State.EXPIRED
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(200)
+        await tracker.sale(push("second"), purchase="order-17")

@@ -192,6 +192,7 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool)
             await tracker.sale(push("second"), purchase="order-17")
         if not done:
             await service.clock.advance(10)
+            assert (await sale.check()).state is State.REVERSING
             record = await ledger.get("first")
             assert record is not None
             assert record.state is State.REVERSING

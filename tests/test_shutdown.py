@@ -16,6 +16,7 @@ import payclient
 from fake_service import PROFILE, FakeService, outcome_of, pending_of, record_in, sale, tracking
 from manual_clock import ManualClock
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
 from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -169,6 +170,27 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
     assert (outcome.state, outcome.paid) == (State.REVERSING, None)
     record = await record_in(ledger)
     assert record.state is State.REVERSING
+
+
+async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_sent() -> None:
+    """The permit has not come: that nothing was created is an error, and never a handle to wait on."""
+    service, asked = FakeService(), asyncio.Event()
+
+    class Stuck(MemoryLedger):
+        async def permit(self, record: Record) -> bool:
+            asked.set()
+            await asyncio.Event().wait()
+            return True
+
+    async with (
+        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
+        payclient.Tracker(session, Stuck(), clock=service.clock, drain=0) as tracker,
+    ):
+        caller = asyncio.create_task(tracker.sale(sale()))
+        await asked.wait()
+    with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
+        await caller
+    assert not service.posted
 
 
 def test_closing_waits_as_long_as_a_charge_may_take() -> None:

@@ -506,7 +506,7 @@ async def test_no_answer_but_a_report_ends_the_asking(
 
 async def test_other_refusals_of_a_confirmation_are_never_enough(service: FakeService) -> None:
     """Only "no such transaction" leaves an id alone: a service that refuses for another reason is asked on."""
-    service.confirm_scripts = [lambda: refusal(500)] * (MOST_REFUSALS + 1)
+    service.confirm_scripts = [lambda: refusal(22)] * (MOST_REFUSALS + 1)
     async with prepared(service, BLIND) as tracker:
         assert (await tracker.returned(service.pay("form-1"))).paid is None
         assert (await the_end(service, tracker, 200)).paid is True

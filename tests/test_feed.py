@@ -217,3 +217,12 @@ async def test_the_feed_survives_a_restart_of_postgres(
             assert outcome.cursor is not None
             since = outcome.cursor
     await ledger.aclose()
+
+
+async def test_a_ledger_that_was_closed_ends_the_feed_by_an_error(service: FakeService) -> None:
+    """Nothing will ever be read from it again: no silence for ever."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await ledger.aclose()
+        with pytest.raises(payclient.UsageError, match="closed"):
+            await asyncio.wait_for(anext(tracker.outcomes()), 5)

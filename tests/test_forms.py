@@ -266,3 +266,21 @@ async def test_the_session_prepares_without_a_ledger(service: FakeService) -> No
     assert result.pay_with_card == LINKS["payWithCard"]
     assert b'"ResponseUrl"' in bodies[0]
     assert b'"lang":"en"' in bodies[0]
+
+
+async def test_a_form_of_unknown_outcome_is_queried_before_another_is_prepared(service: FakeService) -> None:
+    """Its answer was lost, and it is paid all the same: no second form, without any time passing."""
+
+    async def lost(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await service.take(request, before_send)
+        raise ConnectionResetError
+
+    service.scripts = [lost]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.OutcomeUnknownError):
+            await tracker.live_form("cart", request)
+        (identifier,) = service.prepared
+        service.pay(identifier, state="Aceptado")
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.live_form("cart", request)
+    assert len(service.prepared) == 1

@@ -474,6 +474,16 @@ async def test_an_answer_that_could_not_be_written_is_told_to_whoever_waits(
     assert "trying again" in caplog.text
 
 
+async def test_closing_writes_what_the_ledger_can_take_by_then(service: Withheld) -> None:
+    """It works again, and the next try would have come too late."""
+    ledger = Flaky()
+    service.scripts = [ledger.full_behind_it]
+    async with tracking(service, ledger) as tracker:
+        await tracker.sale(sale())
+        ledger.failing.clear()
+    assert (await record_in(ledger)).state is State.PENDING
+
+
 async def test_nothing_is_sent_that_the_ledger_does_not_permit(service: Withheld) -> None:
     """It is full: who charges hears of it."""
     ledger = Flaky()
@@ -752,3 +762,14 @@ async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
             await service.clock.advance(5)
     history = await ledger.history("order-17")
     assert [each.attempt for each in history if each.event == "Conflicted"] == [1, 2]
+
+
+async def test_a_check_queries_nothing_while_the_service_wants_a_pause(service: Withheld) -> None:
+    """It says what is known instead, at once."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.status_scripts = [lambda: refusal(0, status=429, retry_after=30)]
+        assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is None
+        await service.clock.advance(2)
+        assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is None
+        assert len(service.queries) == 1

@@ -142,3 +142,12 @@ def test_the_last_plan_counts() -> None:
     assert planned.pop(2.0) is None
     assert planned.pop(3.0) is one
     assert planned.pop(10.0) is None
+
+
+def test_a_shorter_pause_ends_no_longer_one() -> None:
+    """An answer to a request that was made before may say less than the service's last word."""
+    rate = RateLimit(None)
+    rate.pause(0.0, 30.0)
+    rate.pause(1.0, 2.0)
+    assert rate.is_paused(29.0)
+    assert not rate.is_paused(30.0)

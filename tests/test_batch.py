@@ -107,7 +107,10 @@ async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> N
     assert most == 1
 
 
-async def test_an_expired_sale_frees_its_customer_before_its_last_query(service: FakeService) -> None:
+@pytest.mark.parametrize("wait", [None, 1000])
+async def test_an_expired_sale_frees_its_customer_before_its_last_query(
+    service: FakeService, wait: int | None
+) -> None:
     """The lane goes on at the expiry; the first row's result comes when the last query is made."""
     started: list[float] = []
 
@@ -116,7 +119,7 @@ async def test_an_expired_sale_frees_its_customer_before_its_last_query(service:
             started.append(service.clock.monotonic())
 
     async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2, customers=1), each_second=step)
+        results = await run(service, tracker, rows(2, customers=1), each_second=step, wait=wait)
     assert [result.outcome.state for result in results.values() if result.outcome] == [State.EXPIRED] * 2
     assert started[1] < 310
 

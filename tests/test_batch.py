@@ -651,6 +651,17 @@ async def test_a_batch_of_which_nothing_gets_through_stops(service: FakeService,
     assert (len(delays), sum(service.posted.values())) == (10, 0)
 
 
+async def test_a_charge_that_gets_through_between_others_goes_on(service: FakeService) -> None:
+    """Four without a connection, one taken, four without: nothing is stopped."""
+    tries = 3
+    four = [no_connection] * (4 * tries)
+    service.scripts = [*four, FakeService.take, *four]
+    async with tracking(service) as tracker:
+        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
+    assert len(service.posted) == 12
+    assert sum(result.error is not None for result in results.values()) == 8
+
+
 async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) -> None:
     """Four unknown, one taken, four unknown: nothing is stopped; the fifth in a row is the one that stops."""
     four = [lost_answer] * 4

@@ -235,6 +235,19 @@ async def test_apply_at_once(ledger: Ledger) -> None:
     assert [change.at for change in (await ledger.history("order-1"))[1:]] == [event.at for event in events]
 
 
+async def test_what_is_queued_is_carried_out_in_order(ledger: Ledger) -> None:
+    """Also where the first was asked for with an older record than the ledger's."""
+    await ledger.permit(fresh())
+    heard = await ledger.apply(fresh(), Notified(at=NOW, transaction_id=4))
+    await asyncio.gather(
+        ledger.apply(fresh(), Notified(at=NOW, transaction_id=5)),
+        ledger.apply(heard, Notified(at=NOW, transaction_id=6)),
+    )
+    found = await ledger.get("order-1")
+    assert found is not None
+    assert found.candidate_ids == (4, 5, 6)
+
+
 async def test_apply_of_an_older_attempt(ledger: Ledger) -> None:
     """Late news of a refused attempt goes to that one, not to the newest."""
     first = await brought(ledger, State.REFUSED)

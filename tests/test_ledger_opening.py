@@ -79,8 +79,9 @@ async def test_a_new_postgres_ledger(
 ) -> None:
     """Its location has neither user, password nor options, and the first opening alone is the new one."""
     url = postgres.url(new_database).replace("payclient@", "payclient:s3cret@") + "?application_name=x"
-    with pytest.raises(LedgerMissingError, match="must exist"):
-        await open_ledger(url, create=False)
+    for options in ({"create": False}, {"read_only": True}):
+        with pytest.raises(LedgerMissingError, match="must exist"):
+            await open_ledger(url, **options)
     seen = []
     for _ in range(2):
         ledger = await open_ledger(url)

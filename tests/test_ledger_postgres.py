@@ -35,7 +35,7 @@ from payclient.secret import Secret
 from payclient.tracking.context import open_tracker
 from payclient.tracking.late_writes import LateWrites
 from postgres_server import PostgresServer
-from test_ledger import EVENTS, NOW, brought, fresh
+from test_ledger import NOW, brought, fresh
 
 CREATED = Created(at=NOW, transaction_id=7, expires_at=NOW + 300)
 
@@ -746,7 +746,9 @@ async def test_waking(url: str, ledger: PostgresLedger) -> None:
         await brought(other, State.ACCEPTED, long)
         assert await heard.next() is None  # no room for the name: look at everything
         stop()
-        await other.apply(fresh("b"), EVENTS[FoundAccepted])
+        ledger.watch(later := Heard())
+        await brought(other, State.ACCEPTED, "d")
+        assert await later.next() == "d"
     assert heard.words.empty()
 
 

@@ -752,18 +752,19 @@ async def test_waking(url: str, ledger: PostgresLedger) -> None:
     assert heard.words.empty()
 
 
-async def test_a_listener_that_is_killed(url: str, ledger: PostgresLedger) -> None:
+async def test_a_listener_that_is_killed(url: str) -> None:
     """It listens again at once, and then says that something may have gone unheard."""
-    heard = Heard()
-    ledger.watch(heard)
-    await heard.next()
-    connection = await asyncpg.connect(url)
-    listening = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-    await connection.fetch(f"SELECT pg_terminate_backend(pid) {listening}")
-    assert await heard.next() is None
-    await brought(ledger, State.ACCEPTED)
-    assert await heard.next() == "order-1"
-    await connection.close()
+    async with opened(url, poll=3600.0) as ledger:
+        heard = Heard()
+        ledger.watch(heard)
+        assert await heard.next() is None
+        connection = await asyncpg.connect(url)
+        listening = "FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+        await connection.fetch(f"SELECT pg_terminate_backend(pid) {listening}")
+        assert await heard.next() is None
+        await brought(ledger, State.ACCEPTED)
+        assert await heard.next() == "order-1"
+        await connection.close()
 
 
 async def test_a_pooler_that_is_deaf(postgres: PostgresServer, database: str) -> None:

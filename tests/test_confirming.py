@@ -915,6 +915,20 @@ async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeServ
         assert not [record for record in forms if record.client_transaction_id.startswith("idle-")]
 
 
+async def test_a_restart_gives_a_confirmation_no_more_time(service: FakeService) -> None:
+    """`confirm_by` counts from the return that the first process wrote: the service began no window anew."""
+    ledger = MemoryLedger()
+    service.confirm_scripts = [lost] * 100
+    async with prepared(service, PROFILE, ledger) as tracker:
+        await tracker.returned(service.pay("form-1"))
+        ends = service.clock.time() + 300
+    await service.clock.advance(100)
+    async with tracking(service, ledger, PROFILE) as tracker:
+        health = await tracker.health()
+        assert health.confirm_by is not None
+        assert ends - 30 <= health.confirm_by <= ends
+
+
 async def test_the_newest_of_many_returns_are_recovered(service: FakeService) -> None:
     """A thousand forged ones stand before it in the history."""
     ledger = MemoryLedger()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain, repeat
 from pathlib import Path
 
 import attrs
@@ -321,7 +322,7 @@ async def test_a_refusal_that_says_exists_is_believed_under_its_own_token_only(
     service: Accounts, ledger: Ledger
 ) -> None:
     """A repeated POST is answered by 2061; the token is renewed, and another account's finds nothing."""
-    tokens = iter(["token-1", "token-2"])
+    tokens = chain(["token-1"], repeat("token-2"))
 
     async def token() -> str:
         return next(tokens)

@@ -10,11 +10,13 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import FailingLedger
 from fake_service import (
     LINKS,
     PROFILE,
     FakeService,
     answers,
+    events_of,
     no_connection,
     pending_of,
     record_in,
@@ -284,3 +286,28 @@ async def test_a_form_of_unknown_outcome_is_queried_before_another_is_prepared(s
         with pytest.raises(payclient.AlreadyPaidError):
             await tracker.live_form("cart", request)
     assert len(service.prepared) == 1
+
+
+async def test_a_form_that_nobody_has_paid_yet_is_no_conflict(service: FakeService) -> None:
+    """The service knows of no transaction, from its preparing to its end: that is nothing to note."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        await tracker.prepare(request("form-1"))
+        await service.clock.advance(900)
+    assert service.queries
+    assert await events_of(ledger, "form-1") == ["Permitted", "Prepared"]
+
+
+async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: FakeService) -> None:
+    """It is asked again, with nobody's help."""
+    fails: set[str] = set()
+    ledger = FailingLedger(lambda name: name in fails)
+    async with tracking(service, ledger) as tracker:
+        await tracker.live_form("cart", request)
+        prepared_at = service.clock.time()
+        fails.add("drop_links")
+        await service.clock.advance(610)
+        fails.clear()
+        assert await ledger.links("cart", prepared_at)
+        await service.clock.advance(60)
+        assert not await ledger.links("cart", prepared_at)

@@ -29,7 +29,7 @@ from fake_service import (
     tracking,
 )
 from payclient.batch import charge_all
-from payclient.events import DecidedRefused, Evidence
+from payclient.events import DecidedRefused, Evidence, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -773,3 +773,46 @@ async def test_a_check_queries_nothing_while_the_service_wants_a_pause(service: 
         await service.clock.advance(2)
         assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is None
         assert len(service.queries) == 1
+
+
+async def test_a_handle_of_a_refused_attempt_keeps_its_own_outcome(service: Withheld) -> None:
+    """Charged again under the same id: what was refused is refused, whatever becomes of the next attempt."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        old = await pending_of(tracker)
+        assert (await tracker.sale(sale())).attempt == 2
+        assert (await in_turns(asyncio.ensure_future(old.wait()))).state is State.REFUSED
+
+
+async def test_a_duplicate_after_an_operators_refusal_is_unknown(service: Withheld) -> None:
+    """What the operator thought absent may be there after all: nobody may charge it a third time."""
+    service.scripts = [lost_request, refuses(23)]
+    async with tracking(service) as tracker:
+        await tracker.sale(sale())
+        await tracker.resolve("order-17", as_="refused", actor="ana", reason="not in the portal")
+        assert (await tracker.sale(sale())).state is State.UNKNOWN
+
+
+async def test_an_expiry_that_comes_too_late_learns_what_was_decided(service: Withheld) -> None:
+    """Nothing was heard of the decision, and the service does not say it any more: the ledger's word ends the wait."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        waiting = asyncio.ensure_future((await tracker.sale(sale())).wait())
+        record = await record_in(ledger)
+        await ledger.apply(record, FoundAccepted(at=service.clock.time(), transaction_id=1000))
+        await service.clock.advance(302)
+        assert (await in_turns(waiting)).paid is True
+
+
+async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service: Withheld) -> None:
+    """Before a refused sale is sent again, everything under its id is looked at."""
+    async with tracking(service) as tracker:
+        await refused(service, tracker)
+        paid_after_all(service)
+        paid = service.sales[1000] | {"transactionId": 1001}
+        service.decide("Cancelado")
+        await tracker.notify(hint(1000))
+        await service.clock.advance(5)
+        service.sales[1001] = paid
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert not service.posted

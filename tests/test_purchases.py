@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 import payclient
@@ -345,4 +346,16 @@ async def test_a_form_with_dead_links_holds_its_purchase_until_its_last_query(se
         with pytest.raises(payclient.PurchaseOpenError):
             await tracker.sale(push("second"), purchase="order-17")
         await service.clock.advance(200)
+        await tracker.sale(push("second"), purchase="order-17")
+
+
+async def test_a_form_holds_its_purchase_until_nothing_of_it_can_be_confirmed(service: FakeService) -> None:
+    """Paid at the last moment, it may still be confirmed, though the service knew of nothing when it was last asked."""
+    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+    async with tracking(service, profile=profile) as tracker:
+        await tracker.prepare(form_of("first"), purchase="order-17")
+        await service.clock.advance(1450)
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(100)
         await tracker.sale(push("second"), purchase="order-17")

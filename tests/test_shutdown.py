@@ -172,25 +172,30 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
     assert record.state is State.REVERSING
 
 
-async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_sent() -> None:
-    """The permit has not come: that nothing was created is an error, and never a handle to wait on."""
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_sent(committed: bool) -> None:
+    """Nothing was created: an error says so, never a handle to wait on, and a row that is there is closed."""
     service, asked = FakeService(), asyncio.Event()
 
     class Stuck(MemoryLedger):
         async def permit(self, record: Record) -> bool:
+            if committed:
+                await super().permit(record)
             asked.set()
             await asyncio.Event().wait()
             return True
 
     async with (
         PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, Stuck(), clock=service.clock, drain=0) as tracker,
+        payclient.Tracker(session, ledger := Stuck(), clock=service.clock, drain=0) as tracker,
     ):
         caller = asyncio.create_task(tracker.sale(sale()))
         await asked.wait()
     with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
         await caller
     assert not service.posted
+    record = await ledger.get("order-17")
+    assert (record and record.state) == (State.REFUSED if committed else None)
 
 
 def test_closing_waits_as_long_as_a_charge_may_take() -> None:

@@ -29,7 +29,7 @@ from fake_service import (
     tracking,
 )
 from payclient.batch import charge_all
-from payclient.events import DecidedRefused, Evidence, FoundAccepted
+from payclient.events import DecidedAccepted, DecidedRefused, Evidence, FoundAccepted, Recovered
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
@@ -484,6 +484,20 @@ async def test_closing_writes_what_the_ledger_can_take_by_then(service: Withheld
     assert (await record_in(ledger)).state is State.PENDING
 
 
+async def test_a_late_answer_that_was_decided_otherwise_ends_the_wait(service: Withheld) -> None:
+    """Nobody can be queried, and nothing was heard: what a person decided is read as the answer is written."""
+    ledger = Flaky()
+    service.scripts = [ledger.full_behind_it]
+    async with tracking(service, ledger, profile=attrs.evolve(PROFILE, status=None)) as tracker:
+        waiting = asyncio.ensure_future((await tracker.sale(sale())).wait())
+        ledger.failing.clear()
+        at = service.clock.time()
+        record = await ledger.apply(await record_in(ledger), Recovered(at=at, expires_at=at + 330))
+        await ledger.apply(record, DecidedAccepted(at=at, actor="ana", reason="in the portal"))
+        await service.clock.advance(10)
+        assert (await in_turns(waiting)).paid is True
+
+
 async def test_nothing_is_sent_that_the_ledger_does_not_permit(service: Withheld) -> None:
     """It is full: who charges hears of it."""
     ledger = Flaky()
@@ -816,3 +830,17 @@ async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service:
         service.sales[1001] = paid
         assert (await tracker.sale(sale())).outcome.paid is True
     assert not service.posted
+
+
+async def test_what_every_check_of_a_paid_sale_says_is_noted_once(service: Withheld) -> None:
+    """The service's report became another sale's: one event and one alarm, however often it is asked."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True
+        service.sales[1000]["amount"] = 7
+        for _ in range(3):
+            await service.clock.advance(5)
+            assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is True
+        assert (await events_of(ledger)).count("Conflicted") == 1

@@ -359,3 +359,12 @@ async def test_a_form_holds_its_purchase_until_nothing_of_it_can_be_confirmed(se
             await tracker.sale(push("second"), purchase="order-17")
         await service.clock.advance(100)
         await tracker.sale(push("second"), purchase="order-17")
+
+
+async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:
+    """Whoever charges a refused id again need not say what it was for."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.RefusedError):
+            await tracker.sale(push("first"), purchase="order-17")
+        assert (await tracker.sale(push("first"))).outcome.purchase == "order-17"

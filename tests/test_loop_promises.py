@@ -844,3 +844,17 @@ async def test_what_every_check_of_a_paid_sale_says_is_noted_once(service: Withh
             await service.clock.advance(5)
             assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is True
         assert (await events_of(ledger)).count("Conflicted") == 1
+
+
+async def test_the_last_query_ends_the_waits_of_other_processes_too(service: Withheld) -> None:
+    """Whichever process made it: nobody waits on until that one ought to have ended."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+        here = asyncio.ensure_future((await first.sale(sale())).wait())
+        there = asyncio.ensure_future((await pending_of(second)).wait())
+        for _ in range(900):
+            if here.done():
+                break
+            await service.clock.advance(1)
+        assert (await in_turns(here)).state is State.EXPIRED
+        assert (await in_turns(there)).state is State.EXPIRED

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from jumping import jump_after, run_jumping
@@ -179,6 +180,28 @@ async def test_nobody_waits_for_a_cancelled_task(postgres: PostgresServer, datab
         with pytest.raises(LedgerUnavailableError, match="was closed"):
             await ledger.permit(fresh("order-2"))
         await ledger.aclose()
+
+
+async def test_nobody_waits_for_what_was_cancelled_on_its_way(
+    postgres: PostgresServer, new_database: str
+) -> None:
+    """The call that the server has not answered yet fails as well, and not only the next ones.
+
+    The database is its own, since the server may yet carry that call out.
+    """
+    ledger = await open_ledger(postgres.url(new_database))
+    other = await asyncpg.connect(postgres.url(new_database))
+    async with other.transaction():
+        await other.execute("LOCK TABLE payclient.attempts")
+        call = asyncio.ensure_future(ledger.permit(fresh()))
+        await asyncio.sleep(0.1)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
+            task.cancel()
+        async with asyncio.timeout(60):
+            with pytest.raises(LedgerUnavailableError, match="was closed"):
+                await call
+            await ledger.aclose()
+    await other.close()
 
 
 # --- PostgreSQL: servers that are full, frozen or away

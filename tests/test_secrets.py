@@ -145,7 +145,7 @@ PROFILE = attrs.evolve(
 
 #: Long enough never to be reached, and what only a time-out ends.
 LONG = payclient.Timeouts(connect=5, total=5)
-SHORT = payclient.Timeouts(connect=0.2, total=0.1)
+SHORT = payclient.Timeouts(connect=0.8, total=0.8)
 
 
 # --- What is looked at

@@ -171,6 +171,31 @@ def test_a_tracker_that_closes_writes_once_more() -> None:
     in_virtual_time(main)
 
 
+def test_a_write_that_raises_anything_ends_the_writing_of_no_other() -> None:
+    """The ledger fails for all, and then raises what no ledger should for one: the other is written meanwhile."""
+
+    class Broken(FailingLedger):
+        broken = True
+
+        async def apply(self, record: Record, event: Event) -> Record:
+            if now() > 0.5 and self.broken and record.client_transaction_id == "order-1":
+                raise RuntimeError("a fault of the ledger's own")
+            return await super().apply(record, event)
+
+    async def main() -> None:
+        ledger = Broken(lambda name: name == "apply" and now() < 0.5)
+        async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+            await asyncio.gather(*(tracker.sale(virtual.request(f"order-{number}")) for number in (1, 2)))
+            await asyncio.sleep(100.0)
+            states = [(await ledger.peek(f"order-{number}")).state for number in (1, 2)]
+            assert states == [State.SENDING, State.PENDING]
+            ledger.broken = False
+            await asyncio.sleep(100.0)
+            assert (await ledger.peek("order-1")).state is State.PENDING
+
+    in_virtual_time(main)
+
+
 def test_a_tracker_closes_though_its_ledger_hangs() -> None:
     """The last try gets a few seconds; what it could not write is unknown at the next start."""
 

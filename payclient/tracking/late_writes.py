@@ -133,7 +133,10 @@ class LateWrites:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
         for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
             await sleep(self._clock, seconds)
-            await asyncio.gather(*(self.write_now(each) for each in tuple(self._late)))
+            writes = [self.write_now(each) for each in tuple(self._late)]
+            for result in await asyncio.gather(*writes, return_exceptions=True):
+                if isinstance(result, Exception):  # what one write raises must not end the writing of all
+                    self.failed(result)
             if not self._late:
                 break
         self._again = None

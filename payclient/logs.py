@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
-__all__: list[str] = []
-
 
 class Log:
     """One logger, by the name of what it is about."""

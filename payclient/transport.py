@@ -31,8 +31,6 @@ from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
-__all__: list[str] = []
-
 #: A pool of connections, which a session may borrow.
 Connector = aiohttp.BaseConnector
 

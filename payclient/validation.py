@@ -20,8 +20,6 @@ import orjson
 from payclient.amounts import MAX_CENTS
 from payclient.errors import ErrorDetail, InvalidRequestError
 
-__all__: list[str] = []
-
 #: Characters of the longest text that any profile takes: no field of the document needs more.
 MAX_TEXT = 4096
 

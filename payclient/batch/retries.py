@@ -12,8 +12,6 @@ from payclient.profile import ServiceProfile
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.rate_limit import Backoff, RateLimit
 
-__all__: list[str] = []
-
 #: Queries that a sale needs at least where `queries_per_minute` binds: one that finds it open, one that finds its end.
 #: The schedule would make more; under a binding rate it makes them where an answer is likeliest.
 LEAST_QUERIES = 2.0

@@ -12,8 +12,6 @@ from contextvars import copy_context
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-__all__: list[str] = []
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""

@@ -14,8 +14,6 @@ from payclient.cli.configuration import Configuration
 from payclient.cli.texts import choose_language, language, reason, text, told_language
 from payclient.errors import PayError
 
-__all__: list[str] = []
-
 _BOOK = "--ledger sqlite:charges.db"
 
 #: Where each is a function, its first sentence, and an example. Only the module of the command that is called is

@@ -24,8 +24,6 @@ from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
 from payclient.rows.format import Format, delimiter_of
 
-__all__: list[str] = []
-
 #: Reasons shown of the bad rows of one file; all are counted.
 MAX_ERRORS = 50
 

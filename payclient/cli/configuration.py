@@ -15,8 +15,6 @@ from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
 
-__all__: list[str] = []
-
 NAME = "payclient.toml"
 
 #: Settings of every command, and those of `charge`. What a person has to agree to each time is not among them.

@@ -28,8 +28,6 @@ from payclient.profile import ServiceProfile
 from payclient.rows import read_file
 from payclient.simulator import Answers, Simulator
 
-__all__: list[str] = []
-
 ROWS, CHARGES = 200, "charges.csv"
 CROWD = "approve=0.72,reject=0.12,ignore=0.16"
 DELAY, SPREAD = 0.7, 0.5

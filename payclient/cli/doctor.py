@@ -33,8 +33,6 @@ from payclient.validation import is_loopback
 from payclient.web.referrer import check_page
 from payclient.wire import HttpRequest, HttpResponse
 
-__all__: list[str] = []
-
 #: Seconds, for a connection and for an answer.
 TIMEOUT = 10.0
 

@@ -13,8 +13,6 @@ from typing import BinaryIO
 
 from payclient.errors import ConfigurationError
 
-__all__: list[str] = []
-
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:

@@ -20,8 +20,6 @@ from payclient.cli.tables import json_line
 from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 
-__all__: list[str] = []
-
 _STDOUT = 1
 
 #: Bytes that a pipe takes without blocking once `select` calls it writable (POSIX: PIPE_BUF is 512 or more).

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 
 from payclient.errors import ConfigurationError
 
-__all__: list[str] = []
-
 #: The order in which to read.
 TOPICS = (
     "start", "payphone", "shop", "web", "aiohttp", "django", "sync", "forms", "batch", "testing", "unknown", "errors",

@@ -12,8 +12,6 @@ from rich.text import Text
 
 from payclient.cli.texts import sentence
 
-__all__: list[str] = []
-
 
 class _Words(InlineText):
     """A description, to which its column appends what may be given."""

@@ -29,8 +29,6 @@ from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]

@@ -35,8 +35,6 @@ from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
 
-__all__: list[str] = []
-
 #: Rows listed of each outcome that needs a person (all are counted), and bars of the picture.
 LISTED, BARS = 200, 20
 

@@ -27,9 +27,6 @@ from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
 from payclient.wire import encode_sale
 
-__all__: list[str] = []
-
-
 #: Client transaction ids shown of an error about many.
 SHOWN = 3
 

@@ -27,8 +27,6 @@ from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
-__all__: list[str] = []
-
 #: What a run shows of itself. "auto": live on a terminal, plain lines elsewhere.
 Look = Literal["auto", "quiet", "json"]
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 from payclient.session import Exchange
 
-__all__: list[str] = []
-
 #: Requests without any answer, and seconds from the first of them on, after which a person is told.
 AWAY_REQUESTS, AWAY_SECONDS = 2, 10.0
 

@@ -30,8 +30,6 @@ from payclient.events import Listed
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 
-__all__: list[str] = []
-
 #: Words of other states that are shown; all are counted.
 _SHOWN = 20
 

@@ -33,8 +33,6 @@ from payclient.rows import ChargeFile, Row
 from payclient.rows.format import plain
 from payclient.tracking.outcomes import Outcome
 
-__all__: list[str] = []
-
 #: The label of a row that this run sent nothing for, and that the ledger does not have: the same command sends it.
 NOT_SENT_YET = "not sent yet"
 

@@ -34,8 +34,6 @@ from payclient.tracking.attempts import lane_text
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 #: Seconds from SIGTERM until the waiting ends as well.

@@ -22,8 +22,6 @@ from payclient.rows.cells import CellError, corrected_phone
 from payclient.tracking.forms import PaymentForm
 from payclient.wire import encode_prepare, encode_sale
 
-__all__: list[str] = []
-
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)

@@ -26,8 +26,6 @@ from payclient.tracking.context import open_tracker
 from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
 
-__all__: list[str] = []
-
 
 def _read_integer(_: object, tokens: Sequence[Token]) -> int:
     """Return the whole number that an option's value is, where cyclopts would round "10.50" to 10."""

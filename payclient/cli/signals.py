@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-__all__: list[str] = []
-
 
 @contextmanager
 def handled(functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:

@@ -24,8 +24,6 @@ from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.validation import is_loopback
 
-__all__: list[str] = []
-
 #: Written for other programs where any token is taken.
 ANY_TOKEN = "any"  # noqa: S105 - no secret
 

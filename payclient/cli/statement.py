@@ -21,8 +21,6 @@ from payclient.rows.format import KEY, SHOWABLE, Format, plain
 from payclient.rows.records import Records, read_records
 from payclient.validation import to_service
 
-__all__: list[str] = []
-
 _FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 

@@ -22,8 +22,6 @@ from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format
 from payclient.rows.records import SHEETS, FileRecord, Records, read_records
 
-__all__: list[str] = []
-
 #: Where a spreadsheet would begin a formula, or another cell: also after what parts cells in some locale.
 _DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
 

@@ -27,8 +27,6 @@ from payclient.cli.texts import counted as counted  # for all commands
 from payclient.cli.texts import language, reason, sentence, text
 from payclient.errors import ConfigurationError, PayError, RefusedError
 
-__all__: list[str] = []
-
 
 class _StandardStream(io.TextIOBase):
     """The `sys.stdout` or `sys.stderr` of this moment, with its write errors swallowed."""

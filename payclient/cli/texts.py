@@ -14,8 +14,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__: list[str] = []
-
 LANGUAGES = ("en", "es")
 
 #: The place of this run's language in `LANGUAGES`.

@@ -23,8 +23,6 @@ from payclient.tracking.outcomes import Outcome
 from payclient.tracking.tracker import Tracker
 from payclient.wire import undo_request
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 #: Seconds between two looks of `--watch`.

@@ -26,8 +26,6 @@ from payclient.ledger.records import read_statements
 from payclient.logs import Log
 from payclient.secret import Secret
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.ledger")
 
 #: What makes a schema ours.

@@ -17,8 +17,6 @@ from payclient.ledger import Change
 from payclient.lifecycle import TRANSITIONS, Record, State, advance
 from payclient.logs import Log
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.ledger")
 
 #: The states whose arrival is news to a reader of the feed.

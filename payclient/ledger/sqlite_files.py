@@ -26,8 +26,6 @@ from payclient.errors import (
 from payclient.ledger.records import read_statements
 from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
-__all__: list[str] = []
-
 STATEMENTS = read_statements("sqlite.sql")
 #: Of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
 VERSION = 1

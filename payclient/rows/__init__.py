@@ -36,8 +36,6 @@ from payclient.tracking.attempts import lane_text
 from payclient.tracking.purchases import check_purchase
 from payclient.wire import encode_sale
 
-__all__: list[str] = []
-
 #: A file with more is refused: all of it is held in memory.
 MAX_ROWS = 100_000
 

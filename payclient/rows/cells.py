@@ -14,8 +14,6 @@ from payclient.models import BillTo, LineItem, Order
 from payclient.rows.format import AMOUNTS, INTEGERS, KEY, PURCHASE
 from payclient.validation import from_service
 
-__all__: list[str] = []
-
 
 class CellError(ValueError):
     """One value cannot be taken; its text gives the reason and may be shown."""

@@ -17,8 +17,6 @@ from payclient.errors import ConfigurationError
 from payclient.models import SaleRequest
 from payclient.validation import from_service, to_service
 
-__all__: list[str] = []
-
 #: The field that is the key of a row.
 KEY = "client_transaction_id"
 

@@ -21,8 +21,6 @@ from payclient.errors import InvalidRequestError
 from payclient.rows.cells import CellError
 from payclient.rows.format import Format
 
-__all__: list[str] = []
-
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
 

@@ -9,8 +9,6 @@ from payclient.notifications import Receipt
 from payclient.tracking.followup import NEVER, Followed
 from payclient.tracking.poller import Poller
 
-__all__: list[str] = []
-
 
 class Arrivals:
     """Takes what arrives for one tracker."""

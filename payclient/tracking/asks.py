@@ -28,8 +28,6 @@ from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Seconds of one slot of the due times, in a sale window of 300 s.

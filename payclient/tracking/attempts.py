@@ -41,8 +41,6 @@ from payclient.wire import BeforeSend, HttpRequest
 if TYPE_CHECKING:
     from payclient.tracking.forms import KeptLinks
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 _DIGEST_VERSION = b"1"

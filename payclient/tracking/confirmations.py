@@ -29,8 +29,6 @@ from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Answers "no such transaction" after which an id is left alone until it comes again: 15 s by the back-off.

@@ -22,8 +22,6 @@ from payclient.lifecycle import DROPPED, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.followup import Followed, Policy, TransactionRef
 
-__all__: list[str] = []
-
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
 

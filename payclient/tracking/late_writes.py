@@ -16,8 +16,6 @@ from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
 from payclient.logs import Log
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Seconds from one log line about a ledger that fails to the next.

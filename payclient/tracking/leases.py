@@ -23,8 +23,6 @@ from payclient.tracking.recovery import take_over
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Seconds for which this process holds what it follows, and seconds after which it renews that.

@@ -36,8 +36,6 @@ from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.queries import StatusQueries
 from payclient.tracking.rate_limit import FINAL, LATE, NOTIFIED, ROUTINE, RateLimit, RequestLines
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 _T = TypeVar("_T")

@@ -38,8 +38,6 @@ from payclient.validation import is_personal
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Seconds without queries after a 401.

@@ -11,8 +11,6 @@ import attrs
 from payclient.schedule import expected_lag
 from payclient.tracking.followup import Followed, Scheduled
 
-__all__: list[str] = []
-
 #: Seconds between requests after the first 429 where no rate is known.
 FIRST_SLOWDOWN = 0.1
 

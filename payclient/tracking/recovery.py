@@ -16,8 +16,6 @@ from payclient.logs import Log
 if TYPE_CHECKING:
     from payclient.tracking.poller import Poller
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 _NAMED = (Returned.__name__, Notified.__name__)

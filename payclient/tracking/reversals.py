@@ -21,8 +21,6 @@ from payclient.tracking.outcomes import Outcome
 from payclient.tracking.poller import Poller
 from payclient.wire import undo_request
 
-__all__: list[str] = []
-
 log: Log = Log("payclient.tracker")
 
 #: Seconds between the queries after a cancel that came too late, or whose answer was lost.

@@ -124,7 +124,7 @@ class State(enum.StrEnum):
 
     @property
     def paid(self) -> bool | None:
-        """True or False on somebody's word or by proof, None where nobody knows."""
+        """True or False on somebody's word or by proof, None while it is not known."""
         if self is State.ACCEPTED:
             return True
         return False if self.decided else None

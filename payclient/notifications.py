@@ -46,7 +46,7 @@ _ID = re.compile(r"[1-9][0-9]{0,18}")
 class Receipt(enum.StrEnum):
     """How the tracker took a notification. Never a verdict."""
 
-    #: An open sale of ours: queried at once.
+    #: An open sale of this ledger: queried at once.
     MATCHED = "matched"
     #: Received before: nothing is written. While the sale is undecided it is queried, once a second at most.
     DUPLICATE = "duplicate"
@@ -54,7 +54,7 @@ class Receipt(enum.StrEnum):
     EARLY = "early"
     #: The sale is decided: queried once more, perhaps for a correction.
     LATE = "late"
-    #: Not a sale of ours: nothing is queried, written or kept.
+    #: Not a sale of this ledger: nothing is queried, written or kept.
     UNMATCHED = "unmatched"
     #: Our client transaction id with another transaction id: recorded as an event, nothing is overwritten.
     CONFLICT = "conflict"

@@ -65,7 +65,7 @@ class ChargeResult:
 
     @property
     def paid(self) -> bool | None:
-        """True, False, or None: nobody knows. False of a row whose purchase is paid by another charge."""
+        """True, False, or None: not known. False of a row whose purchase is paid by another charge."""
         if self.outcome is not None:
             return self.outcome.paid
         # After an error of another kind an earlier attempt of the id may exist.

@@ -149,7 +149,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         terminal.complain(reason("interrupted"))
         return 130
-    except BrokenPipeError:  # whoever read the results has read enough
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
         return 2
     except OSError as error:
         terminal.complain(reason(f"{type(error).__name__}: {error.strerror}"))

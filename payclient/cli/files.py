@@ -33,7 +33,7 @@ def check_regular(option: str, path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # whoever opens it says why
+        return  # the call that opens it reports the error
     if not stat.S_ISREG(mode):
         raise ConfigurationError(
             f"{option} {path.name}: must be a regular file, not a directory, a pipe or a device; nothing was sent"

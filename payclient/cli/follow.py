@@ -73,7 +73,7 @@ async def _print(outcomes: AsyncIterator[Outcome]) -> None:
 
 
 async def _writable() -> None:
-    """Wait for whoever reads stdout, while the sales are followed on."""
+    """Wait until the reader of stdout takes more; the sales are followed meanwhile."""
     if sys.platform == "win32" or select.select([], [_STDOUT], [], 0)[1]:
         return
     loop, ready = asyncio.get_running_loop(), asyncio.Event()

@@ -52,7 +52,7 @@ def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, chan
         raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
 
     async def run() -> T:
-        # To make one here would let a slip of the pen look like a clean sheet.
+        # A new one made here would make a mistyped address look like an empty ledger.
         book = await open_ledger(url, create=False, read_only=not changes)
         try:
             return await work(book)

@@ -47,7 +47,7 @@ _LISTED = (
     State.REFUSED, State.CANCELLED, NOT_SENT_YET,
 )  # fmt: skip
 
-#: What every page of ours holds near its begin.
+#: Text near the beginning of each page that payclient writes.
 _MARK = b'content="payclient"'
 
 
@@ -55,7 +55,7 @@ def check_page(path: Path | None) -> None:
     """Raise `ConfigurationError` where the path is not a place for a page."""
     check_output("--html", path, ".html", ".htm")
     if path is not None and path.exists() and _MARK not in (path.read_bytes()[:400] or _MARK):
-        raise ConfigurationError(f"--html {path.name}: is there already and is not a page of ours")
+        raise ConfigurationError(f"--html {path.name}: is there already, and payclient did not write it")
 
 
 @cache

@@ -57,7 +57,7 @@ async def read_ledger(
     retry: str | None,
     reported: Mapping[str, bool],
 ) -> Known:
-    """Look the rows up beside whoever has the ledger open. `reported`: see `Report.earlier`."""
+    """Look the rows up, also while another process has the ledger open. `reported`: see `Report.earlier`."""
     sent = [
         key for key in (each.client_transaction_id for each in file.requests) if url and reported.get(key)
     ]

@@ -175,7 +175,7 @@ class Run:
         try:
             async for before, now in self._ledgers_lines(tracker):
                 if before is not None and now.label != OTHER_CONTENT:
-                    # A refused attempt is no news of a row that this run could not send.
+                    # A refused attempt of an earlier run says nothing new about a row that this run could not send.
                     is_old = now.state == State.REFUSED and not before.state
                     if is_old or now.label in (NOT_SENT_YET, before.label):
                         continue

@@ -148,7 +148,7 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
 
 
 def _guard(cell: str) -> str:
-    """Keep a spreadsheet from calculating a formula; a phone with its plus is none, and is charged as it stands."""
+    """Keep a spreadsheet from calculating a formula. A phone with its plus is not a formula, and stays as it is."""
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 

@@ -73,7 +73,7 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=(
 
 
 def open_closed() -> None:
-    """Open the standard streams that were closed: a file of ours would take their numbers, and what is written to them.
+    """Open the standard streams that were closed: a file opened later would take their numbers, and their output.
 
     In this order each takes its own number.
     """

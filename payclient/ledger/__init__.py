@@ -3,8 +3,8 @@
 The permit *is* the INSERT of an attempt: its unique key decides who may send.
 
 A ledger holds no personal data in the clear. What a keyed digest is worth: without the ledger it says nothing, but its
-key lies in the ledger, so that whoever has the file can test guesses, such as all phone numbers of a country. Guard the
-file and its backups as a list of customers.
+key lies in the ledger, so that anyone who has the file can test guesses, such as all phone numbers of a country. Guard
+the file and its backups as a list of customers.
 """
 
 from __future__ import annotations

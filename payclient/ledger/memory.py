@@ -1,4 +1,4 @@
-"""A ledger that lasts as long as its process: for tests, demos and whoever accepts to forget."""
+"""A ledger that lasts as long as its process: for tests, demos and programs that may forget."""
 
 from __future__ import annotations
 

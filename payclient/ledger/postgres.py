@@ -204,7 +204,7 @@ class PostgresWriter(Writer):
             try:
                 await batch.write(self._database)
                 await batch.read(self._database)
-            except Exception as error:  # whoever waits must hear of it, whatever it is
+            except Exception as error:  # every waiting caller gets it, of any class
                 fault = unavailable(error, "read or written")
                 self._lose()
                 self._failed(fault)
@@ -245,7 +245,7 @@ class PostgresLedger(StoredLedger):
 
     @classmethod
     async def open(cls, url: Secret[str], *, create: bool = True, poll: float = POLL) -> PostgresLedger:
-        """Connect, check the server's settings and the schema, made if there is none and `create`.
+        """Connect, check the server's settings and the schema, which `create` makes in an empty database.
 
         Raises `ConfigurationError` for an unsafe server or a schema that is not a ledger, `LedgerUnavailableError`
         where it cannot be reached.

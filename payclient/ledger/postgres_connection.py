@@ -147,8 +147,8 @@ class Server:
         raise (said or faults)[-1].with_traceback(None)
 
     async def open(self, *, timeout: float, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
-        """Connect, and check the server and the schema, made if there is none and `create`; return the connection, the
-        digest key, and whether it was made.
+        """Connect, and check the server and the schema, which `create` makes in an empty database; return
+        the connection, the digest key, and whether the schema was made.
 
         Raises `ConfigurationError` for what is not a ledger or not a safe place for one, `LedgerMissingError`,
         `LedgerUnavailableError`.

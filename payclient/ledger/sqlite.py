@@ -268,7 +268,7 @@ class SqliteLedger(StoredLedger):
     async def open(
         cls, path: str, *, create: bool = True, read_only: bool = False, connect: Connect = connect
     ) -> SqliteLedger:
-        """Open the file, made with mode 0600 if there is none and `create`; `connect` opens the one connection to it.
+        """Open the file; `create` makes a missing one, with mode 0600. `connect` opens the one connection to it.
 
         With `read_only` no process owns the file by this, and its owner goes on; a write raises
         `LedgerUnavailableError`.

@@ -103,7 +103,7 @@ class OpenFile:
 
 
 def open_file(path: str, connect: Connect, *, create: bool) -> OpenFile:
-    """Open, lock and check a ledger's file, made if there is none and `create`.
+    """Open, lock and check a ledger's file; `create` makes a missing one.
 
     Raises `ConfigurationError` for what is no ledger or no safe place, `LedgerMissingError`, `LedgerInUseError`,
     `LedgerUnavailableError`.

@@ -134,7 +134,7 @@ class OwnerLock:
                 raise
             fault = ConfigurationError("the ledger must lie on a file system that has locks (flock)")
         else:
-            # For whoever finds the lock taken; what the lock rests on is `flock` alone.
+            # Read by a process that finds the lock taken; the lock itself is `flock` alone.
             with suppress(OSError):
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, b"%d\n" % os.getpid(), 0)

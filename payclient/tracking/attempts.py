@@ -358,7 +358,7 @@ class Attempts:
             case OutcomeUnknownError():
                 event = self._lost(record, error.candidate_id)
             case _ if attempt.granted:
-                # A fault of ours after the permit proves nothing.
+                # Our own error after the permit proves nothing.
                 identifier = record.client_transaction_id
                 log("error", "send_failed", identifier, "the send failed: %s", type(error).__name__)
                 event = self._lost(record)

@@ -305,7 +305,7 @@ class Confirmer:
             queries.say(
                 "confirmation_unanswered", identifier, f"a confirmation failed: {type(error).__name__}"
             )
-        except Exception as error:  # a fault of ours must not lose the form
+        except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None

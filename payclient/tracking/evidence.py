@@ -257,7 +257,7 @@ class AnswerReader:
     ) -> Reading:
         """Read the query by client transaction id that came before the answer to a query by transaction id decides.
 
-        Another one may be paid, or open. Without a verdict nobody knows yet, and the ask is queried again.
+        Another one may be paid, or open. Without a verdict it is not known yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
         doubtful = report is None or ask.record.state is State.ACCEPTED

@@ -97,7 +97,7 @@ class LateWrites:
     async def _apply(self, record: Record, event: Event) -> Record:
         """Write an event. Raises `TransitionError` where the attempt's state does not take it."""
         if isinstance(event, NotSent):
-            # Written also where nobody knows whether the permit was committed: the row may be somebody else's, who
+            # Written also where the commit of the permit is not known: the row may be another process's, which
             # was granted the same attempt and sends it.
             known = await self._ledger.get(record.client_transaction_id)
             if known is None or (known.attempt, known.created_at) != (record.attempt, record.created_at):

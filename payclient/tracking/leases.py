@@ -185,7 +185,7 @@ class Leases:
                 await self._claim()
             except LedgerError as error:
                 self._poller.asks.late.failed(error)
-            except Exception as error:  # a fault of ours must not end it
+            except Exception as error:  # our own error must not end it
                 log("error", "sharing_failed", "", "sharing failed: %s", type(error).__name__)
 
     def claim_soon(self) -> None:
@@ -228,7 +228,7 @@ class Leases:
 
     def _is_lost(self, record: Record) -> bool:
         if record.state is State.SENDING:
-            # A permit of ours whose answer could not be written; or it is being sent right now.
+            # Our own permit: its answer could not be written, or it is being sent right now.
             return self._poller.clock.time() - record.created_at > self._sending_after
         return record.kind == "sale" and not record.state.decided
 

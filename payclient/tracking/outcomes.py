@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def paid(self) -> bool | None:
-        """True or False on the service's word, by proof or by an operator; None: nobody knows, so hold it."""
+        """True or False on the service's word, by proof or by an operator; None: not known, so hold the goods."""
         return self.state.paid
 
     @classmethod
@@ -210,7 +210,7 @@ class PendingSale:
         return record.evidence, record.error_type
 
     async def wait(self, timeout: float | None = None) -> Outcome:
-        """Wait for the outcome. Its `paid` is True, False, or None where nobody knows.
+        """Wait for the outcome. Its `paid` is True, False, or None while it is not known.
 
         Without a timeout (seconds) it ends when the sale is decided or after the last query. With one it may raise
         `StillPendingError`: tracking goes on, wait again. `TrackerClosedError` if the tracker closes meanwhile.

@@ -322,7 +322,7 @@ class Poller:
         at = self.clock.time()
         try:
             await self.asks.apply(ask, Exhausted(at=at) if is_presumed(ask.record) else Expired(at=at))
-        except Exception as error:  # a fault of ours must not end the poller
+        except Exception as error:  # our own error must not end the poller
             _failed(ask.record, error)
         finally:
             self._ended(ask)
@@ -337,7 +337,7 @@ class Poller:
                 report = await self._query_once(ask, now)
                 if self.policy.is_over(ask, now):
                     await self.asks.apply(ask, Exhausted(at=self.clock.time()))
-        except Exception as error:  # a fault of ours or of a status source must not end the poller
+        except Exception as error:  # an error of ours or of a status source must not end the poller
             _failed(ask.record, error)
             ask.failures += 1
         finally:

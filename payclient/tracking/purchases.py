@@ -38,7 +38,7 @@ class Purchase:
 
     @property
     def paid(self) -> bool | None:
-        """True where an ask is paid; False where each is decided, and none is; None: nobody knows, so hold it."""
+        """True where an ask is paid; False where all are decided and none is paid; None: not known, hold the goods."""
         if any(ask.paid for ask in self.asks):
             return True
         return None if any(ask.paid is None for ask in self.asks) else False

@@ -58,7 +58,7 @@ async def _has_another(poller: Poller, record: Record) -> bool:
     try:
         report = await poller.session.status(client_transaction_id=record.client_transaction_id, repeat=False)
     except PayError:
-        return True  # nobody knows: its own queries decide
+        return True  # not known: its own queries decide
     if report is None or report.state == "Cancelado":
         return False
     return report.state == "Aceptado" or not {report.transaction_id, *report.others} <= {

@@ -121,7 +121,7 @@ def make_page(
 
 
 def check_language(language: str) -> None:
-    """Raise `ConfigurationError` for a language that no page of ours has."""
+    """Raise `ConfigurationError` for a language that the pages do not have."""
     if language not in ("es", "en"):
         raise ConfigurationError("language: is es or en")
 

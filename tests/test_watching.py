@@ -345,7 +345,7 @@ def test_a_page_has_its_place(tmp_path: Path, name: str, said: str) -> None:
 def test_a_file_that_is_no_page_of_ours_is_left_alone(tmp_path: Path) -> None:
     """One of ours is replaced in one step, and nothing stays beside it."""
     (tmp_path / "a.html").write_text("<h1>mine</h1>")
-    with pytest.raises(ConfigurationError, match="not a page of ours"):
+    with pytest.raises(ConfigurationError, match="payclient did not write it"):
         RunPage(tmp_path / "a.html", title="x", window=300)
     for _ in range(2):
         page_of(tmp_path / "b.html", line(1))

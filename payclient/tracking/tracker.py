@@ -178,7 +178,7 @@ class Tracker:
         never a verdict: a cancelled return makes the form CANCELLED only where the service, asked, knows of no payment.
         `client_transaction_id` is your own knowledge of whose form it was, where the query may lack it.
 
-        Raises `InvalidNotificationError` for what comes from another form than this ledger's, `ConfigurationError`, `LedgerError`.
+        Raises `InvalidNotificationError` for what no form of this ledger sent, `ConfigurationError`, `LedgerError`.
         """
         self._poller.asks.check_open()
         profile = self._session.profile

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import ClientResponse
 from hypothesis import settings
 
+from fake_service import FakeService
 from payclient import session
 from payclient.ledger import Ledger, open_ledger
 from postgres_server import database, new_database, postgres
@@ -87,6 +88,12 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(session, "sleep_time_seconds", none)
     return asked
+
+
+@pytest.fixture
+def service() -> FakeService:
+    """A service as a function."""
+    return FakeService()
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import asyncpg
 import attrs
@@ -14,12 +14,11 @@ import pytest
 import payclient
 from cutting_proxy import cutting_proxy
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE, FakeService, Held, hint, refuses, sale, tracking
+from fake_service import PROFILE, FakeService, Held, events_of, hint, sale, tracking
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
 from payclient.events import Created, Event
-from payclient.ledger import Change
 from payclient.ledger.postgres import PostgresLedger
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
@@ -79,11 +78,6 @@ async def working(
             yield worker
     finally:
         await ledger.aclose()
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
 
 
 @pytest.fixture
@@ -170,17 +164,6 @@ async def test_without_anybody_to_ask_a_notification_ends_the_wait_everywhere(
         assert (await soon(waiting)).paid is None
 
 
-async def test_the_feed_of_every_process_goes_on(service: FakeService, url: str) -> None:
-    """A decision that one process wrote comes out of `outcomes` in another that waits for it."""
-    async with working(service, url) as first, working(service, url) as second:
-        feed = second.tracker.outcomes()
-        coming = asyncio.ensure_future(anext(feed))
-        pending = await first.tracker.sale(sale())
-        service.decide("Cancelado")
-        await pending.check()
-        assert (await soon(coming)).state is State.CANCELLED
-
-
 async def test_a_deaf_listener_loses_nobody(
     service: FakeService, url: str, postgres: PostgresServer, database: str
 ) -> None:
@@ -253,20 +236,13 @@ async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url
             await pending.check()
             assert (await soon(waiting)).paid is True
             assert found.outcome.paid is True  # also what was found while it was being sent
-    history = await_events(await history_of(url))
+    history = await history_of(url)
     assert history == ["Permitted", "Created", "FoundAccepted"]
 
 
-async def history_of(url: str, identifier: str = "order-17") -> list[Change]:
-    ledger = await PostgresLedger.open(Secret(url))
-    try:
-        return await ledger.history(identifier)
-    finally:
-        await ledger.aclose()
-
-
-def await_events(changes: list[Change]) -> list[str]:
-    return [change.event for change in changes]
+async def history_of(url: str, identifier: str = "order-17") -> list[str]:
+    async with aclosing(await PostgresLedger.open(Secret(url))) as ledger:
+        return await events_of(ledger, identifier)
 
 
 async def test_another_takes_over_what_died(service: FakeService, url: str, quick: None) -> None:
@@ -383,7 +359,7 @@ async def test_a_claimed_sending_is_never_sent_again(
             service.decide("Aceptado")
             waiting = asyncio.ensure_future(again.wait())
             assert (await passing(service, waiting)).paid is True
-    history = await_events(await history_of(url))
+    history = await history_of(url)
     assert history[:2] == ["Permitted", "Recovered"]
     assert history.count("Permitted") == 1
     assert service.posted == {"order-17": 1}
@@ -435,41 +411,41 @@ async def test_a_check_by_hand_queries_whoever_follows(service: FakeService, url
 
 async def test_one_rate_for_all(url: str) -> None:
     """Two processes take turns, a gap apart, whatever each would like."""
-    ledgers = [await PostgresLedger.open(Secret(url)) for _ in range(2)]
     clock, slots = SystemClock(), []
-    try:
 
-        async def taking(ledger: PostgresLedger) -> None:
+    async def taking() -> None:
+        async with aclosing(await PostgresLedger.open(Secret(url))) as ledger:
             limit = SharedRateLimit(6.0, ledger, clock, LateWrites(ledger, clock))
             for _ in range(4):
                 await settled(limit, clock.monotonic(), wanted=True)
                 slots.append(limit.ready_at())
                 limit.note_request(slots[-1])
 
-        await asyncio.gather(*map(taking, ledgers))
-        slots.sort()
-        gaps = [after - before for before, after in itertools.pairwise(slots)]
-        assert gaps == pytest.approx([10.0] * 7, abs=1.0)
-    finally:
-        for ledger in ledgers:
-            await ledger.aclose()
+    await asyncio.gather(taking(), taking())
+    slots.sort()
+    assert [after - before for before, after in itertools.pairwise(slots)] == pytest.approx(
+        [10.0] * 7, abs=1.0
+    )
 
 
 async def test_a_429_is_for_all(url: str) -> None:
-    """What one process was told silences the others; asked by hand, a query counts too."""
-    ledgers = [await PostgresLedger.open(Secret(url)) for _ in range(2)]
-    try:
-        limit = SharedRateLimit(60.0, ledgers[0], clock := SystemClock(), LateWrites(ledgers[0], clock))
+    """What one process was told silences the others; asked by hand, a query counts too; none is saved up."""
+    async with (
+        aclosing(await PostgresLedger.open(Secret(url))) as ledger,
+        aclosing(await PostgresLedger.open(Secret(url))) as other,
+    ):
+        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
         limit.rate_limited(0.0, -1.0, 40.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve(1.0) == pytest.approx(40, abs=5)
+        assert await other.reserve(1.0) == pytest.approx(40, abs=5)
         limit.note_request(0.0)
         await settled(limit, 0.0)
-        assert await ledgers[1].reserve(1.0) == pytest.approx(42, abs=5)
+        assert await other.reserve(1.0) == pytest.approx(42, abs=5)
         assert limit.is_paused(39.0)
-    finally:
-        for ledger in ledgers:
-            await ledger.aclose()
+        await settled(limit, 0.0, wanted=True)
+        first = limit.ready_at()
+        await settled(limit, first + 5, wanted=True)
+        assert limit.ready_at() > first
 
 
 async def test_a_ledger_that_cannot_say() -> None:
@@ -491,19 +467,6 @@ async def test_a_ledger_that_cannot_say() -> None:
     limit.rate_limited(now, now - 1.0, 1.0)
     await settled(limit, now)
     assert limit.ledger_work(now, wanted=False) is None
-
-
-async def test_a_reserve_is_not_saved_up(url: str) -> None:
-    """One that lay there unused is given up, and another taken."""
-    ledger = await PostgresLedger.open(Secret(url))
-    try:
-        limit = SharedRateLimit(60.0, ledger, clock := SystemClock(), LateWrites(ledger, clock))
-        await settled(limit, 0.0, wanted=True)
-        first = limit.ready_at()
-        await settled(limit, first + 5, wanted=True)
-        assert limit.ready_at() > first
-    finally:
-        await ledger.aclose()
 
 
 # --- One batch
@@ -572,16 +535,6 @@ async def test_a_customer_of_another_host_is_waited_for(service: FakeService, ur
         await passing_time(service, [run])
         assert run.result() == {"row-0": State.ACCEPTED, "row-1": State.ACCEPTED}
         assert service.posted == {"row-0": 1, "row-1": 1}
-
-
-async def test_a_customer_who_is_busy_is_tried_again_by_each_host(service: FakeService, url: str) -> None:
-    """What one host was refused as busy (2061) another may send: once, and both tell of it."""
-    service.scripts.append(refuses(22, 2061))
-    async with working(service, url) as first, working(service, url) as second:
-        runs = [asyncio.create_task(charge(worker, rows(1))) for worker in (first, second)]
-        await passing_time(service, runs)
-        assert [run.result() for run in runs] == [{"row-0": State.ACCEPTED}] * 2
-        assert service.posted == {"row-0": 1}
 
 
 async def test_a_host_that_is_stopped_tells_what_others_sent(service: FakeService, url: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fake_service import record_in
 from payclient.errors import ConfigurationError, LedgerUnavailableError, TransitionError, UsageError
 from payclient.events import (
     Conflicted,
@@ -158,8 +159,7 @@ async def test_second_attempt(ledger: Ledger, state: State) -> None:
     await brought(ledger, state)
     assert await ledger.permit(fresh()) is False
     assert await ledger.permit(fresh(attempt=2)) is (state is State.REFUSED)
-    newest = await ledger.get("order-1")
-    assert newest is not None
+    newest = await record_in(ledger, "order-1")
     assert newest.attempt == (2 if state is State.REFUSED else 1)
 
 
@@ -243,8 +243,7 @@ async def test_what_is_queued_is_carried_out_in_order(ledger: Ledger) -> None:
         ledger.apply(fresh(), Notified(at=NOW, transaction_id=5)),
         ledger.apply(heard, Notified(at=NOW, transaction_id=6)),
     )
-    found = await ledger.get("order-1")
-    assert found is not None
+    found = await record_in(ledger, "order-1")
     assert found.candidate_ids == (4, 5, 6)
 
 
@@ -268,8 +267,7 @@ async def test_a_cancelled_caller_changes_nothing(ledger: Ledger) -> None:
     permit.cancel()
     created.cancel()
     await asyncio.gather(permit, created, return_exceptions=True)
-    found = await ledger.get("order-1")
-    assert found is not None
+    found = await record_in(ledger, "order-1")
     assert found.state is State.PENDING
 
 
@@ -372,11 +370,12 @@ async def test_unfinished(ledger: Ledger) -> None:
     assert [record.state for record in rest] == [state for state in State if not state.decided]
 
 
-async def test_unfinished_of_many(ledger: Ledger) -> None:
-    """More than are read in one turn of the loop."""
-    await asyncio.gather(*(ledger.permit(fresh(f"order-{number}", at=NOW + number)) for number in range(450)))
-    found = [record.client_transaction_id async for record in ledger.unfinished()]
-    assert found == [f"order-{number}" for number in range(450)]
+async def test_more_records_than_are_read_at_once(ledger: Ledger) -> None:
+    """In the order of their times where they are unfinished, in that of their permits otherwise."""
+    names = [f"order-{number}" for number in range(450)]
+    await asyncio.gather(*(ledger.permit(fresh(name, at=NOW - place)) for place, name in enumerate(names)))
+    assert [each.client_transaction_id async for each in ledger.records()] == names
+    assert [each.client_transaction_id async for each in ledger.unfinished()] == names[::-1]
 
 
 async def test_records(ledger: Ledger) -> None:
@@ -392,13 +391,6 @@ async def test_records(ledger: Ledger) -> None:
         ("order-unknown", 1, State.UNKNOWN),
         ("order-refused", 2, State.SENDING),
     ]
-
-
-async def test_records_of_many(ledger: Ledger) -> None:
-    """More than are read at once, whatever their ids and times."""
-    await asyncio.gather(*(ledger.permit(fresh(f"order-{number}", at=NOW - number)) for number in range(450)))
-    found = [record.client_transaction_id async for record in ledger.records()]
-    assert found == [f"order-{number}" for number in range(450)]
 
 
 async def test_history(ledger: Ledger) -> None:
@@ -485,18 +477,6 @@ async def test_hostile_words_of_a_person(ledger: Ledger) -> None:
     await ledger.apply(record, DecidedRefused(at=NOW, actor=HOSTILE, reason=HOSTILE))
     for change in (await ledger.history("order-1"))[-2:]:
         assert all(len(value) == 500 for value in json.loads(change.detail or "").values())
-
-
-async def test_messages_survive(ledger: Ledger) -> None:
-    """Ordinary messages come back as they were."""
-    record = fresh()
-    await ledger.permit(record)
-    event = Refused(at=NOW, error_type="Validación", messages=("El monto no es válido", "Amount: no"))
-    await ledger.apply(record, event)
-    found = await ledger.get("order-1")
-    assert found is not None
-    assert found.messages == event.messages
-    assert found.error_type == "Validación"
 
 
 async def test_digest_key(ledger: Ledger) -> None:

@@ -58,7 +58,7 @@ asyncio.run(main())
 # --- The lock
 
 
-@pytest.mark.parametrize("foreign", ["", "-lock", "-wal", "-shm"])
+@pytest.mark.parametrize("foreign", ["", "-lock"])
 async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: str) -> None:
     """A copy of the files by the owner's own process, as an upload makes it, takes nothing from the owner."""
     path = tmp_path / "charges.db"
@@ -114,13 +114,13 @@ def _files(path: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in path.parent.iterdir()}
 
 
-@pytest.mark.parametrize("foreign", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("foreign", ["", "-shm"])
 async def test_a_reader_beside_the_owner_changes_nothing(tmp_path: Path, foreign: str) -> None:
     """Also where the owner's own process dropped SQLite's locks by a copy: the reader sees every commit, and the
     shared memory stays as it was."""
     path = tmp_path / "charges.db"
     ledger = await open_ledger(f"sqlite:{path}")
-    for number in range(1, 4):
+    for number in range(1, 3):
         assert await ledger.permit(fresh(f"order-{number}"))
         shutil.copyfile(f"{path}{foreign}", f"{path}-copy")
         before = os.stat(f"{path}-shm")
@@ -368,18 +368,9 @@ async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: ob
         assert caught.value.client_transaction_id == f"later-{number}"
     pending = await ledger.apply(fresh(), Created(at=NOW, transaction_id=7, expires_at=NOW + 300))
     assert await ledger.get("order-1") == pending
-    await ledger.aclose()
-
-
-async def test_a_file_that_is_put_back(tmp_path: Path) -> None:
-    """Once the file is where it was, permits are granted again."""
-    path = tmp_path / "charges.db"
-    ledger = await open_ledger(f"sqlite:{path}")
-    await moved_away(path)
-    with pytest.raises(LedgerUnavailableError, match="must stay at"):
-        await ledger.permit(fresh())
-    path.with_name("old.db").rename(path)
-    assert await ledger.permit(fresh("order-2"))
+    if harm is moved_away:  # once it is where it was, permits are granted again
+        path.with_name("old.db").rename(path)
+        assert await ledger.permit(fresh("later-2"))
     await ledger.aclose()
 
 
@@ -431,12 +422,6 @@ def test_a_file_that_is_a_mount_point(tmp_path: Path) -> None:
     assert os.listdir(place.parent) == ["charges.db"]
     whole = ("sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(tmp_path), "/mnt")
     assert run(OPEN, "/mnt/volume.db", within=(*within, *whole)) == "opened"
-
-
-def test_a_memory_mount_is_a_place(tmp_path: Path) -> None:
-    """A directory that is a mount point of its own is as good as any."""
-    mounted = ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(tmp_path))
-    assert run(OPEN, tmp_path / "charges.db", within=(*namespace(), *mounted)) == "opened"
 
 
 REMOTE = [

@@ -227,7 +227,7 @@ async def _permitted(ledger: Ledger, record: Record) -> Record:
 
 # --- Several processes
 
-PAIRS = 2000
+PAIRS = 800
 
 _RACER = """
 import asyncio, random, sys, attrs

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import payclient
-from fake_ledgers import SharedLedger
+from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     FakeService,
     answer,
@@ -853,3 +853,22 @@ async def test_a_form_declined_and_then_paid_is_paid(service: FakeService) -> No
         assert (declined.paid, declined.evidence) == (False, Evidence.QUERY)
         outcome = await tracker.returned(service.pay("form-1", 5002))
         assert (outcome.paid, outcome.transaction_id) == (True, 5002)
+
+
+async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(service: FakeService) -> None:
+    """Two cards were declined while the ledger could not be written; the third one paid. That is not given back."""
+    ledger = FailingLedger(lambda name: name == "apply" and is_down)
+    is_down = False
+    async with prepared(service, PROFILE, ledger) as tracker:
+        is_down = True
+        for transaction_id in (5001, 5002):
+            service.pay("form-1", transaction_id, transactionStatus="Canceled")
+        with pytest.raises(payclient.LedgerError):
+            await tracker.returned("id=0&clientTransactionId=form-1")
+        await service.clock.advance(20)
+        is_down = False
+        outcome = await drive(service, asyncio.create_task(tracker.returned(service.pay("form-1", 5003))))
+        assert outcome.paid is True
+        await service.clock.advance(60)
+        record = await record_in(ledger, "form-1")
+        assert (record.state, record.transaction_id) == (State.ACCEPTED, 5003)

@@ -316,3 +316,38 @@ def test_all_that_could_not_be_written_of_a_sale_is_written_in_order() -> None:
             assert [each for each in events if each != "FoundPending"] == ["Permitted", "Lost", "Conflicted"]
 
     in_virtual_time(main)
+
+
+def test_a_sale_whose_answer_cannot_be_written_for_whatever_reason_may_exist() -> None:
+    """An error would say that nothing was created; the answer is written as soon as the ledger is well."""
+
+    class Broken(FailingLedger):
+        async def apply(self, record: Record, event: Event) -> Record:
+            if now() < 1.0:
+                raise RuntimeError("a fault of the ledger's own")
+            return await super().apply(record, event)
+
+    async def main() -> None:
+        ledger = Broken(lambda name: False)
+        async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+            pending = await tracker.sale(virtual.request("order-1"))
+            assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+            await asyncio.sleep(10.0)
+            assert (await ledger.peek("order-1")).state is State.PENDING
+
+    in_virtual_time(main)
+
+
+def test_a_sale_whose_ledger_was_closed_meanwhile_may_exist() -> None:
+    """Closed in the wrong order: the charge is on its way, and no error says that nothing was created."""
+
+    async def main() -> None:
+        ledger, service = FailingLedger(lambda name: False), Service(undecided=True)
+        async with tracking(service, ledger=ledger) as tracker:
+            charge = asyncio.create_task(tracker.sale(virtual.request("order-1")))
+            await asyncio.sleep(0.03)
+            assert service.truth
+            await ledger.aclose()
+            assert (await charge).state is State.UNKNOWN
+
+    in_virtual_time(main)

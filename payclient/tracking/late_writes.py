@@ -11,7 +11,7 @@ import attrs
 
 from payclient.clock import Clock, cancel_all, drain, sleep, start
 from payclient.errors import LedgerUnavailableError, TransitionError
-from payclient.events import Conflicted, Created, Event, Evidence, Lost, NotSent
+from payclient.events import Conflicted, Created, Event, Evidence, Found, Lost, NotSent
 from payclient.ledger import Ledger, TransactionTakenError
 from payclient.lifecycle import Record, State, advance
 from payclient.logs import Log
@@ -83,15 +83,17 @@ class LateWrites:
         """Write an attempt's event; later where the ledger fails, and the record returned says no more than it."""
         try:
             record = await self._apply(record, event)
+            self._written(record)
         except TransitionError:
             return await self._decided_otherwise(record, event)
-        except LedgerUnavailableError as error:
+        except Exception as error:  # whatever it is: what was sent must not be called unsent
             self.failed_write(error)
+            if isinstance(event, Found):
+                return record  # queried again: by the time that this could be written, it may be otherwise
             self._late.setdefault(record.client_transaction_id, []).append((record, event))
             if self._again is None:
                 self._again = start(self._write_again())
             return unwritten(record, event)
-        self._written(record)
         return record
 
     async def _apply(self, record: Record, event: Event) -> Record:
@@ -123,7 +125,7 @@ class LateWrites:
         log("warning", "decided_otherwise", identifier, "%s came too late", type(event).__name__)
         try:
             return await self._ledger.get(identifier) or record
-        except LedgerUnavailableError as error:
+        except Exception as error:
             self.failed(error)
             return unwritten(record, event)
 
@@ -131,10 +133,7 @@ class LateWrites:
         """Write what the ledger could not take, at a beat that becomes slow, until nothing is left."""
         for seconds in chain(WRITE_AGAIN, repeat(WRITE_AGAIN[-1])):
             await sleep(self._clock, seconds)
-            writes = [self.write_now(each) for each in tuple(self._late)]
-            for result in await asyncio.gather(*writes, return_exceptions=True):
-                if isinstance(result, Exception):  # what one write raises must not end the writing of all
-                    self.failed(result)
+            await asyncio.gather(*(self.write_now(each) for each in tuple(self._late)))
             if not self._late:
                 break
         self._again = None
@@ -149,16 +148,16 @@ class LateWrites:
                 except TransitionError:
                     # Decided otherwise meanwhile, or written though the ledger failed: its record may say more.
                     after = await self._ledger.get(client_transaction_id)
-            except LedgerUnavailableError as error:
+                self.write_failed_at = float("-inf")
+                if late and late[0][1] is event:
+                    del late[0]
+                if not late:
+                    self._late.pop(client_transaction_id, None)
+                if after is not None:
+                    self._written(after)
+            except Exception as error:  # whatever it is must not end the writing of all
                 self.failed_write(error)
                 return True
-            self.write_failed_at = float("-inf")
-            if late and late[0][1] is event:
-                del late[0]
-            if not late:
-                self._late.pop(client_transaction_id, None)
-            if after is not None:
-                self._written(after)
         return False
 
     async def aclose(self) -> None:

@@ -407,6 +407,8 @@ class SendProof:
 
     async def __call__(self) -> None:
         if self._before_send is not None:
+            if self.permit_spent:
+                raise UsageError("a transport calls before_send once: what it sent is not sent again")
             self.permit_spent = True
             try:
                 await self._before_send()

@@ -867,7 +867,7 @@ async def test_what_was_found_in_an_outage_is_not_written_over_a_later_word(serv
             await tracker.returned("id=0&clientTransactionId=form-1")
         await service.clock.advance(20)
         is_down = False
-        outcome = await drive(service, asyncio.create_task(tracker.returned(service.pay("form-1", 5003))))
+        outcome = await passing(service, tracker.returned(service.pay("form-1", 5003)))
         assert outcome.paid is True
         await service.clock.advance(60)
         record = await record_in(ledger, "form-1")

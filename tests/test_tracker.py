@@ -579,3 +579,19 @@ async def test_what_another_tracker_sent_is_not_sent_again(service: FakeService,
         again = await second.sale(sale())
         assert (again.state, again.attempt) == (state, 1)
     assert service.begun == 1
+
+
+async def test_a_transport_that_repeats_by_itself_sends_once(service: FakeService) -> None:
+    """Its second request gets no permit, and what became of the first is asked for."""
+
+    async def twice(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        service.create(request)  # whose answer was lost
+        return await service.take(request, before_send)
+
+    service.scripts = [twice]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        assert (pending.state, service.posted) == (State.UNKNOWN, {"order-17": 1})
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid is True

@@ -117,6 +117,12 @@ def end(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
+def is_cancelled_alone(task: asyncio.Future[Any]) -> bool:
+    """Return whether a task that was waited for was cancelled, and not the caller, which is a task too."""
+    caller = asyncio.current_task()
+    return task.cancelled() and caller is not None and not caller.cancelling()
+
+
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks, and wait until each has ended, in whatever way."""
     tasks = tuple(tasks)

@@ -999,3 +999,25 @@ def test_a_row_checks_its_purchase(purchase: Any) -> None:
     """What could be taken for another purchase's key is refused where the row is made."""
     with pytest.raises(payclient.InvalidRequestError, match="purchase"):
         payclient.ChargeRow(request=sale("row"), purchase=purchase)
+
+
+async def _all(results: AsyncIterator[payclient.ChargeResult]) -> list[payclient.ChargeResult]:
+    return [each async for each in results]
+
+
+@pytest.mark.parametrize("max_pending", [1, 5])
+async def test_a_tracker_that_closes_ends_its_batches(service: FakeService, max_pending: int) -> None:
+    """Each row has its result: what waits for its customer is open, and the rest was not sent."""
+    async with tracking(service) as tracker:
+        rows = [sale(f"order-{number}", f"098411122{number}") for number in range(3)]
+        async with payclient.charge_all(tracker, rows, max_pending=max_pending) as results:
+            reading = asyncio.create_task(_all(results))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert service.posted
+            await tracker.aclose()
+            async with asyncio.timeout(10):
+                found = await reading
+    assert {each.request_key: each.paid for each in found} == dict.fromkeys(
+        ("order-0", "order-1", "order-2"), None
+    )

@@ -703,3 +703,15 @@ async def test_what_every_check_of_a_paid_sale_says_is_noted_once(service: Withh
             await service.clock.advance(5)
             assert (await in_turns(asyncio.ensure_future(pending.check()))).paid is True
         assert (await events_of(ledger)).count("Conflicted") == 1
+
+
+async def test_a_check_under_way_at_the_close_says_what_is_known(service: Withheld) -> None:
+    """It is not its caller who is cancelled."""
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.open.clear()
+        checking = asyncio.create_task(pending.check())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert service.queries
+    assert (await checking).state is State.PENDING

@@ -10,11 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import attrs
 import pytest
 
 import payclient
 from fake_service import PROFILE, FakeService, outcome_of, pending_of, record_in, sale, tracking
 from manual_clock import ManualClock
+from payclient.events import Event, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
@@ -170,6 +172,32 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
     assert (outcome.state, outcome.paid) == (State.REVERSING, None)
     record = await record_in(ledger)
     assert record.state is State.REVERSING
+
+
+async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_so() -> None:
+    """It is not its caller who is cancelled."""
+    service, asked = FakeService(), asyncio.Event()
+    undo = UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
+
+    class Stuck(MemoryLedger):
+        async def apply(self, record: Record, event: Event) -> Record:
+            if isinstance(event, ReversalPermitted):
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().apply(record, event)
+
+    profile = attrs.evolve(PROFILE, reverse=undo)
+    async with (
+        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
+        payclient.Tracker(session, Stuck(), clock=service.clock, drain=0) as tracker,
+    ):
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        assert (await outcome_of(service, pending)).paid
+        caller = asyncio.create_task(tracker.reverse(pending))
+        await asked.wait()
+    with pytest.raises(payclient.TrackerClosedError):
+        await caller
 
 
 @pytest.mark.parametrize("committed", [False, True])

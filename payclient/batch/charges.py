@@ -366,9 +366,11 @@ class Charges(AsyncIterator[ChargeResult]):
 
 
 async def _wait_for(pending: PendingSale, seconds: float | None = None) -> None:
-    """Wait for a sale; an error of the ledger is logged and ends the wait. Raises `StillPendingError`."""
+    """Wait for a sale; any other error than `StillPendingError`, which is raised, is logged and ends the wait."""
     try:
         await pending.wait(timeout=seconds)
-    except LedgerError as error:
+    except StillPendingError:
+        raise
+    except Exception as error:  # the tracker closes, or the ledger fails: the row has its result all the same
         identifier = pending.client_transaction_id
         log("error", "wait_failed", identifier, "cannot be waited for: %s", type(error).__name__)

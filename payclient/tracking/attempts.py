@@ -16,6 +16,7 @@ import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
+from payclient.clock import is_cancelled_alone
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -219,8 +220,7 @@ class Attempts:
         try:
             return await asyncio.shield(sent)
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._asks.is_open or not sent.cancelled() or caller is None or caller.cancelling():
+            if self._asks.is_open or not is_cancelled_alone(sent):
                 raise
         if attempt.granted and attempt.record is not None:
             return attempt.record

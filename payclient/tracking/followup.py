@@ -5,6 +5,7 @@ Times are seconds of the monotonic clock, except those of records.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -95,7 +96,7 @@ class Scheduled:
     #: The line in which it waits for its request; 0: in none.
     line: int = attrs.field(default=0, init=False)
     #: Its request in flight.
-    task: Awaitable[Any] | None = attrs.field(default=None, init=False)
+    task: asyncio.Future[Any] | None = attrs.field(default=None, init=False)
 
 
 @attrs.define(eq=False, weakref_slot=False)

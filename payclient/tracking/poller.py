@@ -403,7 +403,10 @@ class Poller:
             self._start_ready()
             with suppress(TimeoutError):
                 await within(self.clock, self.policy.total_timeout, started.wait())
-        return None if ask.task is None else await asyncio.shield(ask.task)
+        if (query := ask.task) is None:
+            return None
+        await asyncio.wait([query])
+        return None if query.cancelled() else query.result()  # cancelled: the tracker closes
 
     async def wait_for_turn(self, patience: float) -> bool:
         """Wait at most `patience` seconds for a request that the rate allows, and return whether it may be made."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,23 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from payclient.cli import main
-from test_cli import (
+from cli_runs import (
     PYTHON,
     ROOT,
     Service,
     charge_arguments,
     clean_environment,
+    crowd,
     read_report,
     rows_of,
-    silent,
-    start,
-    wait_until,
+    unwilling,
     willing,
     write_csv,
 )
+from payclient.cli import main
 
-__all__ = ["clean_environment", "silent", "willing"]  # fixtures
+__all__ = ["clean_environment", "unwilling", "willing"]  # fixtures
 
 
 def without(arguments: Sequence[str], *options: str) -> list[str]:
@@ -89,14 +87,14 @@ def test_one_charge_needs_the_consent_as_well(
     assert not (tmp_path / "l.db").exists()
 
 
-# --- Pipes, disks, signals
+# --- Pipes, disks, signals, the service
 
 
-@pytest.mark.parametrize("behind", ["head", "a full disk"])
-def test_output_that_nobody_takes_ends_no_run(silent: Service, tmp_path: Path, behind: str) -> None:
+@pytest.mark.parametrize("behind", ["head", "full disk"])
+def test_output_that_nobody_takes_ends_no_run(unwilling: Service, tmp_path: Path, behind: str) -> None:
     """`2>&1 | head`, or a full disk behind the log: rows are followed to their end, and the report is whole."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of(f"{behind[:4]}", 4)), tmp_path / "report.csv"
-    arguments = charge_arguments(silent, file, "--report", str(report))
+    file, report = write_csv(tmp_path / "charges.csv", rows_of(behind, 4)), tmp_path / "report.csv"
+    arguments = charge_arguments(unwilling, file, "--report", str(report))
     reader, writer = os.pipe()
     os.close(reader)
     if behind != "head":
@@ -108,40 +106,53 @@ def test_output_that_nobody_takes_ends_no_run(silent: Service, tmp_path: Path, b
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 4
 
 
-@pytest.mark.parametrize("option", ["--json", "--quiet", None])
-def test_closed_streams_end_no_run(willing: Service, tmp_path: Path, option: str | None) -> None:
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_closed_streams_end_no_run(willing: Service, tmp_path: Path, options: tuple[str, ...]) -> None:
     """Without stdin, stdout and stderr, as some daemons start a program, all is charged and the report is whole."""
-    prefix = f"closed{option}"
-    file, report = write_csv(tmp_path / "charges.csv", rows_of(prefix, 3)), tmp_path / "report.csv"
-    arguments = charge_arguments(willing, file, "--report", str(report), *([option] if option else []))
+    file, report = (
+        write_csv(tmp_path / "charges.csv", rows_of(f"closed{len(options)}", 3)),
+        tmp_path / "report.csv",
+    )
+    arguments = charge_arguments(willing, file, "--report", str(report), *options)
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *PYTHON, *arguments]
     assert subprocess.run(command, cwd=ROOT, timeout=60).returncode == 0
     assert [row["paid"] for row in read_report(report).values()] == ["true"] * 3
 
 
-def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(silent: Service, tmp_path: Path) -> None:
+SMALL_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))
+from payclient.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """No file of the run may grow: what was sent is followed, the rest is never sent, and the exit code is 4."""
-    file = write_csv(tmp_path / "charges.csv", rows_of("ledgerfull", 300))
-    report, limit = tmp_path / "report.csv", 250_000
+    with crowd(tmp_path_factory, "reject", window=1.5) as service:
+        disk_full(service, tmp_path)
+
+
+def disk_full(unwilling: Service, tmp_path: Path) -> None:
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("ledgerfull", 300)), tmp_path / "report.csv"
+    arguments = charge_arguments(unwilling, file, "--report", str(report), "--max-in-flight", "20")
     with (tmp_path / "log").open("wb", buffering=0) as log:
-        log.write(b"x" * limit)
-        done = subprocess.run(
-            [*PYTHON, *charge_arguments(silent, file, "--report", str(report), "--max-in-flight", "20")],
-            cwd=ROOT, stdout=log, stderr=log, timeout=90,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        )  # fmt: skip
+        log.write(b"x" * 250_000)
+        command = [sys.executable, "-c", SMALL_FILES, *arguments]
+        done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=90)
     assert done.returncode == 4
     lines = read_report(report)
     assert len(lines) == 300
     assert {line["paid"] for line in lines.values()} <= {"", "false"}
-    sent = silent.truth("ledgerfull-")
+    sent = unwilling.truth("ledgerfull-")
     assert len(sent) < 300
     assert {key for key, line in lines.items() if line["state"]} >= sent.keys()
 
 
-LIMITED = """
-import resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+FULL_AFTER_TWO_ROWS = """
+import sys
 import payclient.cli.report as report
 write = report.os.write
 def full(file, content):
@@ -156,77 +167,43 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_report_on_a_full_disk_ends_the_sending(silent: Service, tmp_path: Path) -> None:
+def test_a_report_on_a_full_disk_ends_the_sending(unwilling: Service, tmp_path: Path) -> None:
     """What is open is followed to its end, one line says why, whole rows are left, and the exit code is its own."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of("disk", 12)), tmp_path / "report.csv"
-    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "3")
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
-    )
+    arguments = charge_arguments(unwilling, file, "--report", str(report), "--max-pending", "3")
+    command = [sys.executable, "-c", FULL_AFTER_TWO_ROWS, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
     assert done.returncode == 5, done.stderr
     assert "the report cannot be written: No space left on device; sending ends" in done.stderr
     assert "Traceback" not in done.stderr
     assert "the report is in" not in done.stderr
     assert "to do: mend the report's place and run again" in done.stderr
-    assert len(silent.truth("disk-")) < 12
+    assert len(unwilling.truth("disk-")) < 12
     assert [line["state"] for line in read_report(report).values()] == ["cancelled"] * 2
 
 
-def test_sighup_is_what_sigterm_is(silent: Service, tmp_path: Path) -> None:
-    """The terminal has gone: nothing more is sent, what is pending is waited for, every row is listed."""
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("hup", 8)), tmp_path / "report.csv"
-    arguments = charge_arguments(silent, file, "--report", str(report), "--max-pending", "3")
-    with start(arguments) as process:
-        wait_until(lambda: len(silent.truth("hup-")) >= 3)
-        process.send_signal(signal.SIGHUP)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    states = [line["state"] for line in read_report(report).values()]
-    assert sorted(states) == [""] * 5 + ["cancelled"] * 3
+def test_a_loop_without_signal_handlers_charges(
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
 
+    def lacking(*_: object) -> None:
+        raise NotImplementedError
 
-WITHOUT_HANDLERS = """
-import asyncio, sys
-def lacking(self, number, function, *rest):
-    raise NotImplementedError
-asyncio.SelectorEventLoop.add_signal_handler = lacking
-from payclient.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_loop_without_signal_handlers_simulates_and_charges(tmp_path: Path, willing: Service) -> None:
-    """As on Windows: the interpreter's own handlers stop the simulator, and a run by Ctrl-C."""
-    command = [sys.executable, "-c", WITHOUT_HANDLERS, "simulate", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("listening on")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    file = write_csv(tmp_path / "charges.csv", rows_of("windows", 2))
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_HANDLERS, *charge_arguments(willing, file)], cwd=ROOT, timeout=60
-    )
-    assert done.returncode == 0
-
-
-# --- A service that is not there
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lacking)
+    assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows_of("windows", 2)))) == 0
 
 
 def test_an_unreachable_service_ends_a_batch_soon_and_says_why(
-    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not each of 400 rows is tried: the first few tell, and the reason stands on the terminal."""
-    away = Service("http://127.0.0.1:9", silent.profile)
-    file, report = write_csv(tmp_path / "charges.csv", rows_of("nowhere", 400)), tmp_path / "report.csv"
+    """Not each of 100 rows is tried: the first few tell, and the reason stands on the terminal."""
+    away = Service("http://127.0.0.1:9", willing.profile)
+    file, report = write_csv(tmp_path / "charges.csv", rows_of("nowhere", 100)), tmp_path / "report.csv"
     assert main(charge_arguments(away, file, "--report", str(report), "--max-in-flight", "4")) == 4
     err = " ".join(capfd.readouterr().err.split())
     assert "5 charges in a row did not reach the service" in err
+    assert "not sent yet: 5 charges" in err
     lines = read_report(report).values()
     assert {(line["state"], line["paid"]) for line in lines} == {("", "")}
-    tried = sum("5 charges in a row" not in line["message"] for line in lines)
-    assert tried < 15
-    assert "not sent yet: 5 charges" in err
+    assert sum("5 charges in a row" not in line["message"] for line in lines) < 15

@@ -1,4 +1,4 @@
-"""The report for the user's own spreadsheet: its form, what it takes over from the file, and the page's names."""
+"""The report: true after every row, in the form of the user's own file; and the names on the page."""
 
 import asyncio
 import csv
@@ -6,17 +6,12 @@ import io
 import json
 from pathlib import Path
 
+import attrs
 import openpyxl
 import pytest
 from python_calamine import CalamineWorkbook
 
-from payclient.cli import main
-from payclient.cli.page import RunPage
-from payclient.cli.report import Carried, Line, Report, Tally
-from payclient.errors import ConfigurationError
-from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
-from postgres_server import PostgresServer
-from test_cli import (
+from cli_runs import (
     PYTHON,
     ROOT,
     TOKEN,
@@ -30,8 +25,17 @@ from test_cli import (
     willing,
     write_csv,
 )
+from payclient.cli import main
+from payclient.cli.page import RunPage
+from payclient.cli.report import Carried, Line, Report, Tally
+from payclient.cli.tables import csv_line
+from payclient.errors import ConfigurationError
+from payclient.simulator import Answers, Fault, Settings, Simulator, SimulatorThread
+from postgres_server import PostgresServer
 
 __all__ = ["clean_environment", "silent", "willing"]
+
+Said = pytest.CaptureFixture[str]
 
 CARRIED = Carried(names=("nombre",), rows={"row-1": (2, ("Ana",)), "row-2": (4, ("=Zoé",))})
 LINES = [
@@ -80,7 +84,7 @@ def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path
 
 
 def test_a_report_of_another_file_is_replaced_with_a_word(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    willing: Service, tmp_path: Path, capfd: Said
 ) -> None:
     """In the plan, and with --yes in a line; nothing where the same file is charged again."""
     report = tmp_path / "r.csv"
@@ -88,6 +92,7 @@ def test_a_report_of_another_file_is_replaced_with_a_word(
         willing, write_csv(tmp_path / "a.csv", rows_of("first", 3)), "--report", str(report)
     )
     assert main(first) == 0
+    assert report.read_bytes().startswith(b"client_transaction_id,line,"), "as the file: no byte order mark"
     assert main(first) == 0
     assert "is replaced" not in capfd.readouterr().err
     second = charge_arguments(
@@ -99,20 +104,11 @@ def test_a_report_of_another_file_is_replaced_with_a_word(
     assert "tells of 2 rows that this file lacks, and is replaced" in " ".join(capfd.readouterr().err.split())
 
 
-def test_a_plain_file_has_a_plain_report(willing: Service, tmp_path: Path) -> None:
-    """UTF-8 with commas: no byte order mark, a decimal point."""
-    report = tmp_path / "r.csv"
-    file = write_csv(tmp_path / "c.csv", rows_of("plainly", 1))
-    assert main(charge_arguments(willing, file, "--report", str(report))) == 0
-    assert report.read_bytes().startswith(b"client_transaction_id,line,")
-
-
 @pytest.mark.parametrize(
     ("options", "begin", "units", "balance"),
     [
         (["--language", "es"], "client_transaction_id;line;saldo;", ";12,50;", ";0,5;"),
         (["--language", "en"], "client_transaction_id,line,saldo,", ",12.50,", ",0.5,"),
-        (["--decimal-mark", ","], "client_transaction_id;line;saldo;", ";12,50;", ";0,5;"),
         (
             ["--language", "es", "--decimal-mark", "."],
             "client_transaction_id,line,saldo,",
@@ -131,20 +127,13 @@ def test_a_csv_from_a_spreadsheet_is_as_its_reader_opens_it(
     willing: Service, tmp_path: Path, options: list[str], begin: str, units: str, balance: str
 ) -> None:
     """A spreadsheet in Spanish parts cells by `;` and takes 0.5 for a date: the report, and the rows left out."""
+    key = "".join(options).replace("-", "")  # each case's own
     book = openpyxl.Workbook()
-    sheet = book.active
-    assert sheet is not None
     for row in (
-        ["clave", "telefono", "valor", "saldo"],
-        ["x-1", "0991000001", 12.5, 0.5],
-        ["x-2", "", 1, 0.5],
-    ):
-        sheet.append(row)
+        ["clave", "telefono", "valor", "saldo"], [key, "0991000001", 12.5, 0.5], ["x-2", "", 1, 0.5],
+    ):  # fmt: skip
+        book.active.append(row)
     file, report, bad = tmp_path / "c.xlsx", tmp_path / "r.csv", tmp_path / "bad.csv"
-    book.save(file)
-    # The key is each case's own.
-    key = f"{len(begin)}{''.join(options)}".replace("-", "")
-    sheet["A2"] = key
     book.save(file)
     arguments = charge_arguments(
         willing, file, "--key", "clave", "--map", "phone_number=telefono", "--map", "amount_without_tax=valor",
@@ -176,20 +165,20 @@ def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path)
     assert Report(path, CARRIED).earlier == {"row-1": True, "row-2": False}
 
 
-def test_a_spreadsheet_that_is_no_report_is_left_alone(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Somebody's own book is not overwritten, nor what only ends like one."""
+def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, capfd: Said) -> None:
+    """Neither somebody's own file, nor the rows themselves, nor what has another ending or no folder."""
     book = openpyxl.Workbook()
     book.active.append(["name", "phone"])
     book.save(tmp_path / "mine.xlsx")
-    (tmp_path / "text.xlsx").write_text("name,phone\n")
-    file = write_csv(tmp_path / "c.csv", rows_of("alone", 1))
-    for name in ("mine.xlsx", "text.xlsx"):
-        before = (tmp_path / name).read_bytes()
-        assert main(charge_arguments(willing, file, "--report", str(tmp_path / name))) == 2
-        assert "is not a report" in capfd.readouterr().err
-        assert (tmp_path / name).read_bytes() == before
+    for name in ("mine.csv", "mine.jsonl", "text.xlsx"):
+        (tmp_path / name).write_text("name,phone\nAna,0991\n")
+    file = write_csv(tmp_path / "charges.csv", rows_of("alone", 1))
+    for name in ("mine.csv", "mine.jsonl", "mine.xlsx", "text.xlsx", "charges.csv", "r.xls", "no/r.csv"):
+        path = tmp_path / name
+        before = path.exists() and path.read_bytes()
+        assert main(charge_arguments(willing, file, "--report", str(path))) == 2
+        assert (path.exists() and path.read_bytes()) == before
+        assert ("is not a report" in capfd.readouterr().err) is name.startswith(("mine", "text"))
     assert willing.truth("alone-") == {}
 
 
@@ -260,36 +249,27 @@ def test_an_earlier_spreadsheet_stands_until_the_end(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-@pytest.mark.parametrize("paid", [True, False])
+@pytest.mark.parametrize(("ending", "state"), [("csv", "accepted"), ("jsonl", "pending")])
 def test_a_report_that_knows_more_than_the_ledger_is_a_refusal(
-    willing: Service,
-    silent: Service,
-    tmp_path: Path,
-    ending: str,
-    paid: bool,
-    capfd: pytest.CaptureFixture[str],
+    willing: Service, silent: Service, tmp_path: Path, ending: str, state: str, capfd: Said
 ) -> None:
     """Rows that it calls paid, or sent and not decided, would be charged again by a ledger that does not know them."""
     file, report = write_csv(tmp_path / "charges.csv", rows_of(f"knows{ending}", 4)), tmp_path / f"r.{ending}"
-    willing = willing if paid else silent
-    arguments = charge_arguments(willing, file, "--report", str(report), *([] if paid else ["--wait", "0"]))
-    assert main(arguments) == (0 if paid else 4)
-    rows = (
-        read_report(report).values() if ending == "csv" else map(json.loads, report.read_text().splitlines())
-    )
-    assert {(row["state"], row["transaction_id"] is None) for row in rows} == {
-        ("accepted" if paid else "pending", False)
-    }
-    before = willing.counts()
-    kept = report.read_bytes()
+    service, code = (willing, 0) if state == "accepted" else (silent, 4)
+    wait = [] if state == "accepted" else ["--wait", "0"]
+    arguments = charge_arguments(service, file, "--report", str(report), *wait)
+    assert main(arguments) == code
+    text = report.read_text()
+    rows = read_report(report).values() if ending == "csv" else map(json.loads, text.splitlines())
+    assert {row["state"] for row in rows} == {state}
+    before = service.counts()
     (tmp_path / "ledger.db").unlink()
     assert main(arguments) == 2
     err = " ".join(capfd.readouterr().err.split())
     assert f"calls 4 rows paid or open that the ledger does not know (knows{ending}-0," in err
     assert "nothing was sent" in err
-    assert willing.counts() == before
-    assert report.read_bytes() == kept
+    assert service.counts() == before
+    assert report.read_text() == text
 
 
 async def test_a_report_ends_with_the_ledgers_word(
@@ -332,9 +312,7 @@ async def test_a_report_ends_with_the_ledgers_word(
     assert first.returncode == 3
 
 
-def test_a_row_charged_with_other_content_is_called_so(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_charged_with_other_content_is_called_so(willing: Service, tmp_path: Path, capfd: Said) -> None:
     """Not "never sent": the id is paid, with another amount, and the page and the table say it."""
     rows = rows_of("content", 2)
     assert main(charge_arguments(willing, write_csv(tmp_path / "charges.csv", rows))) == 0
@@ -355,3 +333,44 @@ def test_a_row_charged_with_other_content_is_called_so(
     assert "with other content and accepted" in line["message"]
     assert "Other content: 1" in page.read_text()
     assert willing.counts()["duplicates"] == {}
+
+
+# --- The file
+
+
+LINE = Line(client_transaction_id="order-1", amount=1150, currency="USD", state="accepted", paid=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "safe"),
+    [
+        *((each, f"'{each}") for each in ("=1+1", "+593", "-1", "@x", "\tx", "\rx", "\nx")),
+        ("x\t=1", "x\t'=1"), ("x;=1;y", "x;'=1;y"), ("x\n@a", "x\n'@a"), ("a-b=c", "a-b=c"), ("x;y", "x;y"),
+        ("x; -1", "x;' -1"), ("=1;=2", "'=1;'=2"),
+    ],
+)  # fmt: skip
+def test_a_formula_inside_a_cell_is_defused(cell: str, safe: str) -> None:
+    """What parts cells or rows in some locale begins a formula, too."""
+    line = csv_line([cell]).decode()
+    assert [*csv.reader(io.StringIO(line, newline=""))] == [[safe]]
+
+
+def test_a_report_begins_with_the_lines_that_it_is_given(tmp_path: Path) -> None:
+    """What an earlier run wrote is replaced in one step, and each new line is in the file once it is written."""
+    path, other = tmp_path / "r.csv", attrs.evolve(LINE, client_transaction_id="order-2")
+    for _ in range(2):
+        with Report(path).begin([LINE]) as report:
+            assert list(read_report(path)) == ["order-1"]
+            report.write(other)
+            assert list(read_report(path)) == ["order-1", "order-2"]
+            report.rewrite([LINE, attrs.evolve(other, state="cancelled", paid=False)])
+            assert read_report(path)["order-2"]["state"] == "cancelled"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.csv"]
+
+
+def test_a_row_that_a_crash_cut_counts_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with Report(path).begin() as report:
+        report.write(LINE)
+    path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "order-2", "state": "acc')
+    assert Report(path).earlier == {"order-1": True}

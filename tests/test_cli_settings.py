@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import TOKEN, Service, clean_environment, rows_of, willing, write_csv
 from payclient.cli import main
 from payclient.cli.configuration import SETTINGS
-from test_cli import TOKEN, Service, clean_environment, rows_of, service, willing, write_csv
 
-__all__ = ["clean_environment", "service", "willing"]
+__all__ = ["clean_environment", "willing"]  # fixtures
 
 
 @pytest.fixture

@@ -10,6 +10,18 @@ from pathlib import Path
 import pytest
 
 import payclient
+from cli_runs import (
+    Service,
+    charge_arguments,
+    clean_environment,
+    crowd,
+    rows_of,
+    silent,
+    unwilling,
+    wait_until,
+    willing,
+    write_csv,
+)
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
 from payclient.cli.reach import Reach
@@ -17,20 +29,8 @@ from payclient.cli.terminal import complain_of
 from payclient.cli.texts import choose_language, counted, reason, table, text
 from payclient.errors import ConfigurationError, RefusedError
 from payclient.session import Exchange
-from test_cli import (
-    Service,
-    charge_arguments,
-    clean_environment,
-    rows_of,
-    service,
-    silent,
-    simulated,
-    wait_until,
-    willing,
-    write_csv,
-)
 
-__all__ = ["clean_environment", "service", "silent", "willing"]
+__all__ = ["clean_environment", "silent", "unwilling", "willing"]  # fixtures
 
 ROOT = Path(payclient.__file__).parent
 
@@ -225,7 +225,7 @@ def test_a_reason_has_its_spanish_form(english: str, spanish: str) -> None:
 
 
 def test_the_language_is_told_or_that_of_the_system(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--language wins over LC_ALL and LANG; any language but Spanish is English."""
     rows = rows_of("lengua", 3)
@@ -280,12 +280,13 @@ def test_what_is_to_do_stands_at_the_end(
     assert main(arguments) == 4
     err = capfd.readouterr().err
     assert "to do: 2 rows not finished; run again: payclient charge" in err
+    silent.reject("todo")
     report = tmp_path / "todo-report.csv"
     assert main(charge_arguments(silent, file, "--report", str(report))) == 3
     err = capfd.readouterr().err
     assert err.count("to do:") == 1
     assert "to do: 2 rows cancelled" in err
-    assert "3 s after the first time at the earliest" in err
+    assert "10 s after the first time at the earliest" in err
     assert (
         "charge that, with a report of its own and the other options of this run: payclient charge NEW_FILE"
         in err
@@ -320,23 +321,30 @@ def test_a_service_that_has_gone_is_told_of_once() -> None:
 
 
 def test_a_run_says_that_the_service_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
-    with simulated(tmp_path, "--answers", "ignore=1", window=3) as leaving:
-        file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
+    file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
+    arguments: list[list[str]] = []
+    started = threading.Event()
 
-        def stop() -> None:
+    def serve() -> None:
+        with crowd(tmp_path_factory, "ignore", window=1) as leaving:
+            arguments.append([*charge_arguments(leaving, file), "--language", "es"])
+            started.set()
             wait_until(lambda: leaving.counts()["created"] == 2)
-            leaving.stop()
 
-        stopper = threading.Thread(target=stop)
-        stopper.start()
-        try:
-            code = main([*charge_arguments(leaving, file), "--language", "es"])
-        finally:
-            stopper.join()
+    server = threading.Thread(target=serve)
+    server.start()
+    started.wait(60)
+    try:
+        code = main(arguments[0])
+    finally:
+        server.join()
     assert code == 4
     err = " ".join(capfd.readouterr().err.split())
     assert err.count("por hacer:") == 1
@@ -380,21 +388,17 @@ def test_the_plan_counts_what_it_corrects_and_leaves_out(
 
 
 def test_the_page_speaks_the_language(
-    silent: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unwilling: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With its numbers and its money."""
     page = tmp_path / "pagina.html"
     file = write_csv(tmp_path / "cobros.csv", rows_of("pagina", 2))
-    assert main([*charge_arguments(silent, file, "--html", str(page)), "--language", "es"]) == 3
+    assert main([*charge_arguments(unwilling, file, "--html", str(page)), "--language", "es"]) == 3
     html = page.read_text(encoding="utf-8")
     assert '<html lang="es">' in html
     for words in (
-        "Cobros de cobros.csv",
-        "Pago recibido de 0 de 2 cobros",
-        "Quién no pagó",
-        "Cancelado: 2",
-        "100,0 %",
+        "Cobros de cobros.csv", "Pago recibido de 0 de 2 cobros", "Quién no pagó", "Cancelado: 2", "100,0 %",
         "USD 11,51",
-    ):
+    ):  # fmt: skip
         assert words in html
     assert "cancelado" in capfd.readouterr().out

@@ -15,6 +15,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cli_runs import (
+    Service,
+    charge_arguments,
+    clean_environment,
+    read_report,
+    rows_of,
+    service,
+    simulated,
+    start,
+    write_csv,
+)
 from manual_clock import ManualClock
 from payclient.cli import main, terminal
 from payclient.cli.page import LISTED, RunPage
@@ -33,17 +44,6 @@ from payclient.models import SaleRequest
 from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_cli import (
-    Service,
-    charge_arguments,
-    clean_environment,
-    read_report,
-    rows_of,
-    service,
-    simulated,
-    start,
-    write_csv,
-)
 
 __all__ = ["clean_environment", "service"]
 

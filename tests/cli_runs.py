@@ -1,0 +1,227 @@
+"""Runs of the command line over files of charges: simulated services, the files, their reports. Fixtures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import control
+from payclient.cli.simulate import settings_of
+from payclient.profile import find_profile
+from payclient.simulator import Answers, Simulator, SimulatorThread
+
+__all__ = [
+    "PYTHON", "ROOT", "TOKEN", "Service", "charge_arguments", "check_truth", "clean_environment", "crowd",
+    "read_report", "rows_of", "service", "silent", "simulated", "start", "unwilling", "wait_until", "willing",
+    "write_csv", "write_jsonl",
+]  # fmt: skip
+
+TOKEN = "token-never-shown"
+PYTHON = [sys.executable, "-m", "payclient"]
+ROOT = Path(__file__).parents[1]
+
+PROFILE = """\
+name = "tests"
+not_found_codes = [20]
+sale_window = {window}
+queries_per_minute = 30000
+[status]
+by_transaction_id = "/v1/sales/{{transaction_id}}"
+by_client_transaction_id = "/v1/sales/of/{{client_transaction_id}}"
+state_field = "status"
+[status.states]
+Pending = "Pendiente"
+Approved = "Aceptado"
+Canceled = "Cancelado"
+"""
+
+
+class Service:
+    """A running simulator, in a thread or a process, and the profile that fits it."""
+
+    def __init__(self, url: str, profile: Path, process: subprocess.Popen[str] | None = None) -> None:
+        self.url = url
+        self.profile = profile
+        self.process = process
+
+    def stop(self) -> None:
+        """Let the process go, in the midst of what it does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+    def counts(self) -> dict[str, Any]:
+        counts: dict[str, Any] = control.call_process(self.url, "counts")
+        return counts
+
+    def sales(self, prefix: str) -> list[dict[str, Any]]:
+        sales = control.call_process(self.url, "sales")
+        return [each for each in sales if each["client_transaction_id"].startswith(prefix)]
+
+    def truth(self, prefix: str) -> dict[str, str]:
+        """What the service did with each client transaction id."""
+        sales = self.sales(prefix)
+        assert len({sale["client_transaction_id"] for sale in sales}) == len(sales)
+        return {sale["client_transaction_id"]: sale["how"] for sale in sales}
+
+    def reject(self, prefix: str) -> None:
+        """Let every customer who has not answered yet reject."""
+        for sale in self.sales(prefix):
+            if sale["how"] is None:
+                control.call_process(self.url, "reject", sale=sale["client_transaction_id"])
+
+
+def write_profile(directory: Path, window: float) -> Path:
+    profile = directory / "profile.toml"
+    profile.write_text(PROFILE.format(window=window))
+    return profile
+
+
+@contextmanager
+def simulated(directory: Path, *arguments: str, window: float) -> Iterator[Service]:
+    """A process of `payclient simulate`."""
+    profile = write_profile(directory, window)
+    command = [*PYTHON, "simulate", "--port", "0", "--profile", str(profile), "--token", TOKEN, *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("listening on http://127.0.0.1:"), line
+            yield Service(line.split()[-1], profile, process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "no real money moves" in said
+
+
+@contextmanager
+def crowd(folders: pytest.TempPathFactory, answer: str, window: float = 10) -> Iterator[Service]:
+    """A simulator in a thread, all of whose customers do the same at once.
+
+    The gaps between queries scale with the window: a short one finds an answer soon.
+    """
+    profile = write_profile(folders.mktemp(answer), window)
+    simulator = Simulator(
+        token=TOKEN,
+        settings=settings_of(find_profile(str(profile))),
+        answers=attrs.evolve(Answers.parse(f"{answer}=1"), delay=lambda _: 0.01),
+        control=True,
+    )
+    with SimulatorThread(simulator) as thread:
+        yield Service(thread.url, profile)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A process; most approve, some reject, some never answer."""
+    answers = ("--answers", "approve=0.7,reject=0.2,ignore=0.1", "--delay", "0.2")
+    with simulated(tmp_path_factory.mktemp("mixed"), *answers, window=1.5) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Everybody approves at once."""
+    with crowd(tmp_path_factory, "approve") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def unwilling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Everybody rejects at once."""
+    with crowd(tmp_path_factory, "reject") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Nobody answers, until the test lets them reject."""
+    with crowd(tmp_path_factory, "ignore") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BASE_URL", "PROFILE", "LEDGER"):
+        monkeypatch.delenv(f"PAYCLIENT_{name}", raising=False)
+    monkeypatch.setenv("PAYCLIENT_TOKEN", TOKEN)
+
+
+def rows_of(prefix: str, count: int) -> list[dict[str, Any]]:
+    """Rows of customers of their own for each prefix, so that none is busy with another test's sale."""
+    own = f"0977{zlib.crc32(prefix.encode()) % 1000:03}"
+    return [
+        {
+            "client_transaction_id": f"{prefix}-{number}", "phone_number": f"{own}{number:03}",
+            "country_code": "593", "currency": "USD" if number % 4 else "EUR",
+            "amount_with_tax": 1000 + number, "tax": 150, "store_id": "S1",
+        }
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def charge_arguments(service: Service, file: Path, *more: str) -> list[str]:
+    return [
+        "charge", str(file), "--base-url", service.url, "--profile", str(service.profile),
+        "--ledger", f"sqlite:{file.parent / 'ledger.db'}", "--new-ledger", "--yes", *more,
+    ]  # fmt: skip
+
+
+def read_report(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        first = file.readline()
+        file.seek(0)
+        rows = list(csv.DictReader(file, delimiter=";" if ";" in first else ","))
+    report = {row["client_transaction_id"]: row for row in rows}
+    assert len(report) == len(rows)
+    return report
+
+
+def check_truth(report: Mapping[str, Mapping[str, Any]], truth: Mapping[str, str]) -> None:
+    """Every line of a report says what the service did."""
+    for key, line in report.items():
+        how = truth.get(key)
+        assert (line["state"], how) in {
+            ("accepted", "approved"), ("cancelled", "rejected"), ("cancelled", "expired"), ("refused", None)
+        }, key  # fmt: skip
+        assert line["paid"] in (("true", True) if how == "approved" else ("false", False)), key
+
+
+def start(arguments: list[str], program: list[str] | None = None) -> subprocess.Popen[str]:
+    """Start the command line, or a program of the test's own in its place."""
+    command = [*(program or PYTHON), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)

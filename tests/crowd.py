@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any, ParamSpec
 
 import attrs
 
 import payclient
+from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.profile import StatusProfile
 from payclient.simulator import Answers, Settings, Simulator
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from virtual_loop import VirtualClock, VirtualLoop
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
+from virtual_loop import VirtualClock
 from virtual_loop import run as run_in_virtual_time
 
-__all__ = ["PROFILE", "Service", "VirtualClock", "VirtualLoop", "request", "run", "tracking"]
+__all__ = [
+    "BOUND", "PROFILE", "Crowd", "Service", "hint", "in_virtual_time", "limited", "now", "push", "run", "tracking",
+]  # fmt: skip
 
 WINDOW = 300.0
+#: Seconds in which a wait must have ended: the sale window, and ten minutes.
+BOUND = 900.0
 #: Of a crowd over real sockets.
 SHORT_WINDOW = 6.0
 
@@ -58,7 +65,7 @@ class Result:
         )
 
 
-class Service:
+class Crowd:
     """Decides each sale by its own dice, loses some answers, and is slow, or says 5xx and 429, now and then."""
 
     def __init__(self, seed: int, *, faults: bool = True) -> None:
@@ -123,7 +130,7 @@ class Service:
         return HttpResponse(200, {}, json.dumps(value).encode())
 
 
-def request(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest:
+def push(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest:
     """A small Sale."""
     return payclient.SaleRequest(
         phone_number=phone, country_code="593", amount_without_tax=500, currency="USD",
@@ -131,19 +138,87 @@ def request(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest
     )  # fmt: skip
 
 
+def hint(pending: payclient.PendingSale) -> payclient.Notification:
+    """What the service sends when a sale is decided."""
+    assert pending.transaction_id is not None
+    return payclient.Notification(
+        transaction_id=pending.transaction_id, client_transaction_id=pending.client_transaction_id
+    )
+
+
+def limited(retry_after: str | None = None) -> HttpResponse:
+    """A 429."""
+    return HttpResponse(429, {} if retry_after is None else {"Retry-After": retry_after}, b"{}")
+
+
+#: What a query is answered; None: as it should be.
+Trouble = Callable[[], Awaitable[HttpResponse | None]]
+
+
+class Service(Crowd):
+    """Answers each query by `trouble`, and as it should where that gives None. `undecided`: nobody ever answers."""
+
+    def __init__(self, trouble: Trouble | None = None, *, undecided: bool = False, seed: int = 11) -> None:
+        super().__init__(seed, faults=False)
+        self.trouble = trouble
+        self.undecided = undecided
+        #: When each query was made.
+        self.made: list[float] = []
+
+    async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.method == "GET":
+            self.made.append(now())
+            if self.trouble is not None:
+                if before_send is not None:
+                    await before_send()
+                if (answer := await self.trouble()) is not None:
+                    return answer
+        answer = await super().__call__(request, before_send)
+        if request.method == "POST" and self.undecided:
+            self.truth[json.loads(request.body)["clientTransactionId"]] = (1e9, "Aceptado")
+        return answer
+
+
 def tracking(
-    service: Service,
+    service: Crowd,
     *,
+    ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
+    status: payclient.StatusSource | None = None,
     schedule: payclient.Schedule | None = None,
+    transport: Transport | None = None,
+    token: Callable[[], Awaitable[str]] | None = None,
 ) -> payclient.Tracker:
-    """A tracker over this service."""
-    session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=service)
-    return payclient.Tracker(session, MemoryLedger(), schedule=schedule, clock=VirtualClock())
+    """A tracker over this service, or over what stands in front of it."""
+    session = payclient.PaySession(
+        "https://pay.example", token or "token", profile=profile, transport=transport or service
+    )
+    return payclient.Tracker(
+        session, MemoryLedger() if ledger is None else ledger, status=status, schedule=schedule,
+        clock=VirtualClock(),
+    )  # fmt: skip
+
+
+P = ParamSpec("P")
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test on a loop whose time jumps to the next timer."""
+
+    @functools.wraps(test)
+    def run_it(*args: P.args, **options: P.kwargs) -> None:
+        run_in_virtual_time(test(*args, **options))
+
+    return run_it
+
+
+def now() -> float:
+    """The loop's time."""
+    return asyncio.get_running_loop().time()
 
 
 async def _run(sales: int, seed: int) -> Result:
-    service = Service(seed)
+    service = Crowd(seed)
     outcomes: dict[str, payclient.Outcome] = {}
     tracker = tracking(service)
     async with tracker:
@@ -166,7 +241,7 @@ async def _run(sales: int, seed: int) -> Result:
 
         async def one(number: int) -> None:
             await asyncio.sleep(number * 0.005)
-            pending = await tracker.sale(request(f"order-{number}"))
+            pending = await tracker.sale(push(f"order-{number}"))
             outcomes[pending.client_transaction_id] = await pending.wait()
 
         await asyncio.gather(*(one(number) for number in range(sales)))
@@ -208,7 +283,7 @@ async def run_over_sockets(sales: int, seed: int) -> Result:
 
         async def one(number: int) -> payclient.Outcome:
             async with gate:
-                pending = await tracker.sale(request(f"order-{number}", f"09{number:08}"))
+                pending = await tracker.sale(push(f"order-{number}", f"09{number:08}"))
             return await pending.wait()
 
         outcomes = await asyncio.gather(*(one(number) for number in range(sales)))

@@ -9,12 +9,13 @@ from functools import partial
 
 import pytest
 
-import crowd as virtual
 import payclient
+from crowd import BOUND, PROFILE, Service, hint, now, push, tracking
+from fake_service import form
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_rates import FORMS, Forms, form_request
-from test_storms import BOUND, Service, now, tracking
+from test_rates import FORMS, Forms
+from virtual_loop import VirtualLoop
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="CPython 3.11 has no eager tasks")
 
@@ -26,7 +27,7 @@ def in_eager_time(main: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(10 * BOUND):
             await main()
 
-    with asyncio.Runner(loop_factory=partial(virtual.VirtualLoop, eager=True)) as runner:  # type: ignore[abstract]  # no I/O in it
+    with asyncio.Runner(loop_factory=partial(VirtualLoop, eager=True)) as runner:  # type: ignore[abstract]  # no I/O in it
         runner.run(wrapped())
 
 
@@ -45,11 +46,11 @@ def test_a_source_that_answers_at_once_ends_every_wait() -> None:
 
     async def main() -> None:
         async with tracking(Service(), status=status) as tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
+            pending = await tracker.sale(push("order-1"))
             await pending.check()
             assert (await pending.wait()).paid is True
             assert now() < 300.0
-            again = await tracker.sale(virtual.request("order-1"))
+            again = await tracker.sale(push("order-1"))
             assert (await again.wait()).paid is True
 
     in_eager_time(main)
@@ -61,14 +62,9 @@ def test_waits_notifications_and_expiries() -> None:
     async def main() -> None:
         service = Service()
         async with tracking(service) as tracker:
-            pendings = await asyncio.gather(
-                *(tracker.sale(virtual.request(f"order-{number}")) for number in range(50))
-            )
+            pendings = await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in range(50)))
             one = pendings[0]
-            assert one.transaction_id is not None
-            await tracker.notify(
-                payclient.Notification(transaction_id=one.transaction_id, client_transaction_id="order-0")
-            )
+            await tracker.notify(hint(one))
             outcomes = [outcome async for outcome in payclient.as_decided(pendings)]
             assert None not in {outcome.paid for outcome in outcomes}
             assert now() < BOUND
@@ -95,7 +91,7 @@ def test_a_token_is_renewed_each_time() -> None:
             return HttpResponse(404, {}, b'{"message": "none", "errorCode": 20}')
 
         async with payclient.PaySession(
-            "https://pay.example", token, profile=virtual.PROFILE, transport=transport
+            "https://pay.example", token, profile=PROFILE, transport=transport
         ) as session:
             for count in (2, 2, 2):
                 assert await session.status(transaction_id=1) is None
@@ -111,9 +107,7 @@ def test_forms_are_prepared_and_confirmed() -> None:
         service = Forms()
         async with tracking(service, profile=FORMS, ledger=MemoryLedger()) as tracker:
             for number in range(2):
-                forms = await asyncio.gather(
-                    *(tracker.live_form(f"cart-{number}", form_request) for _ in range(3))
-                )
+                forms = await asyncio.gather(*(tracker.live_form(f"cart-{number}", form) for _ in range(3)))
                 (name,) = {form.client_transaction_id for form in forms}
                 back = f"?id={service.forms[name]['transactionId']}&clientTransactionId={name}"
                 assert (await tracker.returned(back)).paid is True

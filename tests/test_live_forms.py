@@ -10,14 +10,13 @@ import attrs
 import pytest
 
 import payclient
+from crowd import in_virtual_time, tracking
 from fake_ledgers import SharedLedger
+from fake_service import form as form_request
+from fake_service import pending_of
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_rates import FORMS, Forms, form_request
-from test_storms import in_virtual_time, tracking
-
-#: Seconds after the form was prepared: at once, as its margin begins, and once its links are dead.
-AGES = [0.0, 541.0, 1300.0]
+from test_rates import FORMS, Forms
 
 
 class Shop(Forms):
@@ -47,91 +46,82 @@ async def assert_paid(tracker: payclient.Tracker, form: payclient.PaymentForm) -
     assert pickle.loads(pickle.dumps(raised.value)).outcome.paid is True  # noqa: S301 - our own
 
 
-@pytest.mark.parametrize("age", AGES)
-def test_a_paid_cart_gets_no_other_form(age: float) -> None:
+@pytest.mark.parametrize("age", [0.0, 1300.0], ids=["at once", "its links are dead"])
+@in_virtual_time
+async def test_a_paid_cart_gets_no_other_form(age: float) -> None:
     """In the same process, after a restart, and in another one over the same ledger."""
 
-    async def main() -> None:
-        service, ledger = Shop(), SharedLedger()
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            form = await tracker.live_form("cart", form_request)
-            assert await tracker.live_form("cart", form_request) is form
-            assert (await tracker.returned(back_of(service, form))).paid is True
-            await asyncio.sleep(age)
-            await assert_paid(tracker, form)
-            async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
-                await assert_paid(other, form)
-                await other.live_form("other cart", form_request)
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            await assert_paid(tracker, form)
-        assert len(service.forms) == 2
-
-    in_virtual_time(main)
+    service, ledger = Shop(), SharedLedger()
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", form_request)
+        assert await tracker.live_form("cart", form_request) is form
+        assert (await tracker.returned(back_of(service, form))).paid is True
+        await asyncio.sleep(age)
+        await assert_paid(tracker, form)
+        async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+            await assert_paid(other, form)
+            await other.live_form("other cart", form_request)
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        await assert_paid(tracker, form)
+    assert len(service.forms) == 2
 
 
-@pytest.mark.parametrize("age", AGES[:2])
-def test_a_form_that_came_back_undecided_forbids_another(age: float) -> None:
+@in_virtual_time
+async def test_a_form_that_came_back_undecided_forbids_another() -> None:
     """No confirmation comes through: nobody knows, so that none is prepared here, elsewhere or after a restart."""
 
-    async def main() -> None:
-        service, ledger = Shop(), SharedLedger()
-        service.silent = True
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            form = await tracker.live_form("cart", form_request)
-            assert (await tracker.returned(back_of(service, form))).paid is None
-            await asyncio.sleep(age)
-            async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
-                for each in (tracker, other):
-                    with pytest.raises(payclient.PurchaseOpenError) as raised:
-                        await each.live_form("cart", form_request)
-                    assert raised.value.pending.client_transaction_id == form.client_transaction_id
-                    assert raised.value.until > raised.value.pending.expires_at
-                    assert pickle.loads(pickle.dumps(raised.value)).until == raised.value.until  # noqa: S301 - our own
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            with pytest.raises(payclient.PurchaseOpenError):
-                await tracker.live_form("cart", form_request)
-        assert len(service.forms) == 1
-
-    in_virtual_time(main)
+    service, ledger = Shop(), SharedLedger()
+    service.silent = True
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", form_request)
+        assert (await tracker.returned(back_of(service, form))).paid is None
+        await asyncio.sleep(541.0)  # its margin begins
+        async with tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+            for each in (tracker, other):
+                with pytest.raises(payclient.PurchaseOpenError) as raised:
+                    await each.live_form("cart", form_request)
+                assert raised.value.pending.client_transaction_id == form.client_transaction_id
+                assert raised.value.until > raised.value.pending.expires_at
+                assert pickle.loads(pickle.dumps(raised.value)).until == raised.value.until  # noqa: S301 - our own
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.live_form("cart", form_request)
+    assert len(service.forms) == 1
 
 
-def test_an_older_generation_counts() -> None:
+@in_virtual_time
+async def test_an_older_generation_counts() -> None:
     """The last of one key is live as the first is paid after all, though its links are dead."""
 
-    async def main() -> None:
-        service, ledger = Shop(), MemoryLedger()
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            forms = []
-            for _ in range(3):
-                forms.append(await tracker.live_form("cart", form_request))
-                await asyncio.sleep(1700)
-            assert len({form.client_transaction_id for form in forms}) == 3
-            last = await tracker.live_form("cart", form_request)
-            assert await tracker.live_form("cart", form_request) is last
-            await tracker.returned(back_of(service, forms[0]))
-            await assert_paid(tracker, forms[0])
-
-    in_virtual_time(main)
+    service, ledger = Shop(), MemoryLedger()
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        forms = []
+        for _ in range(3):
+            forms.append(await tracker.live_form("cart", form_request))
+            await asyncio.sleep(1700)
+        assert len({form.client_transaction_id for form in forms}) == 3
+        last = await tracker.live_form("cart", form_request)
+        assert await tracker.live_form("cart", form_request) is last
+        await tracker.returned(back_of(service, forms[0]))
+        await assert_paid(tracker, forms[0])
 
 
-def test_workers_that_ask_at_once_get_one_form() -> None:
+@in_virtual_time
+async def test_workers_that_ask_at_once_get_one_form() -> None:
     """The ones that lose its permit wait for its links, which the ledger keeps while they live."""
 
-    async def main() -> None:
-        service, ledger = Shop(), SharedLedger()
-        async with (
-            tracking(service, ledger=ledger, profile=FORMS) as one,
-            tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
-        ):
-            forms = await asyncio.gather(*(each.live_form("cart", form_request) for each in (one, other) * 3))
-            assert len({(form.client_transaction_id, form.card.url) for form in forms}) == 1
-            await one.returned(back_of(service, forms[1]))
-            await assert_paid(one, forms[1])
-            await assert_paid(other, forms[1])
-            await asyncio.sleep(1)
-            assert await ledger.links("cart", 0.0) == {}
-
-    in_virtual_time(main)
+    service, ledger = Shop(), SharedLedger()
+    async with (
+        tracking(service, ledger=ledger, profile=FORMS) as one,
+        tracking(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
+    ):
+        forms = await asyncio.gather(*(each.live_form("cart", form_request) for each in (one, other) * 3))
+        assert len({(form.client_transaction_id, form.card.url) for form in forms}) == 1
+        await one.returned(back_of(service, forms[1]))
+        await assert_paid(one, forms[1])
+        await assert_paid(other, forms[1])
+        await asyncio.sleep(1)
+        assert await ledger.links("cart", 0.0) == {}
 
 
 async def test_a_paid_cart_stays_paid_in_a_file_that_is_opened_again(tmp_path: Path) -> None:
@@ -170,37 +160,32 @@ class GivenUp(Shop):
         return super().status(identifier) | {"state": "Cancelado"}
 
 
-def test_the_links_of_a_form_that_a_query_finds_cancelled_are_deleted() -> None:
+@in_virtual_time
+async def test_the_links_of_a_form_that_a_query_finds_cancelled_are_deleted() -> None:
     """Within a second, and not only once they are dead."""
 
-    async def main() -> None:
-        service, ledger = GivenUp(), Dropping()
-        async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
-            form = await tracker.live_form("cart", form_request)
-            await asyncio.sleep(0.1)
-            assert ledger.until is not None
-            found = await tracker.find(form.client_transaction_id)
-            assert found is not None
-            assert (await found.wait()).state is payclient.State.CANCELLED
-            await asyncio.sleep(1)
-            assert ledger.until is None
-
-    in_virtual_time(main)
+    service, ledger = GivenUp(), Dropping()
+    async with tracking(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", form_request)
+        await asyncio.sleep(0.1)
+        assert ledger.until is not None
+        found = await pending_of(tracker, form.client_transaction_id)
+        assert (await found.wait()).state is payclient.State.CANCELLED
+        await asyncio.sleep(1)
+        assert ledger.until is None
 
 
-def test_the_links_of_a_confirmed_form_are_deleted_where_forms_are_not_queried() -> None:
+@in_virtual_time
+async def test_the_links_of_a_confirmed_form_are_deleted_where_forms_are_not_queried() -> None:
     """A profile without a query by client transaction id: the confirmation alone says that it is paid."""
 
-    async def main() -> None:
-        service, ledger = Shop(), Dropping()
-        assert FORMS.status is not None
-        profile = attrs.evolve(FORMS, status=attrs.evolve(FORMS.status, by_client_transaction_id=None))
-        async with tracking(service, ledger=ledger, profile=profile) as tracker:
-            form = await tracker.live_form("cart", form_request)
-            await asyncio.sleep(0.1)
-            assert ledger.until is not None
-            assert (await tracker.returned(back_of(service, form))).paid is True
-            await asyncio.sleep(1)
-            assert ledger.until is None
-
-    in_virtual_time(main)
+    service, ledger = Shop(), Dropping()
+    assert FORMS.status is not None
+    profile = attrs.evolve(FORMS, status=attrs.evolve(FORMS.status, by_client_transaction_id=None))
+    async with tracking(service, ledger=ledger, profile=profile) as tracker:
+        form = await tracker.live_form("cart", form_request)
+        await asyncio.sleep(0.1)
+        assert ledger.until is not None
+        assert (await tracker.returned(back_of(service, form))).paid is True
+        await asyncio.sleep(1)
+        assert ledger.until is None

@@ -11,17 +11,15 @@ from typing import Any
 import attrs
 import pytest
 
-import crowd as virtual
 import payclient
+from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, tracking
 from fake_ledgers import FailingLedger
+from fake_service import events_of, pending_of
 from payclient.events import Event
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_storms import Service, in_virtual_time, now, tracking
 
 State = payclient.State
-#: Beyond what a wait takes where the ledger is well.
-BOUND = 900.0
 
 
 class Outage:
@@ -67,111 +65,100 @@ def lines_of_a_minute(caplog: pytest.LogCaptureFixture) -> int:
     return len([each for each in caplog.records if each.levelno >= logging.WARNING])
 
 
-@pytest.mark.parametrize(
-    ("seconds", "names"), [(1.0, "all"), (49.0, "apply"), (49.0, "all"), (120.0, "apply")]
-)
+@pytest.mark.parametrize(("seconds", "names"), [(1.0, "all"), (49.0, "all"), (120.0, "apply")])
 @pytest.mark.parametrize("number", range(1, 11))
-def test_an_outage_at_any_write(
+@in_virtual_time
+async def test_an_outage_at_any_write(
     number: int, seconds: float, names: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every wait ends, a few lines are logged, each sale is sent once, and the ledger and memory agree at the end."""
 
-    async def main() -> None:
-        service = Losing()
-        ledger = FailingLedger(Outage(number, seconds, names))
-        async with tracking(service, ledger=ledger) as tracker:
-            outcomes = {}
-            for name in ("accepted", "lost", "silent", "refused", "declined"):
-                try:
-                    pending = await tracker.sale(virtual.request(name))
-                except (payclient.RefusedError, payclient.LedgerError):
-                    continue
-                outcomes[name] = asyncio.create_task(pending.wait())
-            async with asyncio.timeout(BOUND):
-                await asyncio.gather(*outcomes.values())
-            await asyncio.sleep(1000.0)
-            for name, wait in outcomes.items():
-                known, pending_now = await ledger.peek(name), await tracker.find(name)
-                assert pending_now is not None
-                assert pending_now.state is known.state
-                assert known.state is not State.SENDING
-                assert wait.result().paid in (None, known.state.paid)
-                if name in service.truth and known.state is not State.EXPIRED:
-                    assert known.state.paid is (service.truth[name][1] == "Aceptado")
-            refused = await ledger.get("refused")
-            assert refused is None or refused.state is State.REFUSED
-        assert lines_of_a_minute(caplog) <= 8
-
-    in_virtual_time(main)
+    service = Losing()
+    ledger = FailingLedger(Outage(number, seconds, names))
+    async with tracking(service, ledger=ledger) as tracker:
+        outcomes = {}
+        for name in ("accepted", "lost", "silent", "refused", "declined"):
+            try:
+                pending = await tracker.sale(push(name))
+            except (payclient.RefusedError, payclient.LedgerError):
+                continue
+            outcomes[name] = asyncio.create_task(pending.wait())
+        async with asyncio.timeout(BOUND):
+            await asyncio.gather(*outcomes.values())
+        await asyncio.sleep(1000.0)
+        for name, wait in outcomes.items():
+            known = await ledger.peek(name)
+            assert (await pending_of(tracker, name)).state is known.state
+            assert known.state is not State.SENDING
+            assert wait.result().paid in (None, known.state.paid)
+            if name in service.truth and known.state is not State.EXPIRED:
+                assert known.state.paid is (service.truth[name][1] == "Aceptado")
+        refused = await ledger.get("refused")
+        assert refused is None or refused.state is State.REFUSED
+    assert lines_of_a_minute(caplog) <= 8
 
 
-def test_an_answer_that_cannot_be_written_is_unknown_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_an_answer_that_cannot_be_written_is_unknown_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """For 500 seconds: memory says no more than the ledger, the handle is there, and then the answer is on record."""
 
-    async def main() -> None:
-        service = Service(undecided=True)
-        ledger = FailingLedger(Outage(1, 500.0, "all"))
-        async with tracking(service, ledger=ledger) as tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
-            assert (pending.state, pending.transaction_id, pending.outcome.paid) == (
-                State.UNKNOWN,
-                None,
-                None,
-            )
-            await asyncio.sleep(490.0)
-            assert pending.state is State.UNKNOWN
-            known = await ledger.peek("order-1")
-            assert known.state is State.SENDING
-            service.truth["order-1"] = (0.0, "Aceptado")
-            await asyncio.sleep(50.0)
-            assert (await pending.wait()).paid is True
-        assert [change.event for change in await ledger.history("order-1")][1] == "Created"
-        assert len(service.made) < 80
-        assert lines_of_a_minute(caplog) <= 15
-
-    in_virtual_time(main)
+    service = Service(undecided=True)
+    ledger = FailingLedger(Outage(1, 500.0, "all"))
+    async with tracking(service, ledger=ledger) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        assert (pending.state, pending.transaction_id, pending.outcome.paid) == (
+            State.UNKNOWN,
+            None,
+            None,
+        )
+        await asyncio.sleep(490.0)
+        assert pending.state is State.UNKNOWN
+        known = await ledger.peek("order-1")
+        assert known.state is State.SENDING
+        service.truth["order-1"] = (0.0, "Aceptado")
+        await asyncio.sleep(50.0)
+        assert (await pending.wait()).paid is True
+    assert (await events_of(ledger, "order-1"))[1] == "Created"
+    assert len(service.made) < 80
+    assert lines_of_a_minute(caplog) <= 15
 
 
-@pytest.mark.parametrize("seconds", [0.0, 49.0, 100.0])
-def test_without_a_status_source_an_outage_hangs_nobody(seconds: float) -> None:
+@in_virtual_time
+async def test_without_a_status_source_an_outage_hangs_nobody() -> None:
     """The wait ends ten seconds after the expiry, which is on record once the ledger is back."""
 
-    async def main() -> None:
-        service = Service()
-        for number in (1, 2):
-            ledger = FailingLedger(Outage(number, seconds))
-            name = f"order-{number}"
-            async with tracking(service, ledger=ledger, profile=payclient.DOCUMENT) as tracker:
-                pending = await tracker.sale(virtual.request(name))
-                began = now()
-                assert (await pending.wait()).paid is None
-                assert now() - began <= 345.0
-                await asyncio.sleep(200.0)
-                found = await tracker.find(name)
-                known = await ledger.peek(name)
-                assert found is not None
-                assert found.state is known.state is State.EXPIRED
-
-    in_virtual_time(main)
+    service = Service()
+    for number in (1, 2):
+        ledger = FailingLedger(Outage(number, 49.0))
+        name = f"order-{number}"
+        async with tracking(service, ledger=ledger, profile=payclient.DOCUMENT) as tracker:
+            pending = await tracker.sale(push(name))
+            began = now()
+            assert (await pending.wait()).paid is None
+            assert now() - began <= 345.0
+            await asyncio.sleep(200.0)
+            found, known = await pending_of(tracker, name), await ledger.peek(name)
+            assert found.state is known.state is State.EXPIRED
 
 
-def test_a_tracker_that_closes_writes_once_more() -> None:
+@in_virtual_time
+async def test_a_tracker_that_closes_writes_once_more() -> None:
     """The disk has room again just before: the answer is on record, and nothing is unknown at the next start."""
 
-    async def main() -> None:
-        full = True
-        ledger = FailingLedger(lambda name: full and name == "apply")
-        async with tracking(Service(), ledger=ledger) as tracker:
-            await tracker.sale(virtual.request("order-1"))
-            await asyncio.sleep(100.0)
-            full = False
-        known = await ledger.peek("order-1")
-        assert known.state is State.PENDING
-
-    in_virtual_time(main)
+    full = True
+    ledger = FailingLedger(lambda name: full and name == "apply")
+    async with tracking(Service(), ledger=ledger) as tracker:
+        await tracker.sale(push("order-1"))
+        await asyncio.sleep(100.0)
+        full = False
+    known = await ledger.peek("order-1")
+    assert known.state is State.PENDING
 
 
-def test_a_write_that_raises_anything_ends_the_writing_of_no_other() -> None:
+@in_virtual_time
+async def test_a_write_that_raises_anything_ends_the_writing_of_no_other() -> None:
     """The ledger fails for all, and then raises what no ledger should for one: the other is written meanwhile."""
 
     class Broken(FailingLedger):
@@ -182,21 +169,19 @@ def test_a_write_that_raises_anything_ends_the_writing_of_no_other() -> None:
                 raise RuntimeError("a fault of the ledger's own")
             return await super().apply(record, event)
 
-    async def main() -> None:
-        ledger = Broken(lambda name: name == "apply" and now() < 0.5)
-        async with tracking(Service(undecided=True), ledger=ledger) as tracker:
-            await asyncio.gather(*(tracker.sale(virtual.request(f"order-{number}")) for number in (1, 2)))
-            await asyncio.sleep(100.0)
-            states = [(await ledger.peek(f"order-{number}")).state for number in (1, 2)]
-            assert states == [State.SENDING, State.PENDING]
-            ledger.broken = False
-            await asyncio.sleep(100.0)
-            assert (await ledger.peek("order-1")).state is State.PENDING
-
-    in_virtual_time(main)
+    ledger = Broken(lambda name: name == "apply" and now() < 0.5)
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in (1, 2)))
+        await asyncio.sleep(100.0)
+        states = [(await ledger.peek(f"order-{number}")).state for number in (1, 2)]
+        assert states == [State.SENDING, State.PENDING]
+        ledger.broken = False
+        await asyncio.sleep(100.0)
+        assert (await ledger.peek("order-1")).state is State.PENDING
 
 
-def test_a_tracker_closes_though_its_ledger_hangs() -> None:
+@in_virtual_time
+async def test_a_tracker_closes_though_its_ledger_hangs() -> None:
     """The last try gets a few seconds; what it could not write is unknown at the next start."""
 
     class Hanging(FailingLedger):
@@ -207,36 +192,29 @@ def test_a_tracker_closes_though_its_ledger_hangs() -> None:
                 await asyncio.Event().wait()
             return await super().apply(record, event)
 
-    async def main() -> None:
-        ledger = Hanging(Outage(1, 0.2))
-        tracker = tracking(Service(undecided=True), ledger=ledger)
-        async with tracker:
-            await tracker.sale(virtual.request("order-1"))
-            ledger.hangs = True
-            async with asyncio.timeout(60.0):
-                await tracker.aclose()
-        assert (await ledger.peek("order-1")).state is State.SENDING
-
-    in_virtual_time(main)
+    ledger = Hanging(Outage(1, 0.2))
+    tracker = tracking(Service(undecided=True), ledger=ledger)
+    async with tracker:
+        await tracker.sale(push("order-1"))
+        ledger.hangs = True
+        async with asyncio.timeout(60.0):
+            await tracker.aclose()
+    assert (await ledger.peek("order-1")).state is State.SENDING
 
 
-def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_a_crowd_that_cannot_be_written_logs_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """300 sales in flight as the disk fills: few lines, few queries, and all are on record afterwards."""
 
-    async def main() -> None:
-        service = Service()
-        ledger = FailingLedger(Outage(10, 120.0))
-        async with tracking(service, ledger=ledger) as tracker:
-            pendings = await asyncio.gather(
-                *(tracker.sale(virtual.request(f"order-{number}")) for number in range(300))
-            )
-            outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-            assert now() <= BOUND
-        assert None not in {outcome.paid for outcome in outcomes}
-        assert {outcome.paid is True for outcome in outcomes} == {True, False}
-        assert lines_of_a_minute(caplog) <= 5
-
-    in_virtual_time(main)
+    service = Service()
+    ledger = FailingLedger(Outage(10, 120.0))
+    async with tracking(service, ledger=ledger) as tracker:
+        pendings = await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in range(300)))
+        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+        assert now() <= BOUND
+    assert None not in {outcome.paid for outcome in outcomes}
+    assert {outcome.paid is True for outcome in outcomes} == {True, False}
+    assert lines_of_a_minute(caplog) <= 5
 
 
 def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> None:
@@ -253,13 +231,12 @@ def test_a_withdrawal_that_cannot_be_written_says_no_more_than_the_ledger() -> N
             await before_send()
             return HttpResponse(200, {}, b"true")
 
-        profile = attrs.evolve(virtual.PROFILE, cancel=payclient.PAYPHONE.cancel)
-        session = payclient.PaySession("https://pay.example", "token", profile=profile, transport=transport)
+        profile = attrs.evolve(PROFILE, cancel=payclient.PAYPHONE.cancel)
         schedule = payclient.Fixed(1000.0)
-        async with payclient.Tracker(
-            session, ledger, schedule=schedule, clock=virtual.VirtualClock()
+        async with tracking(
+            service, ledger=ledger, profile=profile, schedule=schedule, transport=transport
         ) as tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
+            pending = await tracker.sale(push("order-1"))
             outcome = await tracker.cancel(pending)
             assert outcome.state is State.PENDING
             await asyncio.sleep(60.0)
@@ -284,7 +261,7 @@ async def test_a_ledger_in_memory_for_a_real_address_is_warned_of(
     """Once, and not on loopback or where a file is kept."""
     if ledger.get("ledger") == "sqlite:":
         ledger = {"ledger": f"sqlite:{tmp_path / 'charges.db'}"}
-    async with payclient.open_tracker(url, "token", profile=virtual.PROFILE, **ledger):
+    async with payclient.open_tracker(url, "token", profile=PROFILE, **ledger):
         pass
     said = [each for each in caplog.records if "forgotten" in each.getMessage()]
     assert [each.levelname for each in said] == ["WARNING"] * warns
@@ -302,23 +279,22 @@ class Repeating(Service):
         return answer
 
 
-def test_all_that_could_not_be_written_of_a_sale_is_written_in_order() -> None:
+@in_virtual_time
+async def test_all_that_could_not_be_written_of_a_sale_is_written_in_order() -> None:
     """Another sale's answer, as the ledger fails: unknown, and then the conflict; neither takes the other's place."""
 
-    async def main() -> None:
-        ledger = FailingLedger(Outage(2, 30.0, "all"))
-        async with tracking(Repeating(undecided=True), ledger=ledger) as tracker:
-            await tracker.sale(virtual.request("order-1"))
-            pending = await tracker.sale(virtual.request("order-2"))
-            assert (pending.state, (await ledger.peek("order-2")).state) == (State.UNKNOWN, State.SENDING)
-            await asyncio.sleep(60.0)
-            events = [change.event for change in await ledger.history("order-2")]
-            assert [each for each in events if each != "FoundPending"] == ["Permitted", "Lost", "Conflicted"]
-
-    in_virtual_time(main)
+    ledger = FailingLedger(Outage(2, 30.0, "all"))
+    async with tracking(Repeating(undecided=True), ledger=ledger) as tracker:
+        await tracker.sale(push("order-1"))
+        pending = await tracker.sale(push("order-2"))
+        assert (pending.state, (await ledger.peek("order-2")).state) == (State.UNKNOWN, State.SENDING)
+        await asyncio.sleep(60.0)
+        events = await events_of(ledger, "order-2")
+        assert [each for each in events if each != "FoundPending"] == ["Permitted", "Lost", "Conflicted"]
 
 
-def test_a_sale_whose_answer_cannot_be_written_for_whatever_reason_may_exist() -> None:
+@in_virtual_time
+async def test_a_sale_whose_answer_cannot_be_written_for_whatever_reason_may_exist() -> None:
     """An error would say that nothing was created; the answer is written as soon as the ledger is well."""
 
     class Broken(FailingLedger):
@@ -327,27 +303,22 @@ def test_a_sale_whose_answer_cannot_be_written_for_whatever_reason_may_exist() -
                 raise RuntimeError("a fault of the ledger's own")
             return await super().apply(record, event)
 
-    async def main() -> None:
-        ledger = Broken(lambda name: False)
-        async with tracking(Service(undecided=True), ledger=ledger) as tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
-            assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
-            await asyncio.sleep(10.0)
-            assert (await ledger.peek("order-1")).state is State.PENDING
-
-    in_virtual_time(main)
+    ledger = Broken(lambda name: False)
+    async with tracking(Service(undecided=True), ledger=ledger) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        assert (pending.state, pending.outcome.paid) == (State.UNKNOWN, None)
+        await asyncio.sleep(10.0)
+        assert (await ledger.peek("order-1")).state is State.PENDING
 
 
-def test_a_sale_whose_ledger_was_closed_meanwhile_may_exist() -> None:
+@in_virtual_time
+async def test_a_sale_whose_ledger_was_closed_meanwhile_may_exist() -> None:
     """Closed in the wrong order: the charge is on its way, and no error says that nothing was created."""
 
-    async def main() -> None:
-        ledger, service = FailingLedger(lambda name: False), Service(undecided=True)
-        async with tracking(service, ledger=ledger) as tracker:
-            charge = asyncio.create_task(tracker.sale(virtual.request("order-1")))
-            await asyncio.sleep(0.03)
-            assert service.truth
-            await ledger.aclose()
-            assert (await charge).state is State.UNKNOWN
-
-    in_virtual_time(main)
+    ledger, service = FailingLedger(lambda name: False), Service(undecided=True)
+    async with tracking(service, ledger=ledger) as tracker:
+        charge = asyncio.create_task(tracker.sale(push("order-1")))
+        await asyncio.sleep(0.03)
+        assert service.truth
+        await ledger.aclose()
+        assert (await charge).state is State.UNKNOWN

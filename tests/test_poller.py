@@ -4,148 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import attrs
 import pytest
 
-import crowd as virtual
+import crowd
 import payclient
-from fake_service import PROFILE, FakeService, sale, tracking
+from crowd import Crowd, hint, in_virtual_time, now, push
+from crowd import tracking as crowding
+from fake_service import PROFILE, FakeService, form, pending_of, record_in, sale, tracking
 from payclient.events import Event, FoundAccepted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.schedule import phase
-from payclient.session import PaySession
 from payclient.tracking import poller
 from payclient.tracking.followup import Followed
 from payclient.tracking.poller import EXPIRIES_AT_ONCE
-from test_storms import in_virtual_time
 
 State = payclient.State
 
 
 def test_a_crowd_ends_as_the_service_decided() -> None:
     """Lost answers, 5xx, 429, half of the notifications: each outcome is the truth, and no sale is charged twice."""
-    result = virtual.run(300, seed=7)
+    result = crowd.run(300, seed=7)
     assert result.different == ()
     assert result.accepted > 180
 
 
-def test_notifications_that_die_are_survived() -> None:
+@in_virtual_time
+async def test_notifications_that_die_are_survived() -> None:
     """They thin the queries; when they stop, the delay is that of polling alone within 50 sales."""
     alive, dead, later = 120, 50, 130
-    delays: list[float] = []
-    queries: list[int] = []
-
-    async def main() -> None:
-        service = virtual.Service(3, faults=False)
-        tracker = virtual.tracking(service)
-        async with tracker:
-            service.answered = lambda number, identifier: (
-                asyncio.ensure_future(
-                    tracker.notify(
-                        payclient.Notification(transaction_id=number, client_transaction_id=identifier)
-                    )
+    delays: dict[int, float] = {}
+    queries: dict[int, int] = {}
+    service = Crowd(3, faults=False)
+    async with crowding(service) as tracker:
+        service.answered = lambda number, identifier: (
+            asyncio.ensure_future(
+                tracker.notify(
+                    payclient.Notification(transaction_id=number, client_transaction_id=identifier)
                 )
-                if number <= alive
-                else None
             )
-
-            async def one(number: int) -> None:
-                await asyncio.sleep(4.0 * number)
-                pending = await tracker.sale(virtual.request(f"order-{number}"))
-                outcome = await pending.wait()
-                answered = service.truth[f"order-{number}"][0]
-                if outcome.paid is not None and pending.remaining > 0:
-                    delays[number] = asyncio.get_running_loop().time() - answered
-                queries[number] = sum(name == f"order-{number}" for _, name in service.queries)
-
-            count = alive + dead + later
-            delays.extend([-1.0] * count)
-            queries.extend([0] * count)
-            await asyncio.gather(*(one(number) for number in range(count)))
-
-    in_virtual_time(main)
-
-    def mean(values: list[float]) -> float:
-        heard = [value for value in values if value >= 0]
-        return sum(heard) / len(heard)
-
-    assert mean([float(count) for count in queries[50:alive]]) < 7
-    assert mean([float(count) for count in queries[-later:]]) > 20
-    assert 0.7 < mean(delays[-later:]) < 1.2
-
-
-@attrs.define
-class Busy:
-    """Sixty sales at 30 queries a minute."""
-
-    service: virtual.Service
-    tracker: payclient.Tracker
-    pendings: list[payclient.PendingSale]
-
-
-async def busy(check: Callable[[Busy], Awaitable[None]]) -> virtual.Service:
-    service = virtual.Service(5, faults=False)
-    tracker = virtual.tracking(service, profile=attrs.evolve(virtual.PROFILE, queries_per_minute=30.0))
-    async with tracker:
-        pendings = [await tracker.sale(virtual.request(f"order-{number}")) for number in range(60)]
-        await check(Busy(service, tracker, pendings))
-    return service
-
-
-def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
-    """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
-
-    async def check(busy: Busy) -> None:
-        await asyncio.sleep(20.0)
-        one = busy.pendings[40]
-        now = asyncio.get_running_loop().time()
-        busy.service.truth["order-40"] = (now, "Aceptado")
-        assert one.transaction_id is not None
-        await busy.tracker.notify(
-            payclient.Notification(transaction_id=one.transaction_id, client_transaction_id="order-40")
+            if number <= alive
+            else None
         )
+
+        async def one(number: int) -> None:
+            await asyncio.sleep(4.0 * number)
+            pending = await tracker.sale(push(f"order-{number}"))
+            outcome = await pending.wait()
+            if outcome.paid is not None and pending.remaining > 0:
+                delays[number] = now() - service.truth[f"order-{number}"][0]
+            queries[number] = sum(name == f"order-{number}" for _, name in service.queries)
+
+        await asyncio.gather(*(one(number) for number in range(alive + dead + later)))
+    assert mean(queries[number] for number in range(50, alive)) < 7
+    assert mean(queries[number] for number in range(alive + dead, alive + dead + later)) > 20
+    assert 0.7 < mean(delay for number, delay in delays.items() if number >= alive + dead) < 1.2
+
+
+@in_virtual_time
+async def test_the_rate_is_kept_and_a_notified_sale_waits_for_one_turn() -> None:
+    """30 a minute whoever asks; a notification comes ahead of sixty that wait for the routine."""
+    service = Crowd(5, faults=False)
+    async with crowding(service, profile=attrs.evolve(crowd.PROFILE, queries_per_minute=30.0)) as tracker:
+        pendings = [await tracker.sale(push(f"order-{number}")) for number in range(60)]
+        await asyncio.sleep(20.0)
+        one, began = pendings[40], now()
+        service.truth["order-40"] = (began, "Aceptado")
+        await tracker.notify(hint(one))
         assert (await one.wait()).paid is True
-        assert asyncio.get_running_loop().time() - now < 4.5
-        outcomes = await asyncio.gather(*(pending.wait() for pending in busy.pendings))
+        assert now() - began < 4.5
+        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
         assert None not in {outcome.paid for outcome in outcomes}
-
-    async def main() -> None:
-        service = await busy(check)
-        times = [when for when, _ in service.queries]
-        assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
-        assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
-
-    in_virtual_time(main)
+    times = [when for when, _ in service.queries]
+    assert all(sum(when <= other < when + 60 for other in times) <= 31 for when in times)
+    assert len(times) / (times[-1] - times[0]) == pytest.approx(0.5, rel=0.1)
 
 
-def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
+@in_virtual_time
+async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
     """However many come at once, and whether others came before: half a gap to one and a half after the permit."""
 
-    async def main() -> None:
-        service = virtual.Service(1, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
-        async with tracker:
-            permits: dict[str, float] = {}
-            for number in range(400):
-                permits[f"order-{number}"] = asyncio.get_running_loop().time()
-                service.truth[f"order-{number}"] = (1e9, "Aceptado")
-                await tracker.sale(virtual.request(f"order-{number}"))
-                if number % 40 == 0:
-                    await asyncio.sleep(1.3)
-            await asyncio.sleep(16.0)
-            firsts: dict[str, float] = {}
-            for when, name in service.queries:
-                firsts.setdefault(name, when)
-            assert firsts.keys() == permits.keys()
-            for name, when in firsts.items():
-                assert when - permits[name] == pytest.approx(8.0 * (0.5 + phase(name)), abs=0.3)
-
-    in_virtual_time(main)
+    service = Crowd(1, faults=False)
+    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
+        permits: dict[str, float] = {}
+        for number in range(400):
+            permits[f"order-{number}"] = now()
+            service.truth[f"order-{number}"] = (1e9, "Aceptado")
+            await tracker.sale(push(f"order-{number}"))
+            if number % 40 == 0:
+                await asyncio.sleep(1.3)
+        await asyncio.sleep(16.0)
+        firsts: dict[str, float] = {}
+        for when, name in service.queries:
+            firsts.setdefault(name, when)
+        assert firsts.keys() == permits.keys()
+        for name, when in firsts.items():
+            assert when - permits[name] == pytest.approx(8.0 * (0.5 + phase(name)), abs=0.3)
 
 
 def followed(identifier: str) -> list[Followed]:
@@ -156,42 +115,36 @@ def followed(identifier: str) -> list[Followed]:
     return [each for each in found if each.record.client_transaction_id == identifier]
 
 
-def test_a_sale_that_was_decided_early_is_never_planned() -> None:
+@in_virtual_time
+async def test_a_sale_that_was_decided_early_is_never_planned() -> None:
     """Nothing of it is left once the first of its time may be due."""
 
-    async def main() -> None:
-        service = virtual.Service(1, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
-        async with tracker:
-            pending = await tracker.sale(virtual.request("early-1"))
-            service.truth["early-1"] = (0.0, "Aceptado")
-            assert (await pending.check()).paid is True
-            assert followed("early-1")
-            del pending
-            await asyncio.sleep(8.0)
-            assert not followed("early-1")
-        assert len(service.queries) == 1
-
-    in_virtual_time(main)
+    service = Crowd(1, faults=False)
+    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
+        pending = await tracker.sale(push("early-1"))
+        service.truth["early-1"] = (0.0, "Aceptado")
+        assert (await pending.check()).paid is True
+        assert followed("early-1")
+        del pending
+        await asyncio.sleep(8.0)
+        assert not followed("early-1")
+    assert len(service.queries) == 1
 
 
-def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due is looked at while they are planned, however many there are."""
     monkeypatch.setattr(poller, "PER_TURN", 3)
 
-    async def main() -> None:
-        service = virtual.Service(1, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(8.0))
-        async with tracker:
-            await tracker.sale(virtual.request("order-1"))
-            service.truth["order-1"] = (1e9, "Aceptado")
-            await asyncio.sleep(3.0)
-            await asyncio.gather(*(tracker.sale(virtual.request(f"new-{number}")) for number in range(200)))
-            before = len(service.queries)
-            await asyncio.sleep(10.0)
-            assert "order-1" in [name for _, name in service.queries[before:]]
-
-    in_virtual_time(main)
+    service = Crowd(1, faults=False)
+    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
+        await tracker.sale(push("order-1"))
+        service.truth["order-1"] = (1e9, "Aceptado")
+        await asyncio.sleep(3.0)
+        await asyncio.gather(*(tracker.sale(push(f"new-{number}")) for number in range(200)))
+        before = len(service.queries)
+        await asyncio.sleep(10.0)
+        assert "order-1" in [name for _, name in service.queries[before:]]
 
 
 async def test_an_expiry_is_noted_before_the_first_query() -> None:
@@ -199,19 +152,13 @@ async def test_an_expiry_is_noted_before_the_first_query() -> None:
     service, profile = FakeService(), attrs.evolve(PROFILE, form_window=60)
     async with tracking(service, profile=profile, schedule=payclient.Fixed(1000.0)) as tracker:
         await tracker.sale(sale("order-1"))
-        await tracker.prepare(
-            payclient.PrepareRequest(
-                amount_without_tax=1150, currency="USD", client_transaction_id="short", store_id="S1",
-                response_url="https://shop.example/back",
-            )
-        )  # fmt: skip
+        await tracker.prepare(form("short"))
         await service.clock.advance(121.0)  # a link may be loaded as late as it is handed out
-        found = await tracker.find("short")
-        assert found is not None
-        assert found.state is State.EXPIRED
+        assert (await pending_of(tracker, "short")).state is State.EXPIRED
 
 
-def test_a_schedule_may_change() -> None:
+@in_virtual_time
+async def test_a_schedule_may_change() -> None:
     """New sales go by what it says when they come."""
 
     @attrs.define
@@ -221,62 +168,52 @@ def test_a_schedule_may_change() -> None:
         def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
             return self.seconds * part
 
-    async def main() -> None:
-        service, schedule = virtual.Service(1, faults=False), Changing(100.0)
-        tracker = virtual.tracking(service, schedule=schedule)
-        async with tracker:
-            schedule.seconds = 2.0
-            service.truth["order-1"] = (1e9, "Aceptado")
-            await tracker.sale(virtual.request("order-1"))
-            await asyncio.sleep(4.0)
-            assert service.queries
-
-    in_virtual_time(main)
+    service, schedule = Crowd(1, faults=False), Changing(100.0)
+    async with crowding(service, schedule=schedule) as tracker:
+        schedule.seconds = 2.0
+        service.truth["order-1"] = (1e9, "Aceptado")
+        await tracker.sale(push("order-1"))
+        await asyncio.sleep(4.0)
+        assert service.queries
 
 
-def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
+@in_virtual_time
+async def test_no_sale_is_asked_for_more_than_once_a_second() -> None:
     """By the routine, a notification, and those who check, all together; the chase after a notification aside."""
 
-    async def main() -> None:
-        service = virtual.Service(1, faults=False)
-        tracker = virtual.tracking(service, schedule=payclient.Fixed(0.01))
-        async with tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
-            service.truth["order-1"] = (1e9, "Aceptado")
-            for _ in range(100):
-                await asyncio.sleep(0.1)
-                await pending.check()
-        times = [when for when, _ in service.queries]
-        assert len(times) >= 9
-        assert min(b - a for a, b in pairwise(times)) >= 0.999
-
-    in_virtual_time(main)
+    service = Crowd(1, faults=False)
+    async with crowding(service, schedule=payclient.Fixed(0.01)) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        service.truth["order-1"] = (1e9, "Aceptado")
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            await pending.check()
+    times = [when for when, _ in service.queries]
+    assert len(times) >= 9
+    assert min(b - a for a, b in pairwise(times)) >= 0.999
 
 
-def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_a_schedule_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a user's own one raises or gives, the sale is followed to its end."""
 
     class Odd:
-        answers: Iterator[Any] = iter([float("nan"), "soon", -5.0, float("inf")])
+        def __init__(self, *answers: Any) -> None:
+            self.answers = iter(answers)
 
         def gap(self, age: float, *, part: float = 1.0, heard: float = 0.0) -> float:
             return next(self.answers, None) or 1 / 0
 
-    async def main() -> None:
-        for odd in (Odd(), payclient.Fixed(1e12)):
-            tracker = virtual.tracking(virtual.Service(1, faults=False), schedule=odd)
-            async with tracker:
-                pending = await tracker.sale(virtual.request("order-1"))
-                assert (await pending.wait()).paid is not None
-
-    in_virtual_time(main)
-    Odd.answers = iter(())
-    in_virtual_time(main)
+    for odd in (Odd(float("nan"), "soon", -5.0, float("inf")), payclient.Fixed(1e12), Odd()):
+        async with crowding(Crowd(1, faults=False), schedule=odd) as tracker:
+            pending = await tracker.sale(push("order-1"))
+            assert (await pending.wait()).paid is not None
     assert "the schedule failed: ValueError" in caplog.text
     assert "the schedule failed: ZeroDivisionError" in caplog.text
 
 
-def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
+@in_virtual_time
+async def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
     """All are written, in any order, and never more at once than the loop can bear."""
     writing, most = 0, 0
 
@@ -288,74 +225,33 @@ def test_a_crowd_of_expiries_is_written_a_few_at_a_time() -> None:
             writing -= 1
             return await super().apply(record, event)
 
-    async def main() -> None:
-        nonlocal most
-        service = virtual.Service(1, faults=False)
-        session = PaySession("https://pay.example", "token", transport=service)
-        async with payclient.Tracker(session, Slow(), clock=virtual.VirtualClock()) as tracker:
-            pendings = await asyncio.gather(
-                *(tracker.sale(virtual.request(f"order-{number}")) for number in range(700))
-            )
-            most = 0
-            outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
-        assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
-        assert most == EXPIRIES_AT_ONCE
-
-    in_virtual_time(main)
+    service = Crowd(1, faults=False)
+    async with crowding(service, ledger=Slow(), profile=payclient.DOCUMENT) as tracker:
+        pendings = await asyncio.gather(*(tracker.sale(push(f"order-{number}")) for number in range(700)))
+        most = 0
+        outcomes = await asyncio.gather(*(pending.wait() for pending in pendings))
+    assert {outcome.state for outcome in outcomes} == {State.EXPIRED}
+    assert most == EXPIRIES_AT_ONCE
 
 
 async def test_a_changed_sale_is_reread() -> None:
     """Decided elsewhere: the driver takes the ledger's word at its next event, and whoever waits hears it."""
     service, ledger = FakeService(), MemoryLedger()
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock) as tracker,
-    ):
+    async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
         wait = asyncio.create_task(pending.wait())
         await asyncio.sleep(0)
-        record = await ledger.get("order-17")
-        assert record is not None
+        record = await record_in(ledger)
         await ledger.apply(record, FoundAccepted(at=service.clock.time(), transaction_id=1000))
         await service.clock.advance(302)
         assert (await wait).paid is True
         assert tracker.open_sales() == []
 
 
-async def test_what_a_ledger_cannot_take_at_the_expiry_is_tried_again() -> None:
-    """The sale is asked for all the same, and its end is written once the ledger is back."""
-
-    class Full(MemoryLedger):
-        full = False
-
-        async def apply(self, record: Record, event: Event) -> Record:
-            if self.full:
-                raise payclient.LedgerUnavailableError("disk full")
-            return await super().apply(record, event)
-
-    service, ledger = FakeService(), Full()
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock) as tracker,
-    ):
-        pending = await tracker.sale(sale())
-        await service.clock.advance(290)
-        ledger.full = True
-        service.decide("Cancelado")
-        await service.clock.advance(30)
-        assert pending.outcome.paid is None
-        ledger.full = False
-        await service.clock.advance(60)
-        assert pending.outcome.paid is False
-
-
 async def test_the_same_request_again_long_after_is_the_same_sale() -> None:
     """Its digest is let go of with the first query; the ledger still has it, and tells another content."""
     service = FakeService()
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
-    ):
+    async with tracking(service) as tracker:
         await tracker.sale(sale())
         await service.clock.advance(60)
         assert (await tracker.sale(sale())).transaction_id == 1000

@@ -8,16 +8,17 @@ import json
 import attrs
 import pytest
 
-import crowd as virtual
 import payclient
+from crowd import PROFILE as CROWD
+from crowd import Service, hint, in_virtual_time, now, push, tracking
+from fake_service import form, pending_of
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_storms import Service, in_virtual_time, now, tracking
 
 RATE = 30.0
 #: Seconds from one query to the next.
 GAP = 60.0 / RATE
-PROFILE = attrs.evolve(virtual.PROFILE, queries_per_minute=RATE)
+PROFILE = attrs.evolve(CROWD, queries_per_minute=RATE)
 
 
 def assert_rate_kept(times: list[float], rate: float = RATE) -> None:
@@ -26,129 +27,110 @@ def assert_rate_kept(times: list[float], rate: float = RATE) -> None:
         assert sum(begin <= each < begin + 60.0 for each in times) <= rate + 1
 
 
-def note(number: int, identifier: str) -> payclient.Notification:
-    return payclient.Notification(transaction_id=number, client_transaction_id=identifier)
-
-
 async def cancelled(tracker: payclient.Tracker, service: Service, count: int) -> list[payclient.PendingSale]:
     """So many sales that the customer declined, and of which no notification came."""
-    pendings = await asyncio.gather(*(tracker.sale(virtual.request(f"old-{each}")) for each in range(count)))
+    pendings = await asyncio.gather(*(tracker.sale(push(f"old-{each}")) for each in range(count)))
     for number in range(count):
         service.truth[f"old-{number}"] = (0.0, "Cancelado")
     await asyncio.gather(*(pending.wait() for pending in pendings))
     return list(pendings)
 
 
-def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -> None:
+@in_virtual_time
+async def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -> None:
     """500 decided sales are notified in one second: the rate is kept, and each is asked for once."""
     count = 500
 
-    async def main() -> None:
-        service = Service()
-        ledger = MemoryLedger()
-        async with tracking(service, ledger=ledger) as tracker:
-            old = await cancelled(tracker, service, count)
-        async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
-            new = await tracker.sale(virtual.request("new"))
-            begin, service.made = now(), []
-            for pending in old:
-                assert pending.transaction_id is not None
-                receipt = await tracker.notify(note(pending.transaction_id, pending.client_transaction_id))
-                assert receipt is payclient.Receipt.LATE
-            await asyncio.sleep(20.0)
-            asked = now()
-            service.truth["new"] = (asked, "Aceptado")
-            assert new.transaction_id is not None
-            await tracker.notify(note(new.transaction_id, "new"))
-            assert (await new.wait()).paid is True
-            assert now() - asked <= 2 * GAP + 0.5
-            await asyncio.sleep(begin + (count + 20) * GAP - now())
-            assert_rate_kept(service.made)
-            names = [name for when, name in service.queries if when >= begin and name.startswith("old")]
-            assert sorted(set(names)) == sorted(names)
-            assert len(names) == count
-
-    in_virtual_time(main)
+    service = Service()
+    ledger = MemoryLedger()
+    async with tracking(service, ledger=ledger) as tracker:
+        old = await cancelled(tracker, service, count)
+    async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
+        new = await tracker.sale(push("new"))
+        begin, service.made = now(), []
+        for pending in old:
+            receipt = await tracker.notify(hint(pending))
+            assert receipt is payclient.Receipt.LATE
+        await asyncio.sleep(20.0)
+        asked = now()
+        service.truth["new"] = (asked, "Aceptado")
+        await tracker.notify(hint(new))
+        assert (await new.wait()).paid is True
+        assert now() - asked <= 2 * GAP + 0.5
+        await asyncio.sleep(begin + (count + 20) * GAP - now())
+        assert_rate_kept(service.made)
+        names = [name for when, name in service.queries if when >= begin and name.startswith("old")]
+        assert sorted(set(names)) == sorted(names)
+        assert len(names) == count
 
 
-def test_a_late_notification_finds_the_correction() -> None:
+@in_virtual_time
+async def test_a_late_notification_finds_the_correction() -> None:
     """Cancelled, and yet accepted: however many wait with it, it is found when its turn comes."""
 
-    async def main() -> None:
-        service = Service()
-        async with tracking(service, profile=PROFILE) as tracker:
-            (old,) = await cancelled(tracker, service, 1)
-            service.truth["old-0"] = (0.0, "Aceptado")
-            assert old.transaction_id is not None
-            await tracker.notify(note(old.transaction_id, "old-0"))
-            await asyncio.sleep(2 * GAP)
-            found = await tracker.find("old-0")
-            assert found is not None
-            assert found.outcome.paid is True
-
-    in_virtual_time(main)
+    service = Service()
+    async with tracking(service, profile=PROFILE) as tracker:
+        (old,) = await cancelled(tracker, service, 1)
+        service.truth["old-0"] = (0.0, "Aceptado")
+        await tracker.notify(hint(old))
+        await asyncio.sleep(2 * GAP)
+        assert (await pending_of(tracker, "old-0")).outcome.paid is True
 
 
-def test_a_crowd_that_checks_keeps_the_rate() -> None:
+@in_virtual_time
+async def test_a_crowd_that_checks_keeps_the_rate() -> None:
     """200 ask by hand at once: each call ends within the total time-out, and a notified sale waits for two queries."""
 
-    async def main() -> None:
-        service = Service(undecided=True)
-        async with tracking(service, profile=PROFILE) as tracker:
-            pendings = [await tracker.sale(virtual.request(f"order-{number}")) for number in range(200)]
-            began = now()
-            checks = asyncio.gather(*(pending.check() for pending in pendings))
-            await asyncio.sleep(5.0)
-            asked, one = now(), pendings[150]
-            service.truth["order-150"] = (asked, "Aceptado")
-            assert one.transaction_id is not None
-            await tracker.notify(note(one.transaction_id, "order-150"))
-            assert (await one.wait()).paid is True
-            assert now() - asked <= 2 * GAP + 0.5
-            await checks
-            assert now() - began <= 31.0
-            assert_rate_kept(service.made)
-
-    in_virtual_time(main)
+    service = Service(undecided=True)
+    async with tracking(service, profile=PROFILE) as tracker:
+        pendings = [await tracker.sale(push(f"order-{number}")) for number in range(200)]
+        began = now()
+        checks = asyncio.gather(*(pending.check() for pending in pendings))
+        await asyncio.sleep(5.0)
+        asked, one = now(), pendings[150]
+        service.truth["order-150"] = (asked, "Aceptado")
+        await tracker.notify(hint(one))
+        assert (await one.wait()).paid is True
+        assert now() - asked <= 2 * GAP + 0.5
+        await checks
+        assert now() - began <= 31.0
+        assert_rate_kept(service.made)
 
 
-def test_a_check_within_the_rate_is_one_query_now() -> None:
+@in_virtual_time
+async def test_a_check_within_the_rate_is_one_query_now() -> None:
     """Where nobody waits it is made at once, and two that ask at once share it."""
 
-    async def main() -> None:
-        service = Service(undecided=True)
-        async with tracking(service, profile=PROFILE, schedule=payclient.Fixed(100.0)) as tracker:
-            pending = await tracker.sale(virtual.request("order-1"))
-            service.truth["order-1"] = (0.0, "Aceptado")
-            first, second = await asyncio.gather(pending.check(), pending.check())
-            assert first.paid is second.paid is True
-            assert now() < 1.0
-        assert len(service.made) == 1
-
-    in_virtual_time(main)
+    service = Service(undecided=True)
+    async with tracking(service, profile=PROFILE, schedule=payclient.Fixed(100.0)) as tracker:
+        pending = await tracker.sale(push("order-1"))
+        service.truth["order-1"] = (0.0, "Aceptado")
+        first, second = await asyncio.gather(pending.check(), pending.check())
+        assert first.paid is second.paid is True
+        assert now() < 1.0
+    assert len(service.made) == 1
 
 
-def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
+@in_virtual_time
+async def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
     """Two hundred open sales and what is due of them at once."""
 
-    async def main() -> None:
-        service = Service(undecided=True)
-        ledger = MemoryLedger()
-        async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:
-            for number in range(200):
-                await tracker.sale(virtual.request(f"order-{number}"))
-            await asyncio.sleep(305.0)
-        service.made.clear()
-        async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
-            await asyncio.sleep(200.0)
-        assert_rate_kept(service.made)
-        assert len(service.made) >= 90
-
-    in_virtual_time(main)
+    service = Service(undecided=True)
+    ledger = MemoryLedger()
+    async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:
+        for number in range(200):
+            await tracker.sale(push(f"order-{number}"))
+        await asyncio.sleep(305.0)
+    service.made.clear()
+    async with tracking(service, ledger=ledger, profile=PROFILE) as tracker:
+        await asyncio.sleep(200.0)
+    assert_rate_kept(service.made)
+    assert len(service.made) >= 90
 
 
-@pytest.mark.parametrize("trouble", [500, 503, 401, None])
-def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
+@pytest.mark.parametrize("trouble", [503, 401, None])
+@in_virtual_time
+async def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
     """A service that fails at every other query, or resets it, sees no more requests than the rate says."""
 
     async def fails() -> HttpResponse | None:
@@ -163,16 +145,12 @@ def test_a_query_that_fails_is_one_request(trouble: int | None) -> None:
 
     service = Service(fails, undecided=True)
 
-    async def main() -> None:
-        session = payclient.PaySession("https://pay.example", token, profile=PROFILE, transport=service)
-        async with tracking(service, session=session, profile=PROFILE) as tracker:
-            for number in range(60):
-                await tracker.sale(virtual.request(f"order-{number}"))
-            await asyncio.sleep(120.0)
-            assert_rate_kept(service.made)
-            assert len(service.made) >= 50
-
-    in_virtual_time(main)
+    async with tracking(service, token=token, profile=PROFILE) as tracker:
+        for number in range(60):
+            await tracker.sale(push(f"order-{number}"))
+        await asyncio.sleep(120.0)
+        assert_rate_kept(service.made)
+        assert len(service.made) >= 50
 
 
 # --- Confirmations
@@ -210,66 +188,53 @@ class Forms(Service):
         return super().status(identifier) if form is None else form | {"state": "Pendiente"}
 
 
-def form_request(identifier: str) -> payclient.PrepareRequest:
-    return payclient.PrepareRequest(
-        amount_with_tax=1000, tax=150, currency="USD", client_transaction_id=identifier, store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
-
-
-FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=RATE, status=virtual.PROFILE.status)
+FORMS = attrs.evolve(payclient.PAYPHONE, queries_per_minute=RATE, status=CROWD.status)
 
 
 async def prepared(tracker: payclient.Tracker, service: Forms, count: int) -> list[str]:
     """So many forms; what the browsers bring back of them."""
     for number in range(count):
-        await tracker.prepare(form_request(f"form-{number}"))
+        await tracker.prepare(form(f"form-{number}"))
     return [f"?id={each['transactionId']}&clientTransactionId={name}" for name, each in service.forms.items()]
 
 
-def test_confirmations_keep_the_rate_with_the_queries() -> None:
+@in_virtual_time
+async def test_confirmations_keep_the_rate_with_the_queries() -> None:
     """Five forms come back in the midst of sixty open sales: each is confirmed soon, and the rate is kept."""
 
-    async def main() -> None:
-        service = Forms()
-        async with tracking(service, profile=FORMS) as tracker:
-            backs = await prepared(tracker, service, 5)
-            for number in range(60):
-                await tracker.sale(virtual.request(f"order-{number}"))
-            await asyncio.sleep(60.0)
-            returned = now()
-            outcomes = await asyncio.gather(*(tracker.returned(back) for back in backs))
-            assert {outcome.paid for outcome in outcomes} == {True}
-            assert now() - returned <= 15.0 + 2 * GAP
-            await asyncio.sleep(120.0)
-        assert_rate_kept(service.made, RATE + 1)
-
-    in_virtual_time(main)
+    service = Forms()
+    async with tracking(service, profile=FORMS) as tracker:
+        backs = await prepared(tracker, service, 5)
+        for number in range(60):
+            await tracker.sale(push(f"order-{number}"))
+        await asyncio.sleep(60.0)
+        returned = now()
+        outcomes = await asyncio.gather(*(tracker.returned(back) for back in backs))
+        assert {outcome.paid for outcome in outcomes} == {True}
+        assert now() - returned <= 15.0 + 2 * GAP
+        await asyncio.sleep(120.0)
+    assert_rate_kept(service.made, RATE + 1)
 
 
-def test_no_backlog_makes_a_confirmation_late() -> None:
+@in_virtual_time
+async def test_no_backlog_makes_a_confirmation_late() -> None:
     """Late notifications, checks and other forms wait as long as they do: a paid form is confirmed in its window."""
 
-    async def main() -> None:
-        service = Forms()
-        async with tracking(service, profile=FORMS) as tracker:
-            backs = await prepared(tracker, service, 100)
-            old = await cancelled(tracker, service, 100)
-            for pending in old:
-                assert pending.transaction_id is not None
-                await tracker.notify(note(pending.transaction_id, pending.client_transaction_id))
-            returned = now()
-            new = await tracker.sale(virtual.request("new"))
-            async with asyncio.TaskGroup() as group:
-                for back in backs:
-                    group.create_task(tracker.returned(back))
-                await asyncio.sleep(20.0)
-                service.truth["new"] = (asked := now(), "Aceptado")
-                assert new.transaction_id is not None
-                await tracker.notify(note(new.transaction_id, "new"))
-                assert (await new.wait()).paid is True
-                assert now() - asked <= 3 * GAP + 0.5
-            assert len(service.confirmed) == 100
-            assert max(service.confirmed.values()) - returned <= 60.0
-
-    in_virtual_time(main)
+    service = Forms()
+    async with tracking(service, profile=FORMS) as tracker:
+        backs = await prepared(tracker, service, 100)
+        old = await cancelled(tracker, service, 100)
+        for pending in old:
+            await tracker.notify(hint(pending))
+        returned = now()
+        new = await tracker.sale(push("new"))
+        async with asyncio.TaskGroup() as group:
+            for back in backs:
+                group.create_task(tracker.returned(back))
+            await asyncio.sleep(20.0)
+            service.truth["new"] = (asked := now(), "Aceptado")
+            await tracker.notify(hint(new))
+            assert (await new.wait()).paid is True
+            assert now() - asked <= 3 * GAP + 0.5
+        assert len(service.confirmed) == 100
+        assert max(service.confirmed.values()) - returned <= 60.0

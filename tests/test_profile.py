@@ -88,112 +88,81 @@ client_transaction_id = "clientTransactionId"
 message = "msg"
 """
 
-STATUS: dict[str, Any] = {"by_transaction_id": "/s/{transaction_id}", "state_field": "state"}
+STATUS: dict[str, Any] = {
+    "by_transaction_id": "/s/{transaction_id}", "state_field": "state", "code_field": "code", "codes": {1: "Aceptado"},
+}  # fmt: skip
 CONFIRM: dict[str, Any] = {
     "path": "/c", "transaction_id_field": "id", "client_transaction_id_field": "clientTxId", "window": 300,
 }  # fmt: skip
 UNDO: dict[str, Any] = {"by_transaction_id": "/u", "transaction_id_field": "id"}
 RETURNED: dict[str, Any] = {"transaction_id": "id", "client_transaction_id": "clientTransactionId"}
+TABLES = {"status": STATUS, "confirm": CONFIRM, "cancel": UNDO, "reverse": UNDO, "returned": RETURNED}
 
+NO_TEXTS: list[Any] = ["", 5]
 NO_SECONDS: list[Any] = [0, -1, float("nan"), float("inf"), True, "300", [300], {}, 10**400]
 NO_NAMES: list[Any] = ["", "with blank", "a\n", "1a", 5, True, ["a"], "x" * 65, 'a"b']
+NO_CODES: list[Any] = [23, "23", ["23"], [True], [2.0], [[23]], {"a": 1}, None]
+NO_PATHS: list[Any] = [5, "", "c", "/c?x=1", "/c/{transaction_id}", "https://evil.example/c", "/c\n"]
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    *(({"name": value}, "name") for value in ("", 5, None)),
-    *(
-        ({name: value}, name)
-        for name in ("nick_name_flag", "language_field", "wallet_link_field", "response_url_field")
-        for value in NO_NAMES
-    ),
-    ({"response_url_field": None}, "response_url_field"),
-    *(
-        ({name: value}, name)
-        for name in ("sale_window", "form_window", "absent_after", "queries_per_minute")
-        for value in NO_SECONDS
-    ),
-    ({"sale_window": None}, "sale_window"),
-    *(
-        ({name: value}, name)
-        for name in ("duplicate_codes", "uncertain_codes", "not_found_codes", "refusing_statuses")
-        for value in (23, "23", ["23"], [True], [2.0], [[23]], {"a": 1}, None)
-    ),
-    *(({"refusing_statuses": [value]}, "refusing_statuses") for value in (200, 204, 99, 600, -1, 408, 425, 499)),
-    ({"absent_after": 299.9}, "absent_after"), ({"sale_window": 60, "absent_after": 59}, "absent_after"),
-    *(({"max_lengths": value}, "max_lengths") for value in (5, "a", [50], {"a": 0}, {"a": "50"}, {"a": True}, {5: 5})),
-    *(
-        ({"ranges": value}, "ranges")
-        for value in (5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2})
-    ),
-    ({"max_lengths": {"phone": 9}}, "max_lengths"), ({"ranges": {"total": [1, 2]}}, "ranges"),
-    *(({"phone_shapes": value}, "phone_shapes") for value in (5, {"593": "0"}, {"593": 9}, {"a": "####"})),
-    *(({"link_hosts": value}, "link_hosts") for value in ("pay.example", 5, [5], [""], {"a": 1})),
-    *(({"status": value}, "status") for value in (5, "x", [1], True)),
-    ({"status": {"state_field": "state"}}, "status"),
-    ({"status": {"by_transaction_id": "/s/{transaction_id}"}}, "status.state_field"),
-    *(({"status": STATUS | {"state_field": value}}, "status.state_field") for value in ("", 5, None)),
-    *(
-        ({"status": STATUS | {"states": value}}, "status.states")
-        for value in ({}, 5, "abc", ["Approved"], {"Approved": "Accepted"}, {"Approved": ["Aceptado"]}, {5: "Aceptado"})
-    ),
-    *(
-        ({"status": STATUS | {"code_field": "code", "codes": value}}, "status.codes")
-        for value in (5, ["Aceptado"], {"three": "Aceptado"}, {"3": "Accepted"}, {3.0: "Aceptado"}, {True: "Aceptado"})
-    ),
-    ({"status": STATUS | {"code_field": "code"}}, "status.code_field"),
-    ({"status": STATUS | {"codes": {"3": "Aceptado"}}}, "status.codes"),
-    *(({"status": STATUS | {"code_field": value, "codes": {1: "Aceptado"}}}, "status.code_field") for value in ("", 5)),
-    *(
-        ({"status": STATUS | {f"by_{key}": value}}, f"status.by_{key}")
-        for key, other in (("transaction_id", "client_transaction_id"), ("client_transaction_id", "transaction_id"))
-        for value in (
-            "/s", f"s/{{{key}}}", f"/s/{{{other}}}", f"/s/{{{key}}}/{{{other}}}", f"/s/{{{key}}}?x=1", f"/s {{{key}}}",
-            f"https://evil.example/{{{key}}}", f"/s/{{{key}}}#x", f"/s/{{{key}}}\n", 5, ["/s"], "",
-        )
-    ),
-    *(({"base_url": value}, "base_url") for value in ("", 5, ["https://pay.example"])),
-    *(({"message_language": value}, "message_language") for value in ("", 5, "es\r\nX: y", "a" * 200, "ñ")),
-    *(
-        ({table: value}, table)
-        for table in ("confirm", "cancel", "reverse", "returned")
-        for value in (5, "x", [1], True)
-    ),
-    *(
-        ({table: {name: value for name, value in whole.items() if name != left_out}}, f"{table}.{left_out}")
-        for table, whole in (("confirm", CONFIRM), ("returned", RETURNED))
-        for left_out in whole
-    ),
-    *(
-        ({"confirm": CONFIRM | {"path": value}}, "confirm.path")
-        for value in (None, 5, "", "c", "/c?x=1", "/c/{transaction_id}", "https://evil.example/c", "/c\n")
-    ),
-    *(
-        ({"confirm": CONFIRM | {name: value}}, f"confirm.{name}")
-        for name in ("transaction_id_field", "client_transaction_id_field")
-        for value in [None, *NO_NAMES]
-    ),
-    ({"confirm": CONFIRM}, "confirm"),
-    *(({"confirm": CONFIRM | {"window": value}}, "confirm.window") for value in [None, *NO_SECONDS]),
-    *(({table: {}}, table) for table in ("cancel", "reverse")),
-    *(
-        ({table: UNDO | {"by_transaction_id": value}}, f"{table}.by_transaction_id")
-        for table in ("cancel", "reverse")
-        for value in (5, "", "u", "/u/{transaction_id}")
-    ),
-    *(
-        ({"cancel": UNDO | {"transaction_id_field": value}}, "cancel.transaction_id_field")
-        for value in [None, *NO_NAMES]
-    ),
-    ({"cancel": UNDO | {"by_client_transaction_id": "/u"}}, "cancel.client_transaction_id_field"),
-    *(
-        ({"reverse": UNDO | {"too_late_codes": value}}, "reverse.too_late_codes")
-        for value in (20, "20", ["20"], [True], None)
-    ),
-    *(
-        ({"returned": RETURNED | {name: value}}, f"returned.{name}")
-        for name in ("transaction_id", "client_transaction_id", "message")
-        for value in NO_NAMES
-    ),
+
+def no_patterns(key: str, other: str) -> list[Any]:
+    """What is no path with this one id in it."""
+    return [
+        "/s", f"s/{{{key}}}", f"/s/{{{other}}}", f"/s/{{{key}}}/{{{other}}}", f"/s/{{{key}}}?x=1", f"/s {{{key}}}",
+        f"https://evil.example/{{{key}}}", f"/s/{{{key}}}#x", f"/s/{{{key}}}\n", 5, ["/s"], "",
+    ]  # fmt: skip
+
+
+#: By the setting's name what it must not be; in a table it stands beside all that the table needs.
+WRONG: dict[str, list[Any]] = {
+    "name": [*NO_TEXTS, None],
+    "base_url": [*NO_TEXTS, ["https://pay.example"]],
+    "message_language": [*NO_TEXTS, "es\r\nX: y", "a" * 200, "ñ"],
+    "phone_optional_with_nick_name": ["yes", 1, None],
+    **dict.fromkeys(["nick_name_flag", "language_field", "wallet_link_field"], NO_NAMES),
+    "response_url_field": [*NO_NAMES, None],
+    **dict.fromkeys(["form_window", "absent_after", "queries_per_minute"], NO_SECONDS),
+    "sale_window": [*NO_SECONDS, None],
+    **dict.fromkeys(["duplicate_codes", "uncertain_codes", "not_found_codes"], NO_CODES),
+    "refusing_statuses": [*NO_CODES, *([each] for each in (200, 204, 99, 600, -1, 408, 425, 499))],
+    "max_lengths": [5, "a", [50], {"a": 0}, {"a": "50"}, {"a": True}, {5: 5}, {"phone": 9}],
+    "ranges": [5, "a", [1], {"a": 5}, {"a": [1]}, {"a": [2, 1]}, {"a": [1, 2.0]}, {"a": "12"}, {"a": [True] * 2},
+               {"total": [1, 2]}],
+    "phone_shapes": [5, {"593": "0"}, {"593": 9}, {"a": "####"}],
+    "link_hosts": ["pay.example", 5, [5], [""], {"a": 1}],
+    **{name: [5, "x", [1], True] for name in TABLES},
+    "status.state_field": [*NO_TEXTS, None],
+    "status.states": [{}, 5, "abc", ["Approved"], {"Approved": "Accepted"}, {"Approved": ["Aceptado"]}, {5: "x"}],
+    "status.code_field": NO_TEXTS,
+    "status.codes": [5, ["Aceptado"], {"three": "Aceptado"}, {"3": "Accepted"}, {3.0: "Aceptado"}, {True: "Aceptado"}],
+    "status.by_transaction_id": no_patterns("transaction_id", "client_transaction_id"),
+    "status.by_client_transaction_id": no_patterns("client_transaction_id", "transaction_id"),
+    "confirm.path": [*NO_PATHS, None],
+    **{f"confirm.{name}": [*NO_NAMES, None] for name in ("transaction_id_field", "client_transaction_id_field")},
+    "confirm.window": [*NO_SECONDS, None],
+    **dict.fromkeys(["cancel.by_transaction_id", "reverse.by_transaction_id"], NO_PATHS),
+    "cancel.transaction_id_field": [*NO_NAMES, None],
+    "reverse.too_late_codes": NO_CODES,
+    **dict.fromkeys([f"returned.{name}" for name in (*RETURNED, "message")], NO_NAMES),
+}  # fmt: skip
+
+#: What is wrong with what stands, or is missing, beside it.
+INCOMPLETE: list[tuple[str, dict[str, Any]]] = [
+    ("absent_after", {"absent_after": 299.9}), ("absent_after", {"sale_window": 60, "absent_after": 59}),
+    ("status", {"status": {"state_field": "state"}}),
+    ("status.state_field", {"status": {"by_transaction_id": "/s/{transaction_id}"}}),
+    ("status.code_field", {"status": STATUS | {"codes": {}}}),
+    ("status.codes", {"status": STATUS | {"code_field": None}}),
+    ("confirm", {"confirm": CONFIRM}), ("cancel", {"cancel": {}}), ("reverse", {"reverse": {}}),
+    ("cancel.client_transaction_id_field", {"cancel": UNDO | {"by_client_transaction_id": "/u"}}),
+    *((f"{table}.{name}", {table: {key: value for key, value in TABLES[table].items() if key != name}})
+      for table in ("confirm", "returned") for name in TABLES[table]),
 ]  # fmt: skip
+
+
+def settings_of(name: str, value: object) -> dict[str, Any]:
+    table, _, inner = name.partition(".")
+    return {table: TABLES[table] | {inner: value}} if inner else {name: value}
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -267,35 +236,16 @@ def test_the_complete_file_is_complete() -> None:
             assert field.name in COMPLETE
 
 
-@pytest.mark.parametrize(("settings", "named"), BAD)
-def test_a_bad_setting_is_named(settings: dict[str, Any], named: str) -> None:
-    """Nothing wrong gets in, and the error says which setting it was."""
+@pytest.mark.parametrize(
+    ("named", "settings"),
+    [*((name, settings_of(name, value)) for name in WRONG for value in WRONG[name]), *INCOMPLETE],
+)
+def test_a_bad_setting_is_named(named: str, settings: dict[str, Any]) -> None:
+    """Of a file and in Python, where a dict is not quietly taken for a table."""
     with pytest.raises(ConfigurationError, match=rf"^profile setting {named}: "):
         ServiceProfile.parse(settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [pair for pair in BAD if not {"status", "confirm", "cancel", "reverse", "returned"} & set(pair[0])],
-)
-def test_a_bad_setting_given_in_python_is_named_too(settings: dict[str, Any], named: str) -> None:
-    """The constructor checks what `load` checks."""
-    with pytest.raises(ConfigurationError, match=rf"^profile setting {named}: "):
+    with pytest.raises(ConfigurationError, match=rf"^profile setting {named.partition('.')[0]}: "):
         ServiceProfile(**settings)
-
-
-def test_a_status_given_in_python_is_a_status_profile() -> None:
-    """A dict is not quietly taken for one."""
-    status: Any = STATUS
-    with pytest.raises(ConfigurationError, match=r"^profile setting status: must be a StatusProfile$"):
-        ServiceProfile(status=status)
-
-
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_whether_the_phone_may_be_left_out_is_a_bool(value: object) -> None:
-    """`"false"` is not quietly taken for true."""
-    with pytest.raises(ConfigurationError, match=r"^profile setting phone_optional_with_nick_name: "):
-        ServiceProfile.parse({"phone_optional_with_nick_name": value})
 
 
 @given(st.sampled_from([field.name for field in attrs.fields(ServiceProfile)]), st.recursive(

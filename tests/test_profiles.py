@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import payclient
+from fake_service import Scripted, answer, refusal
 from payclient.cli.settings import ServiceOptions, profile_of
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, PAYPHONE, PRESETS, ServiceProfile, find_profile
 from payclient.session import PaySession
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse, encode_prepare, encode_sale
+from payclient.wire import encode_prepare, encode_sale
 
 SHOP = 'name = "shop"\nnick_name_flag = "byNickName"\n'
 
@@ -31,14 +32,10 @@ def test_a_profile_is_found_by_itself_by_name_and_by_path(tmp_path: Path) -> Non
         assert PaySession("https://pay.example", "token", profile=name).profile is profile
 
 
-def test_a_name_of_nothing_is_told_the_presets() -> None:
-    """A slip of the pen is neither a preset nor a file."""
+def test_a_name_of_nothing_is_told_the_presets(tmp_path: Path) -> None:
+    """A slip of the pen is neither a preset nor a file; a file that is wrong is told what is wrong with it."""
     with pytest.raises(ConfigurationError, match=r"FileNotFoundError; the presets are document, payphone$"):
         find_profile("payfone")
-
-
-def test_a_bad_file_is_not_told_of_presets(tmp_path: Path) -> None:
-    """It is there, and it is wrong."""
     path = tmp_path / "shop.toml"
     path.write_text("name = 5", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"^profile setting name: must be a text$"):
@@ -112,45 +109,28 @@ def test_lengths_and_ranges_are_checked_before_anything_is_sent(fields: dict[str
 
 
 @pytest.mark.parametrize(
-    ("word", "code", "state"),
+    ("word", "number", "state"),
     [("Pending", 1, "Pendiente"), ("Canceled", 2, "Cancelado"), ("Approved", 3, "Aceptado")],
 )
-async def test_state_words_and_paths_are_the_services(word: str, code: int, state: str) -> None:
-    """An object by transaction id, an array by client transaction id; messages in Spanish."""
-    asked: list[HttpRequest] = []
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        asked.append(request)
-        report = {
-            "transactionId": 7,
-            "clientTransactionId": "order-1",
-            "transactionStatus": word,
-            "statusCode": code,
-        }
-        return HttpResponse(200, {}, json.dumps([report] if "client" in request.path else report).encode())
-
-    async with PaySession(None, "token", profile="payphone", transport=transport) as session:
-        for report in (
-            await session.status(transaction_id=7),
-            await session.status(client_transaction_id="order 1"),
-        ):
-            assert report is not None
-            assert report.state == state
-    assert [request.path for request in asked] == ["/api/Sale/7", "/api/Sale/client/order%201"]
-    assert all(
-        request.headers == {"Authorization": "Bearer token", "Accept-Language": "es"} for request in asked
+async def test_state_words_numbers_and_paths_are_the_services(word: str, number: int, state: str) -> None:
+    """An object by transaction id, an array by client transaction id; a number that says otherwise makes no state."""
+    said = {"transactionId": 7, "clientTransactionId": "order-1", "transactionStatus": word}
+    service = Scripted(
+        *(answer(200, said | {"statusCode": code}) for code in (1, 2, 3)),
+        answer(200, [said | {"statusCode": number}]),
+        refusal(20, status=404),
     )
-
-
-async def test_an_unpaid_form_is_not_found() -> None:
-    """HTTP 404 with code 20."""
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        return HttpResponse(404, {}, b'{"message":"no","errorCode":20}')
-
-    async with PaySession(None, "token", profile="payphone", transport=transport) as session:
-        assert await session.status(client_transaction_id="form-1") is None
+    async with PaySession(None, "token", profile="payphone", transport=service) as session:
+        for code in (1, 2, 3):
+            report = await session.status(transaction_id=7)
+            assert report is not None
+            assert report.state == (state if code == number else None)
+        report = await session.status(client_transaction_id="order 1")
+        assert report is not None
+        assert report.state == state
+        assert await session.status(client_transaction_id="form-1") is None, "an unpaid form"
+    assert [request.path for request in service.requests][2:4] == [
+        "/api/Sale/7",
+        "/api/Sale/client/order%201",
+    ]
+    assert service.requests[0].headers == {"Authorization": "Bearer token", "Accept-Language": "es"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -11,135 +12,152 @@ import attrs
 import pytest
 
 import payclient
-from fake_service import PROFILE, FakeService, outcome_of, sale, tracking
+from fake_service import PROFILE, FakeService, Scripted, answer, outcome_of, sale, tracking
 from payclient.cli import main
-from payclient.profile import StatusProfile
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import HttpResponse
 
 State = payclient.State
 
-SHOP = attrs.evolve(
-    PROFILE,
-    duplicate_codes=frozenset(),
-    uncertain_codes=frozenset({500, 501}),
-    refusing_statuses=frozenset({418, 429, 503}),
-)
-CREATED = '{"transactionId": 5}'
-ERROR = '{"message": "no", "errorCode": 5}'
-BUSY = '{"errorCode": 5, "errors": [{"errorCode": 2061}]}'
+PLAIN = attrs.evolve(PROFILE, duplicate_codes=frozenset(), uncertain_codes=frozenset({500, 501}))
+REFUSING = attrs.evolve(PLAIN, refusing_statuses=frozenset({418, 429, 503}))
 
 
-async def read(status: int, body: str, profile: payclient.ServiceProfile) -> str:
+def session_of(said: HttpResponse, profile: payclient.ServiceProfile) -> payclient.PaySession:
+    return payclient.PaySession("https://pay.example", "token", profile=profile, transport=Scripted(said))
+
+
+async def read(status: int, body: str | bytes, profile: payclient.ServiceProfile) -> str:
     """Send one Sale that is answered so, and say what came of it: created, refused (by which class), unknown."""
+    said = HttpResponse(status, {}, body if isinstance(body, bytes) else body.encode())
+    async with session_of(said, profile) as session:
+        (outcome,) = await asyncio.gather(session.sale(sale()), return_exceptions=True)
+    if isinstance(outcome, payclient.SaleResult):
+        assert outcome.raw["transactionId"] == outcome.transaction_id
+        return f"created {outcome.transaction_id}"
+    assert isinstance(outcome, (payclient.RefusedError, payclient.OutcomeUnknownError))
+    assert (outcome.http_status, outcome.client_transaction_id) == (status, "order-17")
+    if isinstance(outcome, payclient.OutcomeUnknownError):
+        return f"unknown {outcome.candidate_id}"
+    return type(outcome).__name__
 
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        return HttpResponse(status, {}, body.encode())
 
-    async with payclient.PaySession(
-        "https://pay.example", "token", profile=profile, transport=transport
-    ) as session:
-        try:
-            result = await session.sale(sale())
-        except payclient.RefusedError as error:
-            return f"refused {type(error).__name__}"
-        except payclient.OutcomeUnknownError as error:
-            return f"unknown {error.candidate_id}"
-        return f"created {result.transaction_id}"
-
+ID, CREATED = '"transactionId": 5', '{"transactionId": 5}'
+ERROR = '{"message": "no", "errorCode": 5}'
+BUSY = '{"errorCode": 5, "errors": [{"message": "b", "errorCode": 2061}]}'
+INVALID = '{"errorCode": 800, "errors": [{"message": "Amount", "errorCode": 0, "errorDescriptions": ["d"]}]}'
+HTML = "<html></html>"
 
 #: By row of the table: statuses, bodies, what they are.
-TABLE: list[tuple[list[int], list[str], str]] = [
-    ([200, 201, 299], [CREATED, '{"transactionId": 5, "errorCode": null}'], "created 5"),
-    ([200, 299, 400, 404, 409, 498], [ERROR, '{"errorCode": -1}'], "refused RefusedError"),
-    # Code 0 is a success to whoever writes it.
+TABLE: list[tuple[list[int], list[str | bytes], str]] = [
+    # One strict id on 2xx, and no errorCode.
+    ([200, 201, 299], [CREATED, f'{{{ID}, "errorCode": null}}'], "created 5"),
+    ([200], [
+        f'{{{ID}, "message": null, "extra": [1], "note": "\\u00f3"}}', f"\ufeff{CREATED}", '{"transaction\\u0049d": 5}',
+        f' \n{{"clientTransactionId": "order-17", {ID}}}\n', f'{{{ID}, "inner": {{{ID}, "errorCode": 5}}}}',
+    ], "created 5"),
+    ([200], ['{"transactionId": 1}'], "created 1"),
+    ([200], [f'{{"transactionId": {2**63 - 1}}}'], f"created {2**63 - 1}"),
+    # The error object; its class is by 2061, 800, 22, then the status.
+    ([200, 202, 299, 400, 404, 409, 422, 498], [ERROR, '{"errorCode": -1}'], "RefusedError"),
+    ([400], [
+        '{"errorCode": -5, "errors": "x", "message": 5}', '{"errorCode": 5, "transactionId": null, "note": "\\u00f3"}',
+        '{"errorCode": 5, "errors": [{"errorCode": 7}, {"errorCode": 8}]}',
+        '{"errorCode": 5, "message": "transactionId 5 ClientTransactionId", "transactionId": null}',
+    ], "RefusedError"),
+    ([200, 400, 401, 429, 500, 502, 599],
+     [BUSY, BUSY.replace("5,", "800,", 1), BUSY.replace("5,", "22,", 1)], "CustomerBusyError"),
+    ([200, 400, 429, 500, 503], [INVALID, '{"errorCode": 800}'], "ValidationFailedError"),
+    ([200, 400, 401, 500, 599], ['{"message": "m", "errorCode": 22}'], "NotCreatedError"),
+    ([401, 403], [ERROR, '{"message": "no"}', '{"message": ""}', '{"message": "m", "errorCode": "5"}'],
+     "UnauthorizedError"),
+    ([429], [ERROR], "RateLimitedError"),
+    # What is said of another Sale.
+    ([200], [f'{{{ID}, "clientTransactionId": "order-18"}}', f'{{{ID}, "clientTransactionId": 17}}'], "unknown 5"),
+    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-17"}'], "RefusedError"),
+    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}'], "unknown None"),
+    # Code 0 is a success to whoever writes it; other kinds of code are none.
     ([200, 400, 404], ['{"errorCode": 0}', '{"errorCode": 0, "errors": [{"errorCode": 2061}]}'], "unknown None"),
-    # An id wherever it stands.
-    (
-        [200, 400, 404],
-        [
-            '{"errorCode": 0, "data": {"transactionId": 5}}',
-            '{"errorCode": 5, "data": {"transactionId": 5}}',
-            '{"errorCode": 5, "TransactionId": 5}',
-            '{"errorCode": 5, "TRANSACTIONID": 5}',
-            '{"errorCode": 5, "transaction_id": 5}',
-            '{"errorCode": 5, "\\u0074ransactionId": 5}',
-            '{"errorCode": 5, "errors": [{"errorCode": 2061, "x": [[{"transactionid": 5}]]}]}',
-            '{"errorCode": 5, "data": {"transactionId": 5}, "data": null}',
-            '{"errorCode": 5, "transactionId": {"transactionId": 5}}',
-            '{"errorCode": 22, "transactionId": 5}',
-        ],
-        "unknown 5",
-    ),
-    ([400], ['{"errorCode": 5, "data": {"transactionId": "5"}}'], "unknown None"),
-    ([400], ['{"errorCode": 5, "transactionId": 0}', '{"errorCode": 5, "a": {"transactionId": {}}}'], "unknown None"),
-    (
-        [400],
-        ['{"errorCode": 5, "message": "transactionId 5 ClientTransactionId", "transactionId": null}'],
-        "refused RefusedError",
-    ),
-    # Something in between gave up, whatever else.
-    ([408, 425, 499], [ERROR, BUSY, '{"errorCode": 22}', "", '{"message": "no"}'], "unknown None"),
-    ([408, 425, 499], [CREATED], "unknown 5"),
-    # The service itself failed.
-    (
-        [200, 400, 418, 429, 500, 503],
-        ['{"errorCode": 500}', '{"errorCode": 501}', '{"errorCode": 5, "errors": [{"errorCode": 500}]}'],
-        "unknown None",
-    ),
-    ([500, 502, 599], ['{"errorCode": 22}'], "refused NotCreatedError"),
-    ([500, 502, 599], ['{"errorCode": 800}'], "refused ValidationFailedError"),
-    ([500, 502, 599], [BUSY], "refused CustomerBusyError"),
-    ([500, 502, 599], [ERROR, ""], "unknown None"),
-    ([401, 403], ['{"message": "no"}'], "refused UnauthorizedError"),
-    ([401, 403], ["", "{}", "<html>"], "unknown None"),
-    ([401, 403], ['{"message": "no", "transactionId": 5}'], "unknown 5"),
-    ([401, 403], ['{"message": "no", "data": {"transactionId": 5}}'], "unknown 5"),
-    ([429], [ERROR, "", "<html>", "[]"], "refused RateLimitedError"),
-    (
-        [418, 503],
-        ["", "<html>\\\\</html>", "[]", "{}", '{"transactionId": null}', '{"errors": [{"errorCode": 2061}]}'],
-        "refused RefusedError",
-    ),
-    ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', '[{"transactionId": 5}]'], "unknown 5"),
-    ([418, 429, 503], ['{"TransactionId": 5', '{"x": "' + "transaction" * 40_000 + '"}'], "unknown None"),
-    ([418, 429, 503], ['{"transactionId": "x"}'], "unknown None"),
+    ([400], [
+        '{"errorCode": "22"}', '{"errorCode": 22.0}', '{"errorCode": true}', '{"errorCode": null}',
+        '{"errorCode": [22]}', '{"errors": [{"errorCode": 2061}]}', '{"message": "m", "errors": []}',
+        '[{"errorCode": 22}]', '{"errorCode": 22', '{"ErrorCode": 22}', '{"errorCode": 22, "errorCode": 5}',
+    ], "unknown None"),
+    # An id wherever it stands, and both at once.
+    ([200, 400, 404], [
+        '{"errorCode": 0, "data": {"transactionId": 5}}', '{"errorCode": 5, "data": {"transactionId": 5}}',
+        '{"errorCode": 5, "TransactionId": 5}', '{"errorCode": 5, "TRANSACTIONID": 5}',
+        '{"errorCode": 5, "transaction_id": 5}', '{"errorCode": 5, "\\u0074ransactionId": 5}',
+        '{"errorCode": 5, "errors": [{"errorCode": 2061, "x": [[{"transactionid": 5}]]}]}',
+        '{"errorCode": 5, "data": {"transactionId": 5}, "data": null}',
+        '{"errorCode": 5, "transactionId": {"transactionId": 5}}', '{"errorCode": 22, "transactionId": 5}',
+        '{"errorCode": 22, "transactionId": 5, "transactionId": null}',
+    ], "unknown 5"),
+    ([200], [f'{{{ID}, "errorCode": "5"}}', f'{{{ID}, "errorCode": 22, "errorCode": null}}'], "unknown 5"),
+    ([401, 429, 500], [f'{{{ID}, "errorCode": 5, "message": "No"}}'], "unknown 5"),
+    ([401, 403], [f'{{{ID}, "message": "no"}}', '{"message": "no", "data": {"transactionId": 5}}'], "unknown 5"),
+    ([302, 400, 401, 404, 408, 409, 425, 429, 499, 500, 502, 503, 504], [CREATED], "unknown 5"),
+    ([400], [
+        '{"errorCode": 5, "data": {"transactionId": "5"}}', '{"errorCode": 5, "transactionId": 0}',
+        '{"errorCode": 5, "a": {"transactionId": {}}}',
+        '{"transactionId": "x", "transactionId": null, "errorCode": 22}',
+    ], "unknown None"),
     # A field given twice.
     ([200], ['{"transactionId": 1, "transactionId": 2}'], "unknown 2"),
-    # What is said of another Sale.
-    ([200], ['{"transactionId": 5, "clientTransactionId": "order-17"}'], "created 5"),
-    ([200], ['{"transactionId": 5, "clientTransactionId": "order-18"}'], "unknown 5"),
-    ([200], ['{"transactionId": 5, "clientTransactionId": 17}'], "unknown 5"),
-    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-17"}'], "refused RefusedError"),
-    ([200, 400], ['{"errorCode": 5, "clientTransactionId": "order-18"}'], "unknown None"),
-    # All else.
-    ([301, 302, 307, 399], [ERROR, BUSY, "", "<html>"], "unknown None"),
-    ([400, 404, 500, 502], [CREATED], "unknown 5"),
-    ([200, 204, 400, 404], ["", "{}", "null", "[]", '"ok"', "<html>", '{"errorCode": 5'], "unknown None"),
+    ([200], [f"{{{ID}, {ID}}}", f"\ufeff{{{ID}, {ID}}}", f'{{"transactionId": null, {ID}}}',
+             f'{{{ID}, "transaction\\u0049d": 5}}'], "unknown 5"),
+    # Something in between gave up, or the service itself failed, whatever else.
+    ([408, 425, 499], [ERROR, BUSY, INVALID, '{"errorCode": 22}', "", "{}", '{"message": "no"}'], "unknown None"),
+    ([200, 400, 500],
+     ['{"errorCode": 500}', '{"errorCode": 501}', '{"errorCode": 5, "errors": [{"errorCode": 500}]}'], "unknown None"),
+    ([500, 502, 503, 599], [ERROR, ""], "unknown None"),
+    ([600], ['{"errorCode": 22}'], "unknown None"),
+    # All else: other statuses, wrong ids, no JSON, other JSON.
+    ([401, 403], ["", "{}", HTML, '{"message": 5}'], "unknown None"),
+    ([400, 402], ['{"message": "m"}'], "unknown None"),
+    ([429], ["", HTML, '{"message": "slow"}'], "unknown None"),
+    ([100, 199, 300, 301, 302, 303, 307, 308, 399], [ERROR, BUSY, "", HTML], "unknown None"),
+    ([200, 204, 400, 404, 409], ["", "{}", "null", "[]", '"ok"', "5", "true", HTML, "{", " ", "'", "\x00"],
+     "unknown None"),
+    ([200], [f'{{"transactionId": {value}}}' for value in (
+        '"12"', "12.0", "true", "false", "0", "-1", "-0", str(2**63), str(2**64), "9" * 30, "9" * 5000, "1e3", "1e400",
+        "[]", "[5]", "{}", "null", '""', "12.5", "NaN", "Infinity")], "unknown None"),
+    ([200], [f"{{{ID}}}}}", f"[{CREATED}]", f"{{{ID},}}", f'{{{ID}, "x": NaN}}', '{"TransactionId": 5}',
+             '{"result": {"transactionId": 5}}', f'{{{ID}, "m": "Matr\u00edcula"}}'.encode("latin-1"),
+             f'{{{ID}, "x": {"[" * 100_000}', f'{{{ID}, "x": {"[" * 1020}{"]" * 1020}, {ID}}}',
+             f'{{{ID}, "x": "\\ud800"}}'], "unknown 5"),
+    ([200], [f"{{{ID}", b"\xff\xfe{\x00}\x00", CREATED.encode("utf-16"), b"\x1f\x8b\x08\x00", "\ufeff\ufeff{}"],
+     "unknown None"),
+]  # fmt: skip
+
+#: Of a profile whose gateway answers some statuses before the service sees the request.
+REFUSING_TABLE: list[tuple[list[int], list[str | bytes], str]] = [
+    ([429], [ERROR, "", HTML, "[]"], "RateLimitedError"),
+    ([418, 503], ["", f"{HTML}\\\\", "[]", "{}", '{"transactionId": null}', '{"errors": [{"errorCode": 2061}]}'],
+     "RefusedError"),
+    ([418, 429, 503], [CREATED, '{"a": {"transactionid": 5}}', f"[{CREATED}]"], "unknown 5"),
+    ([418, 429, 503], ['{"TransactionId": 5', '{"x": "' + "transaction" * 40_000 + '"}', '{"transactionId": "x"}'],
+     "unknown None"),
+    ([418, 429, 503], ['{"errorCode": 500}', '{"errorCode": 5, "errors": [{"errorCode": 501}]}'], "unknown None"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "what"),
-    [(status, body, what) for statuses, bodies, what in TABLE for body in bodies for status in statuses],
+    ("profile", "statuses", "bodies", "what"),
+    [*((PLAIN, *row) for row in TABLE), *((REFUSING, *row) for row in REFUSING_TABLE)],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_each_row_of_the_table(status: int, body: str, what: str) -> None:
+async def test_each_row_of_the_table(
+    profile: payclient.ServiceProfile, statuses: list[int], bodies: list[str | bytes], what: str
+) -> None:
     """Created by one strict id, refused by proof alone, unknown by all else; an id that was seen is kept."""
-    assert await read(status, body, SHOP) == what
-
-
-async def test_without_a_refusing_status_429_needs_the_error_object() -> None:
-    """The profile's statuses come before the row of 429."""
-    assert await read(429, "<html>", PROFILE) == "unknown None"
-    assert await read(429, ERROR, PROFILE) == "refused RateLimitedError"
+    found = {(status, body[:99]): await read(status, body, profile) for body in bodies for status in statuses}
+    assert {case: said for case, said in found.items() if said != what} == {}
 
 
 async def test_the_preset_takes_no_failure_of_the_service_for_a_refusal() -> None:
     """Codes 500 and 501 say that the service failed, not that it did nothing."""
-    for code in (500, 501):
-        assert await read(400, json.dumps({"errorCode": code}), payclient.PAYPHONE) == "unknown None"
-    assert await read(400, '{"errorCode": 100}', payclient.PAYPHONE) == "refused RefusedError"
+    for code, what in ((500, "unknown None"), (501, "unknown None"), (100, "RefusedError")):
+        assert await read(400, json.dumps({"errorCode": code}), payclient.PAYPHONE) == what
 
 
 @pytest.mark.parametrize(
@@ -164,9 +182,8 @@ async def test_a_hostile_refusal_is_searched_within_bounds(body: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("transactionId", "1000"), ("transactionId", 1000.0), ("clientTransactionId", 17),
-        ("clientTransactionId", ["order-17"]), ("amount", "1150"), ("amount", 1150.0), ("currency", 840),
-        ("currency", ["USD"]),
+        ("transactionId", "1000"), ("transactionId", 1000.0), ("clientTransactionId", 17), ("amount", "1150"),
+        ("amount", 1150.0), ("currency", ["USD"]),
     ],
 )  # fmt: skip
 async def test_a_field_of_another_type_is_a_conflict(field: str, value: object) -> None:
@@ -176,15 +193,10 @@ async def test_a_field_of_another_type_is_a_conflict(field: str, value: object) 
     async with tracking(service, ledger) as tracker:
         pending = await tracker.sale(sale())
         report = service.sales[1000] | {"state": "Aceptado", field: value}
-        for kind in (report, [report]):
-            service.status_scripts = [
-                lambda kind=kind: HttpResponse(200, {}, json.dumps(kind).encode())  # type: ignore[misc]  # bound now
-            ] * 500
-        outcome = await outcome_of(service, pending)
-        assert outcome.paid is None
-    events = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
-    assert events
-    assert field in (events[0].detail or "")
+        service.status_scripts = [lambda: answer(200, report), lambda: answer(200, [report])] * 250
+        assert (await outcome_of(service, pending)).paid is None
+    (event, *_) = [change for change in await ledger.history("order-17") if change.event == "Conflicted"]
+    assert field in (event.detail or "")
 
 
 @pytest.mark.parametrize(("name", "value"), [("amount", 1150.0), ("amount", True), ("currency", b"USD")])
@@ -210,42 +222,29 @@ async def test_of_several_the_unreadable_one_never_decides(word: str, readable_f
     """One that is paid and can be read is a verdict, in any order; of all others the unreadable one is told."""
     good = {"transactionId": 1, "clientTransactionId": "a", "amount": 5, "currency": "USD", "state": word}
     several = [good, good | {"transactionId": 2, "amount": "5"}]
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        body = json.dumps(several if readable_first else several[::-1]).encode()
-        return HttpResponse(200, {}, body)
-
-    async with payclient.PaySession(
-        "https://pay.example", "token", profile=PROFILE, transport=transport
-    ) as session:
+    async with session_of(answer(200, several if readable_first else several[::-1]), PROFILE) as session:
         report = await session.status(client_transaction_id="a")
     assert report is not None
-    assert report.state == word
-    assert report.unreadable == (() if word == "Aceptado" else ("amount",))
-    assert report.transaction_id == (1 if word == "Aceptado" else None)
-    assert report.also_accepted == ((2,) if word == "Aceptado" else ())
+    paid = word == "Aceptado"
+    assert (report.state, report.unreadable) == (word, () if paid else ("amount",))
+    assert (report.transaction_id, report.also_accepted) == ((1, (2,)) if paid else (None, ()))
 
 
+assert PROFILE.status is not None
 CODED = attrs.evolve(
     PROFILE,
-    status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-        state_field="state",
-        code_field="statusCode",
-        codes={1: "Pendiente", 2: "Cancelado", 3: "Aceptado"},
+    status=attrs.evolve(
+        PROFILE.status, code_field="statusCode", codes={1: "Pendiente", 2: "Cancelado", 3: "Aceptado"}
     ),
 )
 
 
-@pytest.mark.parametrize("code", [1, 2, 4, 0, "3", 3.0, True, [3]])
-@pytest.mark.parametrize("word", ["Aceptado", "Cancelado"])
-async def test_a_number_that_contradicts_the_word_decides_nothing(code: Any, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [("Aceptado", code) for code in (1, 2, 4, 0, "3", 3.0, True, [3])] + [("Cancelado", code) for code in (1, 3)],
+)  # fmt: skip
+async def test_a_number_that_contradicts_the_word_decides_nothing(word: str, code: Any) -> None:
     """Which of the two is true nobody knows; once they agree, the sale is decided."""
-    if (code, word) == (2, "Cancelado"):
-        return
     service = FakeService()
     async with tracking(service, profile=CODED) as tracker:
         pending = await tracker.sale(sale())
@@ -266,39 +265,7 @@ async def test_a_number_given_twice_decides_nothing() -> None:
         assert (await outcome_of(service, pending)).paid is None
 
 
-async def test_the_preset_reads_the_number_too() -> None:
-    """1 is pending, 2 cancelled, 3 approved."""
-    words = {"Pending": (1, "Pendiente"), "Canceled": (2, "Cancelado"), "Approved": (3, "Aceptado")}
-    for word, (_, state) in words.items():
-        for code in (1, 2, 3):
-            body = json.dumps({"transactionId": 5, "transactionStatus": word, "statusCode": code}).encode()
-
-            async def transport(
-                request: HttpRequest, before_send: BeforeSend | None, body: bytes = body
-            ) -> HttpResponse:
-                assert before_send is not None
-                await before_send()
-                return HttpResponse(200, {}, body)
-
-            async with payclient.PaySession(
-                None, "token", profile="payphone", transport=transport
-            ) as session:
-                report = await session.status(transaction_id=5)
-                assert report is not None
-                assert report.state == (state if words[word][0] == code else None)
-
-
-# --- Profiles, acknowledgements, ids
-
-
-def test_absence_cannot_be_proven_while_the_customer_may_approve() -> None:
-    """`absent_after` is at least the sale window, in Python and in a file."""
-    with pytest.raises(payclient.ConfigurationError, match="absent_after: must be at least sale_window"):
-        payclient.ServiceProfile(absent_after=299)
-    with pytest.raises(payclient.ConfigurationError, match="absent_after: must be at least sale_window"):
-        payclient.ServiceProfile.parse({"sale_window": 60, "absent_after": 59.9})
-    assert payclient.ServiceProfile(absent_after=300).absent_after == 300
-
+# --- Ids that could be taken for others
 
 #: Each looks like another id, or like none: by what the error says of it.
 MISTAKABLE = {
@@ -333,17 +300,15 @@ def test_an_id_that_says_what_it_shows_is_taken(identifier: str) -> None:
     assert payclient.derive_id(identifier) != payclient.derive_id("order-17")
 
 
-@pytest.mark.parametrize("identifier", list(MISTAKABLE))
+@pytest.mark.parametrize("identifier", ["..", "order\u200b17", "cafe\u0301-17"])
 def test_a_file_with_such_a_key_is_refused(
     identifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is sent, and before a ledger is made."""
-    rows = tmp_path / "rows.csv"
+    rows, token, ledger = tmp_path / "rows.csv", tmp_path / "token", tmp_path / "charges.db"
     fields = "client_transaction_id,phone_number,country_code,currency,amount_without_tax"
     rows.write_text(f"{fields}\nplain,0984111222,593,USD,100\n{identifier},0984111223,593,USD,100\n", "utf-8")
-    token = tmp_path / "token"
     token.write_text("secret-token")
-    ledger = tmp_path / "charges.db"
     status = main(
         [
             "charge", str(rows), "--base-url", "http://127.0.0.1:9", "--token-file", str(token),
@@ -362,18 +327,10 @@ def test_a_file_with_such_a_key_is_refused(
 @pytest.mark.parametrize(
     ("age", "found"), [("0", True), ("1", False), (" 3600", False), ("unreadable", False)]
 )
-@pytest.mark.parametrize("body", ["[]", '{"errorCode": 20}'])
-async def test_a_cache_proves_no_absence(age: str, found: bool, body: str) -> None:
+@pytest.mark.parametrize("body", [b"[]", b'{"errorCode": 20}'])
+async def test_a_cache_proves_no_absence(age: str, found: bool, body: bytes) -> None:
     """A "not found" of some age is of an earlier query, when the sale may not have been there yet."""
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        assert before_send is not None
-        await before_send()
-        return HttpResponse(200, {"age": age}, body.encode())
-
-    async with payclient.PaySession(
-        "https://pay.example", "token", profile=PROFILE, transport=transport
-    ) as session:
+    async with session_of(HttpResponse(200, {"age": age}, body), PROFILE) as session:
         if found:
             assert await session.status(client_transaction_id="order-17") is None
         else:

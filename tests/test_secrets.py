@@ -344,20 +344,24 @@ OPERATIONS: dict[str, Callable[[PaySession], Awaitable[object]]] = {
     "tracker.prepare": tracker_prepare, "tracker.live_form": live_form, "charge_all": batch,
 }  # fmt: skip
 
+#: What withdraws and gives back, and a form that comes back: no answer below is a success of theirs.
+UNDOING: dict[str, Callable[[PaySession], Awaitable[object]]] = {
+    "cancel": cancel, "reverse": reverse, "returned": returned,
+}  # fmt: skip
+#: One of each way to the network: once, repeated, and with a tracker.
+NETWORK = {name: OPERATIONS[name] for name in ("sale", "status", "tracker.sale")}
+
 #: What the tracker does not raise: the sale may exist, and a handle is given.
 HANDLES = ("tracker.sale", "charge_all")
 
-operations = pytest.mark.parametrize("operation", OPERATIONS)
 
-
-def check_kind(operation: str, outcome: object, kind: type) -> None:
-    """The outcome is of the class that the case asks for, where it may exist a handle."""
-    if kind is OutcomeUnknownError and operation in HANDLES:
+def check_outcome(operation: str, outcome: object, kind: type) -> None:
+    """It shows nothing, and is of the class that the case asks for; where it may exist, a handle."""
+    check_hidden(outcome)
+    if kind is object or (kind is OutcomeUnknownError and operation in HANDLES):
         assert not isinstance(outcome, BaseException), repr(outcome)
-    elif kind is not object:
-        assert type(outcome) is kind, repr(outcome)
     else:
-        assert not isinstance(outcome, BaseException), repr(outcome)
+        assert type(outcome) is kind, repr(outcome)
 
 
 # --- Whatever the service answers
@@ -430,15 +434,6 @@ MIXED = [
 answers = pytest.mark.parametrize("case", ANSWERS + MIXED, ids=lambda case: case.name)
 
 
-def check_answer(operation: str, case: Answer, outcome: object) -> None:
-    """It shows nothing, and is what it should be, so that each case goes the way it is for."""
-    check_hidden(outcome)
-    if case not in MIXED and (operation, case.name) != ("tracker.prepare", "another code"):
-        # A query that "not found" does not answer proves no refusal as busy: the sale may exist (a repeated POST).
-        busy = case.name == "2061" and operation in HANDLES
-        check_kind(operation, outcome, OutcomeUnknownError if busy else case.kind)
-
-
 def function_of(case: Answer) -> Transport:
     async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
         assert before_send is not None
@@ -449,37 +444,36 @@ def function_of(case: Answer) -> Transport:
 
 
 @answers
-@pytest.mark.parametrize("call", [cancel, reverse, returned])
-async def test_answers_that_are_nobodys_success(
-    call: Callable[[PaySession], Awaitable[object]], case: Answer
-) -> None:
-    """What withdraws and gives back, and a form that comes back, show nothing either."""
-    debug()
-    async with PaySession(
-        "https://pay.example", TOKEN, profile=PROFILE, transport=function_of(case)
-    ) as session:
-        check_hidden(await outcome_of(call(session)))
-
-
-@answers
 async def test_answers(case: Answer) -> None:
     """Whatever a service answers to whatever operation, no canary shows, in asyncio's debug mode too."""
     debug()
+    for operation, call in (OPERATIONS | UNDOING).items():
+        told: list[Exchange] = []
+        async with session_over(function_of(case), on_exchange=told.append) as session:
+            outcome = await outcome_of(call(session))
+        check_hidden([told, session])
+        assert told
+        if (
+            case in MIXED
+            or operation in UNDOING
+            or (operation, case.name) == ("tracker.prepare", "another code")
+        ):
+            check_hidden(outcome)
+        else:
+            # A query that "not found" does not answer proves no refusal as busy: the sale may exist (a repeated POST).
+            busy = case.name == "2061" and operation in HANDLES
+            check_outcome(operation, outcome, OutcomeUnknownError if busy else case.kind)
 
-    async def token() -> str:
-        return TOKEN
 
-    once = (read, write(answer(case.content, case.http_status, *HEADERS)))
-    async with RawServer(once * TRIES) as server:
+@pytest.mark.parametrize("name", ["success", "22", "401", "HTML 502", "a redirect"])
+async def test_answers_over_a_socket(name: str) -> None:
+    """aiohttp holds the head and the body of request and answer, and logs what it likes."""
+    debug()
+    (case,) = (one for one in ANSWERS if one.name == name)
+    async with RawServer((read, write(answer(case.content, case.http_status, *HEADERS))) * TRIES) as server:
         for operation, call in OPERATIONS.items():
-            told: list[Exchange] = []
-            async with PaySession(
-                server.url, token, profile=PROFILE, timeouts=LONG, on_exchange=told.append
-            ) as session:
-                outcome = await outcome_of(call(session))
-                check_answer(operation, case, outcome)
-            assert told
-            check_hidden([told, session])
+            async with PaySession(server.url, TOKEN, profile=PROFILE, timeouts=LONG) as session:
+                check_outcome(operation, await outcome_of(call(session)), case.kind)
         assert found_in(server.data), "the canaries went out"
 
 
@@ -520,14 +514,14 @@ BROKEN: dict[str, Broken] = {
 async def test_broken_answers(steps: Broken) -> None:
     """What aiohttp raises holds the request and the server's bytes; nothing of it comes through."""
     debug()
+    timeouts = SHORT if hang in steps else LONG
     async with RawServer(steps) as server:
-        for operation, call in OPERATIONS.items():
-            timeouts = SHORT if hang in steps else LONG
+        for operation, call in NETWORK.items():
             async with PaySession(server.url, TOKEN, profile=PROFILE, timeouts=timeouts) as session:
                 outcome = await outcome_of(call(session))
             check_hidden(outcome)
             if hang not in steps:  # on a slow machine its time-out may come before the first byte
-                check_kind(operation, outcome, OutcomeUnknownError)
+                check_outcome(operation, outcome, OutcomeUnknownError)
         assert found_in(server.data)
 
 
@@ -559,22 +553,21 @@ async def test_what_a_transport_raises(sent: bool) -> None:
     async with PaySession("https://pay.example", TOKEN, profile=PROFILE, transport=transport) as session:
         for operation, call in OPERATIONS.items():
             outcome = await outcome_of(call(session))
-            check_hidden(outcome)
-            check_kind(operation, outcome, kind)
+            check_outcome(operation, outcome, kind)
             if isinstance(outcome, PayError):
                 assert "LoudError" in str(outcome)
                 assert outcome.__context__ is outcome.__cause__ is None
 
 
-@operations
-async def test_nobody_listens(operation: str) -> None:
+async def test_nobody_listens() -> None:
     """A refused connection is not sent, and shows nothing."""
     debug()
     with kept_port() as port:
-        async with PaySession(f"http://127.0.0.1:{port}", TOKEN, profile=PROFILE, timeouts=LONG) as session:
-            outcome = await outcome_of(OPERATIONS[operation](session))
-    check_hidden(outcome)
-    check_kind(operation, outcome, NotSentError)
+        for operation, call in NETWORK.items():
+            async with PaySession(
+                f"http://127.0.0.1:{port}", TOKEN, profile=PROFILE, timeouts=LONG
+            ) as session:
+                check_outcome(operation, await outcome_of(call(session)), NotSentError)
 
 
 PROXIES: dict[str, bytes | None] = {
@@ -593,16 +586,15 @@ async def test_proxies(refusal: bytes | None) -> None:
     good = (read, write(answer(GOOD))) * TRIES
     async with RawServer(good, context=server_context()) as server, ConnectProxy(refusal) as proxy:
         address = proxy.url.replace("//", f"//user:{PROXY_PASSWORD}@")
-        for operation, call in OPERATIONS.items():
+        for operation, call in NETWORK.items():
             connector = aiohttp.TCPConnector(ssl=client_context())
             async with PaySession(
                 server.url, TOKEN, profile=PROFILE, timeouts=LONG, connector=connector, proxy=address
             ) as session:
                 outcome = await outcome_of(call(session))
             await connector.close()
-            check_hidden([outcome, session])
-            check_hidden(outcome)
-            check_kind(operation, outcome, object if refusal is None else NotSentError)
+            check_hidden(session)
+            check_outcome(operation, outcome, object if refusal is None else NotSentError)
         seen = [canary for connection in proxy.connections for canary in found_in(bytes(connection.data))]
         assert set(seen) == {CANARIES[-1]}, "the password, in the head of the CONNECT"
 
@@ -687,9 +679,7 @@ def session_over(transport: Transport | None = None, token: Any = TOKEN, **optio
     return PaySession("https://pay.example", token, transport=transport or function_of(ANSWERS[0]), **options)
 
 
-@pytest.mark.parametrize(
-    "token", [f"Bearer {TOKEN}", f"{TOKEN}\n", f" {TOKEN}", f"<{TOKEN}>", f"{TOKEN}\r\nX: 1", [TOKEN]]
-)
+@pytest.mark.parametrize("token", [f"Bearer {TOKEN}", f"{TOKEN}\r\nX: 1", [TOKEN]])
 async def test_a_bad_token(token: Any) -> None:
     """A token that cannot be is not shown by the error that says so, whether it is given or a callable gives it."""
 
@@ -723,12 +713,10 @@ REFUSED: dict[str, Callable[[], object]] = {
     "ids in JSON": lambda: payclient.parse_notification(
         body=json.dumps({"id": PHONE, "clientTransactionId": EMAIL}).encode()
     ),
-    "ids in a form": lambda: payclient.parse_notification(body=b"id=" + ECHOED),
     "a return": lambda: parse_return(
         f"id={PHONE}&clientTransactionId={EMAIL}", cast("Any", PROFILE.returned)
     ),
     "a message": lambda: parse_return(f"msg={TOKEN}", cast("Any", PROFILE.returned)),
-    "a mapping": lambda: parse_return({"id": EMAIL, "x": PHONE}, cast("Any", PROFILE.returned)),
 }
 
 
@@ -779,10 +767,9 @@ async def test_a_token_callable_that_fails(how: str) -> None:
         raise AssertionError
 
     async with session_over(token=token, timeouts=SHORT if how == "hangs" else LONG) as session:
-        for operation, call in OPERATIONS.items():
+        for operation, call in NETWORK.items():
             outcome = await outcome_of(call(session))
-            check_hidden(outcome)
-            check_kind(operation, outcome, RuntimeError if how == "raises" else NotSentError)
+            check_outcome(operation, outcome, RuntimeError if how == "raises" else NotSentError)
 
 
 async def test_a_refreshed_token() -> None:
@@ -836,22 +823,15 @@ def report(state: str, **changes: object) -> dict[str, object]:
 
 
 SAID: dict[str, tuple[object, ...]] = {
-    "accepted": (report("Pendiente"), report("Aceptado")),
-    "cancelled": (report("Cancelado"),),
     "pending": (report("Pendiente"),),
     "accepted twice": ([report("Aceptado"), report("Aceptado", transactionId=13)],),
     "cancelled, then accepted": (report("Cancelado"), report("Aceptado")),
     "an unmapped state": (report(PHONE),),
-    "another amount": (report("Aceptado", amount=5),),
     "another currency": (report("Aceptado", currency="EUR"),),
-    "another id of ours": (report("Aceptado", clientTransactionId="order-9"),),
     "another id": (report("Aceptado", transactionId=99),),
     "not found": ((404, error_object(20)),),
     "401": ((401, error_object(5)),),
-    "429": ((429, error_object(5)),),
-    "refused": ((400, error_object(21)),),
     "HTML": ((502, PAGE),),
-    "garbage": (ECHOED,),
     "a loud exception": (LoudError,),
 }
 
@@ -918,9 +898,7 @@ async def test_a_ledger_that_fails(how: str, case: Answer) -> None:
             await outcome_of(tracker.prepare(form_of("form-1"))),
         ]
     for outcome in outcomes:
-        check_hidden(outcome)
-        kind = object if case.kind is object else case.kind
-        check_kind("sale", outcome, LedgerUnavailableError if how == "permit" else kind)
+        check_outcome("sale", outcome, LedgerUnavailableError if how == "permit" else case.kind)
 
 
 def files_of(path: Path) -> bytes:
@@ -934,7 +912,6 @@ async def test_the_ledgers_file(tmp_path: Path) -> None:
 
     Only the links of living forms are kept, and those only where `keep_links` allows it (tests/test_purchases.py).
     """
-    debug()
     path = tmp_path / "charges.db"
     ledger = await SqliteLedger.open(str(path))
     check_hidden(ledger)
@@ -950,11 +927,6 @@ async def test_the_ledgers_file(tmp_path: Path) -> None:
             check_hidden(await outcome_of(tracker.prepare(form)))
             await tracker.notify(payclient.Notification(transaction_id=12, client_transaction_id=name))
             await clock.advance(5.0)
-            again = attrs.evolve(SALE, client_transaction_id=name, tip=1, amount=101)
-            repeated = asyncio.create_task(outcome_of(tracker.sale(again)))
-            while not repeated.done():  # a query before it may wait for its turn by the rate
-                await clock.advance(1.0)
-            check_hidden(await repeated)
     second = await outcome_of(SqliteLedger.open(str(path)))
     assert type(second) is LedgerInUseError
     check_hidden(second)
@@ -1133,24 +1105,16 @@ async def test_charge(tmp_path: Path) -> None:
     assert found_in(said) == []
 
 
-WHO = answer({"message": "who?", **ECHO}, 401)
-
-#: Steps of a service, a token, the exit code, and what is said beside it.
-STOPPED: dict[str, tuple[Broken, str, int, bytes]] = {
-    "a token that is not taken": ((read, write(WHO)), TOKEN, 4, b"401"),
-    "no service": ((fin,), TOKEN, 4, b""),
-    "with Bearer": ((fin,), f"Bearer {TOKEN}", 2, b"token must "),
-    "with a blank": ((fin,), f"{TOKEN} {TOKEN}", 2, b"token must "),
-}
-
-
-@pytest.mark.parametrize("case", STOPPED.values(), ids=STOPPED)
-async def test_charge_that_is_stopped(case: tuple[Broken, str, int, bytes], tmp_path: Path) -> None:
-    """A row that was never sent is said to be so, and no more; a bad token is refused by the setting's name."""
-    steps, token, expected, said_of_it = case
-    async with RawServer(steps * TRIES) as server:
+@pytest.mark.parametrize(
+    ("token", "expected", "words"), [(TOKEN, 4, b"401"), (f"Bearer {TOKEN}", 2, b"token must ")]
+)
+async def test_charge_with_a_token_that_is_not_taken(
+    token: str, expected: int, words: bytes, tmp_path: Path
+) -> None:
+    """By the service a row that was never sent is said to be so, and no more; by us, by the setting's name."""
+    async with RawServer((read, write(answer({"message": "who?", **ECHO}, 401))) * TRIES) as server:
         code, said = await charge(tmp_path, [row("good", 1)], server.url, token)
-    assert (code, said_of_it in said) == (expected, True), said
+    assert (code, words in said) == (expected, True), said
     assert found_in(said) == []
 
 

@@ -137,12 +137,16 @@ BAD_TOKENS = [
 
 
 @pytest.mark.parametrize("token", BAD_TOKENS)
-def test_token_refused(token: Any) -> None:
-    """A token that cannot stand behind Bearer (§5) is refused by name, and not repeated."""
-    with pytest.raises(ConfigurationError, match=r"^token must ") as caught:
+async def test_token_refused(token: Any) -> None:
+    """One that cannot stand behind Bearer (§5) is refused by name and not repeated, given or from a callable."""
+    fake, permit = Scripted(CREATED), Permit()
+    with pytest.raises(ConfigurationError, match=r"^token must ") as given:
         PaySession(BASE, token)
-    assert "secret" not in repr(caught.value)
-    assert caught.value.__context__ is None
+    with pytest.raises(ConfigurationError, match=r"^token must ") as called:
+        await session_over(fake, Tokens(token)).sale(SALE, before_send=permit)
+    assert "secret" not in repr((given.value, called.value))
+    assert given.value.__context__ is None
+    assert (fake.requests, permit.entered) == ([], 0)
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), True, "10", None])
@@ -174,59 +178,38 @@ def test_from_env() -> None:
     assert PaySession.from_env({"PAYCLIENT_TOKEN": TOKEN}, profile=named).base_url == "https://named.example"
 
 
-@pytest.mark.parametrize("name", ["PAYCLIENT_BASE_URL", "PAYCLIENT_TOKEN"])
-@pytest.mark.parametrize("empty", [False, True])
-def test_from_env_without(name: str, empty: bool) -> None:
-    """A missing or empty variable is named, and no other's value is shown."""
-    environ = {"PAYCLIENT_BASE_URL": BASE, "PAYCLIENT_TOKEN": TOKEN}
-    if empty:
-        environ[name] = ""
-    else:
-        del environ[name]
-    with pytest.raises(ConfigurationError, match=f"^{name} is not set$"):
-        PaySession.from_env(environ)
-
-
-def test_from_env_bad_profile() -> None:
-    """A profile that cannot be read is a setting that cannot be."""
-    environ = {
-        "PAYCLIENT_BASE_URL": BASE,
-        "PAYCLIENT_TOKEN": TOKEN,
-        "PAYCLIENT_PROFILE": "/no/such/file.toml",
-    }
-    with pytest.raises(ConfigurationError, match=r"/no/such/file\.toml"):
-        PaySession.from_env(environ)
-
-
-async def test_nothing_shows_the_token() -> None:
-    """Neither `repr` nor pickling nor a sent request's `repr` shows the token or the phone."""
-    fake = Scripted(CREATED)
-    session = session_over(fake)
-    await session.sale(SALE)
-    shown = f"{session!r} {session!s} {fake.requests!r} {CREATED!r}"
-    assert TOKEN not in shown
-    assert "0987654321" not in shown
-    for way in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(TypeError, match="does not pickle"):
-            way(session)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"PAYCLIENT_BASE_URL": ""}, "^PAYCLIENT_BASE_URL is not set$"),
+        ({"PAYCLIENT_TOKEN": ""}, "^PAYCLIENT_TOKEN is not set$"),
+        ({"PAYCLIENT_PROFILE": "/no/such/file.toml"}, r"/no/such/file\.toml"),
+    ],
+)
+def test_from_env_without(change: dict[str, str], words: str) -> None:
+    """A missing or empty variable is named, and so is a profile that cannot be read."""
+    environ = {"PAYCLIENT_BASE_URL": BASE, "PAYCLIENT_TOKEN": TOKEN} | change
+    for given in (environ, {name: value for name, value in environ.items() if value}):
+        with pytest.raises(ConfigurationError, match=words):
+            PaySession.from_env(given)
 
 
 # --- Where it may be used
 
 
 async def test_closed() -> None:
-    """A closed session says so, and may be closed again."""
+    """A closed session says so, and may be closed again; it is never copied or pickled."""
     fake = Scripted(CREATED)
     async with session_over(fake) as session:
         await session.sale(SALE)
     await session.aclose()
-    with pytest.raises(UsageError, match="closed"):
-        await session.sale(SALE)
-    with pytest.raises(UsageError, match="closed"):
-        await session.status(transaction_id=12)
-    with pytest.raises(UsageError, match="closed"):
-        await session.__aenter__()
+    for call in (session.sale(SALE), session.status(transaction_id=12), session.__aenter__()):
+        with pytest.raises(UsageError, match="closed"):
+            await cast("Any", call)
     assert len(fake.requests) == 1
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="does not pickle"):
+            way(session)
 
 
 def test_another_event_loop() -> None:
@@ -238,94 +221,69 @@ def test_another_event_loop() -> None:
 
 
 FORKED = """
-import asyncio, os, sys
-from payclient.errors import UsageError
-from payclient.models import SaleRequest
-from payclient.profile import PAYPHONE
-from payclient.session import PaySession
+import asyncio, os
+from payclient import PaySession, SaleRequest, Timeouts, UsageError
 from payclient.wire import HttpResponse
-
-async def transport(request, before_send):
-    await before_send()
-    return HttpResponse(200, {}, b'{"transactionId": 12}')
-
-sale = SaleRequest(phone_number="0987654321", country_code="593", currency="USD", client_transaction_id="a", tip=1)
-session = PaySession("https://pay.example", "token", transport=transport)
-how = sys.argv[1]
-
-async def child():
-    try:
-        await session.sale(sale)
-    except UsageError as error:
-        await session.aclose()
-        return 7 if "fork" in str(error) else 8
-    return 9
-
-async def main():
-    if how != "fresh":
-        await session.sale(sale)
-    if how == "running" and os.fork() == 0:
-        os._exit(await child())
-    if how == "running":
-        return os.waitstatus_to_exitcode(os.wait()[1])
-
-code = asyncio.run(main())
-if how != "running":
-    if os.fork() == 0:
-        os._exit(asyncio.run(child()))
-    code = os.waitstatus_to_exitcode(os.wait()[1])
-sys.exit(code)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.parametrize(
-    "how",
-    [
-        "fresh",
-        "used",
-        "running",
-    ],
-)
-def test_forked(how: str) -> None:
-    """In a forked child a session says so: unused, used, and forked from within the running loop."""
-    done = subprocess.run([sys.executable, "-c", FORKED, how], check=False, timeout=60, capture_output=True)
-    assert (done.returncode, done.stderr) == (7, b"")
-
-
-FORKED_WHILE_CONNECTED = """
-import asyncio, os, sys
-from payclient import PaySession, SaleRequest, Timeouts
 from raw_server import RawServer, answer, read, write
 
 def sale(name):
     return SaleRequest(phone_number="0987654321", country_code="593", currency="USD", client_transaction_id=name, tip=1)
 
-async def main():
-    taken = read, write(answer({"transactionId": 12}))
-    async with RawServer(taken * 2) as server:
+async def transport(request, before_send):
+    await before_send()
+    return HttpResponse(200, {}, b'{"transactionId": 12}')
+
+def session():
+    return PaySession("https://pay.example", "token", transport=transport)
+
+async def child(session):
+    try:
+        await session.sale(sale("a"))
+    except UsageError as error:
+        await session.aclose()
+        return "a fork is told" if "fork" in str(error) else str(error)
+
+def told(answer):
+    print(answer, flush=True)
+    os._exit(0)
+
+async def running(session):
+    await session.sale(sale("a"))
+    if os.fork() == 0:
+        told(await child(session))
+    os.wait()
+
+async def connected():
+    async with RawServer((read, write(answer({"transactionId": 12}))) * 2) as server:
         async with PaySession(server.url, "token", timeouts=Timeouts(total=10)) as session:
             await session.sale(sale("a"))
             if os.fork() == 0:
-                try:
-                    await session.aclose()
-                finally:
-                    os._exit(0)
+                await session.aclose()
+                told("closed by the child")
             os.wait()
             await session.sale(sale("b"))
-        return len(server.connections)
+        print(len(server.connections), "connection for both")
 
-sys.exit(asyncio.run(main()))
+fresh, used = session(), session()
+asyncio.run(used.sale(sale("a")))
+for each in fresh, used:
+    if os.fork() == 0:
+        told(asyncio.run(child(each)))
+    os.wait()
+asyncio.run(running(session()))
+asyncio.run(connected())
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_fork_leaves_the_parents_connections_alone() -> None:
-    """A child that closes the session it inherited takes nothing from its parent, whose connection lives on."""
-    command = [sys.executable, "-c", FORKED_WHILE_CONNECTED]
+def test_forked() -> None:
+    """A session says so in a child: unused, used, forked within the running loop; a close there leaves the parent's."""
     paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, check=False, timeout=60, capture_output=True, env=os.environ | paths)
-    assert (done.returncode, done.stderr) == (1, b""), "one connection for both"
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], check=False, timeout=60, capture_output=True, env=os.environ | paths
+    )
+    said = b"a fork is told\n" * 3 + b"closed by the child\n1 connection for both\n"
+    assert (done.stdout, done.stderr) == (said, b"")
 
 
 async def test_borrowed_connector_stays_open() -> None:
@@ -430,36 +388,21 @@ async def test_a_spent_permit_is_not_used_again(permitted: bool, tries: int) -> 
     assert permit.entered == int(permitted)
 
 
-LIMITED = ServiceProfile(max_lengths={"client_transaction_id": 3, "reference": 2}, ranges={"amount": (1, 50)})
-FORM = PrepareRequest(
-    currency="USD", client_transaction_id="order-1", store_id="S1", response_url="https://shop.example/",
-    tip=1,
-)  # fmt: skip
-SPANISH = attrs.evolve(FORM, language="es")
-NICK = attrs.evolve(SALE, by_nick_name=True, nick_name="ana")
-LONG_REFERENCE = attrs.evolve(SALE, reference="x" * 3)
-
-
 @pytest.mark.parametrize(
-    ("operation", "request_", "profile", "kind", "names"),
+    ("request_", "profile", "kind", "words"),
     [
-        ("sale", NICK, DOCUMENT, ConfigurationError, ["nick_name_flag"]),
-        ("sale", attrs.evolve(NICK, phone_number=None), ServiceProfile(nick_name_flag="byNickName"),
-         InvalidRequestError, ["phoneNumber"]),
-        ("prepare", SPANISH, DOCUMENT, ConfigurationError, ["language_field"]),
-        ("sale", LONG_REFERENCE, LIMITED, InvalidRequestError, ["clientTransactionId", "reference", "Amount"]),
-        ("prepare", FORM, LIMITED, InvalidRequestError, ["clientTransactionId"]),
+        (attrs.evolve(SALE, by_nick_name=True, nick_name="ana"), DOCUMENT, ConfigurationError, "nick_name_flag"),
+        (attrs.evolve(PREPARE, language="es"), DOCUMENT, ConfigurationError, "language_field"),
+        (SALE, ServiceProfile(max_lengths={"client_transaction_id": 3}), InvalidRequestError, "clientTransactionId"),
     ],
-    ids=["no flag's name", "no phone", "no language field", "limits of a sale", "limits of a form"],
 )  # fmt: skip
 async def test_what_only_a_profile_knows_is_refused_before_any_bytes(
-    operation: str, request_: Any, profile: ServiceProfile, kind: type[PayError], names: list[str]
+    request_: Any, profile: ServiceProfile, kind: type[PayError], words: str
 ) -> None:
-    """The error names every field or setting, and the transport is not called."""
     fake = Scripted(CREATED)
-    with pytest.raises(kind) as caught:
-        await getattr(session_over(fake, profile=profile), operation)(request_)
-    assert all(name in str(caught.value) for name in names)
+    session = session_over(fake, profile=profile)
+    with pytest.raises(kind, match=words):
+        await (session.sale if isinstance(request_, SaleRequest) else session.prepare)(request_)
     assert fake.requests == []
 
 
@@ -525,31 +468,31 @@ async def test_a_cancelled_caller_leaves_the_token_to_others() -> None:
     assert tokens.asked == 1
 
 
-async def test_status_asks_for_a_token_after_401() -> None:
-    """A status query is repeated once with a fresh token after a 401."""
-    tokens, fake = Tokens("old", "new"), Scripted(WHO, PENDING)
-    report = await session_over(fake, tokens).status(transaction_id=12)
+NO = HttpResponse(403, {}, b'{"message": "no"}')
+
+
+async def test_status_after_a_401() -> None:
+    """A query is repeated once with a fresh token; a second 401 is the answer."""
+    fake = Scripted(WHO, PENDING, WHO)
+    session = session_over(fake, Tokens("old", "new", "newer", "never"))
+    report = await session.status(transaction_id=12)
     assert report is not None
     assert report.state == "Pendiente"
     assert fake.tokens == ["Bearer old", "Bearer new"]
-
-
-async def test_status_after_two_401() -> None:
-    """A second 401 is the answer."""
-    tokens, fake = Tokens("old", "new", "newer"), Scripted(WHO)
     with pytest.raises(UnauthorizedError):
-        await session_over(fake, tokens).status(transaction_id=12)
-    assert len(fake.requests) == tokens.asked == 2
+        await session.status(transaction_id=12)
+    assert fake.tokens[2:] == ["Bearer new", "Bearer newer"]
 
 
-async def test_status_with_a_fixed_token_after_401() -> None:
-    """A fixed token is not tried again by itself, and goes with the next call as before."""
-    fake = Scripted(WHO)
-    session = session_over(fake)
+@pytest.mark.parametrize(("source", "said"), [(TOKEN, WHO), (Tokens("old", "new"), NO)], ids=["fixed", "403"])
+async def test_a_token_that_no_other_replaces(source: Any, said: HttpResponse) -> None:
+    """Nothing is repeated with a fixed token, nor where the token is good and may not do this; it goes on as before."""
+    fake = Scripted(said)
+    session = session_over(fake, source)
     for calls in (1, 2):
         with pytest.raises(UnauthorizedError):
             await session.status(transaction_id=12)
-        assert fake.tokens == [f"Bearer {TOKEN}"] * calls
+        assert fake.tokens == fake.tokens[:1] * calls
 
 
 #: All that is never sent again by itself, but for what was not sent.
@@ -570,16 +513,6 @@ async def test_nothing_but_questions_is_repeated_after_a_401(call: Callable[...,
     with pytest.raises(UnauthorizedError):
         await call(session_over(fake, tokens, profile=PAYPHONE))
     assert len(fake.requests) == 1
-
-
-async def test_a_403_keeps_the_token() -> None:
-    """The token is good and may not do this: another is not asked for, and nothing is repeated."""
-    tokens, fake = Tokens("old", "new"), Scripted(HttpResponse(403, {}, b'{"message": "no"}'), PENDING)
-    session = session_over(fake, tokens)
-    with pytest.raises(UnauthorizedError):
-        await session.status(transaction_id=12)
-    await session.status(transaction_id=12)
-    assert fake.tokens == ["Bearer old"] * 2
 
 
 @pytest.mark.parametrize("name", ["sale", "prepare"])
@@ -617,17 +550,6 @@ async def test_a_late_401_keeps_a_fresh_token() -> None:
         await late
     await session.sale(SALE)
     assert tokens.asked == 2
-
-
-@pytest.mark.parametrize("token", BAD_TOKENS)
-async def test_bad_token_of_a_callable(token: object) -> None:
-    """A token that cannot be, given by the callable, is refused by name and nothing is sent."""
-    fake, permit = Scripted(CREATED), Permit()
-    with pytest.raises(ConfigurationError, match=r"^token must ") as caught:
-        await session_over(fake, Tokens(token)).sale(SALE, before_send=permit)
-    assert "secret" not in repr(caught.value)
-    assert fake.requests == []
-    assert permit.entered == 0
 
 
 async def test_raising_token_callable() -> None:

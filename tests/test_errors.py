@@ -19,9 +19,7 @@ from payclient.errors import (
     PayError,
     RateLimitedError,
     RefusedError,
-    StillPendingError,
     UnauthorizedError,
-    UsageError,
     ValidationFailedError,
 )
 
@@ -117,14 +115,6 @@ def test_every_error_can_be_made_with_nothing(kind: type[PayError]) -> None:
     assert vars(pickled(error)) == vars(error)
 
 
-def test_standard_bases() -> None:
-    """A wait that ran out is a TimeoutError, wrong use a RuntimeError."""
-    assert issubclass(StillPendingError, TimeoutError)
-    assert issubclass(UsageError, RuntimeError)
-    with pytest.raises(TimeoutError, match=r"^still pending$"):
-        raise StillPendingError("still pending", client_transaction_id="a")
-
-
 def test_may_i_send_again() -> None:
     """No refusal is a transport error, no ledger error a refusal: each `except` has one meaning."""
     assert not issubclass(RefusedError, errors.TransportError)
@@ -184,10 +174,3 @@ def test_an_invalid_request_looks_like_a_failed_validation() -> None:
     assert str(error) == "; ".join(error.user_messages)
     assert error.user_messages == ("Amount: is not the sum; is negative", "phoneNumber: is empty")
     assert str(InvalidRequestError("given", errors=[AMOUNT])) == "given"
-
-
-def test_details_are_frozen_and_hashable() -> None:
-    """An entry is a value."""
-    assert len({BUSY, copy.deepcopy(BUSY)}) == 1
-    with pytest.raises(AttributeError):
-        BUSY.message = "x"  # type: ignore[misc]  # frozen

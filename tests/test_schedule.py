@@ -121,12 +121,6 @@ def test_the_expected_lag_is_the_models(one: float, other: float, scale: float) 
     assert lag == pytest.approx(PRESUMED.undetected(since, age) * scale, abs=5e-3 * scale)
 
 
-def test_the_bound_of_an_exponential_law_is_known() -> None:
-    """The model knows it: nobody silent, a constant hazard, so that a fixed beat is best, 36 / 2 at one second."""
-    crowd = Crowd(lambda age: 1 - math.exp(-age / 36), 0.0, 3000.0)
-    assert crowd.least_queries(1.0) == pytest.approx(18.0, rel=1e-3)
-
-
 def test_the_forecast_of_a_fixed_beat_is_well_known() -> None:
     """2 s: a mean delay of one second, for 30.9 queries."""
     found = forecast(Fixed(2.0), USUAL)

@@ -10,14 +10,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Queue
-from threading import Thread
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -82,18 +79,21 @@ async def test_a_body_that_a_form_could_send_is_refused(client: Client, kind: st
 
 
 @pytest.mark.parametrize(
-    ("host", "good"),
+    ("host", "expected"),
     [
-        *((name, False) for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[")),
-        *(
-            (name, True)
-            for name in ("localhost:8700", "simulator", "app.localhost", "192.168.1.5:8700", "[::1]:8700")
-        ),
+        ("evil.example", 403),
+        ("evil.example:80", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[", 403),
+        ("[::1]:8700", 200),
+        ("localhost:8700", 200),
+        ("simulator", 200),
+        ("app.localhost", 200),
+        ("192.168.1.5:8700", 200),
     ],
 )
-async def test_a_name_that_was_pointed_here_is_refused(client: Client, host: str, good: bool) -> None:
+async def test_a_name_that_was_pointed_here_is_refused(client: Client, host: str, expected: int) -> None:
     """DNS rebinding: the page and its data are served under addresses and local names only."""
-    expected = 200 if good else 403
     for path in ("counts", "overview", "openapi.json", "page.js", "../"):
         assert await status_of(client, "GET", path, headers={"Host": host}) == expected
     rebound = {"Host": host, "Origin": f"http://{host}"}
@@ -365,45 +365,49 @@ def test_the_server_is_what_the_document_says(fuzzed: SimulatorThread, operation
 # Another language
 
 
-@pytest.fixture
-def ready(tmp_path: Path) -> Iterator[Path]:
-    """A running `payclient simulate` and where it says that it listens."""
-    path = tmp_path / "ready.json"
+@contextmanager
+def simulating(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """A running `payclient simulate`: what it says in its ready file, which is gone at the end."""
+    path = folder / "ready.json"
     command = [
-        *(sys.executable, "-m", "payclient", "simulate", "--port", "0"),
-        *("--scenario", "by-hand", "--token", "secret", "--ready-file", str(path)),
+        sys.executable,
+        "-m",
+        "payclient",
+        "simulate",
+        "--port",
+        "0",
+        "--ready-file",
+        str(path),
+        *options,
     ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(b"listening on")
-            for _ in range(1000):
-                if path.exists():
-                    break
-                asyncio.run(asyncio.sleep(0.005))
-            yield path
+            while not path.exists():
+                assert process.poll() is None
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            yield json.loads(path.read_text())
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
     assert process.returncode == 0
-    assert not path.exists()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
-def test_curl_drives_a_sale_to_each_outcome(ready: Path) -> None:
+def test_curl_drives_a_sale_to_each_outcome(tmp_path: Path) -> None:
     """A shell script, by the ready file and the control API alone."""
-    told = json.loads(ready.read_text())
-    assert sorted(told) == ["pid", "token", "url"]
-    assert told["token"] == "secret"
-    assert stat.S_IMODE(ready.stat().st_mode) == 0o600
     required.program("curl")
-    done = subprocess.run(
-        [required.program("sh"), str(ROOT / "tests" / "drive_simulator.sh"), str(ready)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={"PATH": os.environ["PATH"]},
-    )
+    script = [
+        required.program("sh"),
+        str(ROOT / "tests" / "drive_simulator.sh"),
+        str(tmp_path / "ready.json"),
+    ]
+    with simulating(tmp_path, "--scenario", "by-hand", "--token", "secret") as told:
+        assert (sorted(told), told["token"]) == (["pid", "token", "url"], "secret")
+        done = subprocess.run(
+            script, capture_output=True, text=True, timeout=30, env={"PATH": os.environ["PATH"]}
+        )
     assert done.stderr == ""
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
         "pending": "Pendiente", "accepted": "Aceptado", "cancelled": "Cancelado", "expired": "Cancelado 1",
@@ -437,77 +441,45 @@ def test_what_the_command_refuses_or_warns_of(
     assert "Traceback" not in said
 
 
-def asked(method: str, url: str, token: str, body: object = None) -> tuple[int, Any, Any]:
-    """What a client without a library of ours is answered: the status, the headers and the JSON."""
-    headers = {
-        "Authorization": f"Bearer {token}",
-        "Content-Type": "application/json",
-        "Origin": "http://shop.test",
-    }
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urlopen(Request(url, data, headers, method=method), timeout=60) as answer:  # noqa: S310 - of this test
-            return answer.status, answer.headers, json.load(answer)
-    except HTTPError as error:
-        with error:
-            return error.code, error.headers, json.load(error)
-
-
-def test_the_options_set_what_a_client_meets(tmp_path: Path) -> None:
-    """Accounts, CORS, the least amount and the names of a notification, of a service in a process of its own."""
-    told: Queue[str] = Queue()
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            told.put(self.path)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-            pass
-
-    path = tmp_path / "ready.json"
-    command = [
-        *(sys.executable, "-m", "payclient", "simulate", "--port", "0", "--profile", "payphone"),
-        *("--ready-file", str(path), "--answers", "approve=1", "--delay", "0.1", "--set", "least_amount=100"),
-        *("--account", "one=first", "--account", "two=second", "--set", "cors=true"),
-        *("--set", "notification_names=id,clientTransactionId"),
+async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Merchant) -> None:
+    """Accounts, CORS, stores, the least amount and the names of a notification, of a service in another process."""
+    options = [
+        *("--profile", "payphone", "--time-of-day", "19:59", "--answers", "approve=1", "--delay", "0.1"),
+        *(
+            "--account",
+            "one=first",
+            "--account",
+            "two=second",
+            "--set",
+            "least_amount=100",
+            "--set",
+            "cors=true",
+        ),
+        *("--set", "stores=S1,S2", "--set", "notification_names=id,clientTransactionId"),
     ]
-    with (
-        ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process,
-    ):
-        Thread(target=receiver.serve_forever, daemon=True).start()
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith(b"listening on")
-            while not path.exists():
-                assert process.poll() is None
-            url = json.loads(path.read_text())["url"]
-            sale = {
-                "phoneNumber": "0984111222", "countryCode": "593", "amount": 50, "amountWithoutTax": 50,
-                "currency": "USD", "storeId": "S1", "clientTransactionId": "order-17",
-                "responseUrl": f"http://127.0.0.1:{receiver.server_port}/told",
-            }  # fmt: skip
-            status, headers, body = asked("POST", f"{url}/api/Sale", "first", sale)
-            assert (status, body["errorCode"]) == (400, 107)
-            assert headers["Access-Control-Allow-Origin"]
-            status, _, body = asked(
-                "POST", f"{url}/api/Sale", "first", sale | {"amount": 150, "amountWithoutTax": 150}
+    with simulating(tmp_path, *options) as told:
+        async with aiohttp.ClientSession() as session:
+            client = Client(cast("Any", SimpleNamespace(url=told["url"])), session)
+            first, second, third = (
+                {"headers": {"Authorization": f"Bearer {token}", "Origin": "http://shop.test"}}
+                for token in ("first", "second", "third")
             )
-            assert status == 200
-            number = body["transactionId"]
-            assert told.get(timeout=60) == f"/told?id={number}&clientTransactionId=order-17"
-            assert asked("GET", f"{url}/api/Sale/{number}", "first")[2]["transactionStatus"] == "Approved"
-            assert asked("GET", f"{url}/api/Sale/{number}", "second")[0] == 401  # another account's
-            by_name = f"{url}/api/Sale/client/order-17"
-            answers = [asked("GET", by_name, token)[::2] for token in ("first", "second", "third")]
-            assert answers[0][1][0]["transactionId"] == number
-            assert (answers[1][0], answers[1][1]["errorCode"], answers[2][0]) == (404, 20, 401)
-        finally:
-            receiver.shutdown()
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            small = sale_of(amount=50, amountWithTax=..., amountWithoutTax=50, tax=...)
+            status, error = await client.sell(small, **first)
+            assert (status, error["errorCode"]) == (400, 107)
+            assert client.headers["Access-Control-Allow-Origin"]
+            status, error = await control.call(told["url"], "create_sale", body=sale_of(2, storeId="S3"))
+            assert (status, error["errorCode"]) == (409, 100)
+            number = (await client.sell(sale_of(responseUrl=merchant.url), **first))[1]["transactionId"]
+            await until(lambda: merchant.received)
+            ids = [("id", str(number)), ("clientTransactionId", "order-1")]
+            assert merchant.received == [("GET", ids, None)]
+            by_id, by_name = f"/api/Sale/{number}", "/api/Sale/client/order-1"
+            assert (await client.get(by_id, **first))[1]["transactionStatus"] == "Approved"
+            assert (await client.get(by_id, **second))[0] == 401  # another account's
+            assert (await client.get(by_name, **first))[1][0]["transactionId"] == number
+            assert (await client.get(by_name, **second))[1]["errorCode"] == 20
+            assert (await client.get(by_name, **third))[0] == 401
 
 
 def test_the_help_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:

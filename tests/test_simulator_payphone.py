@@ -2,10 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -866,32 +862,6 @@ async def test_a_merchant_who_is_away_stops_nothing(clock: ManualClock) -> None:
         await service.approve(one)
         assert service.counts.external_notifications_failed == 1
         assert service.counts.collected == 315
-
-
-def test_the_command_line_serves_it() -> None:
-    """`payclient simulate --profile payphone` is this service, with settings of its own."""
-    options = "--port 0 --profile payphone --set stores=S1,S2 --time-of-day 19:59".split()  # noqa: SIM905 - as one types it
-    with subprocess.Popen(
-        [sys.executable, "-m", "payclient", "simulate", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().rpartition(" ")[2].strip()
-            request = urllib.request.Request(f"{url}/api/regions", headers=BEARER)  # noqa: S310 - our own
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own
-                assert json.load(answer)[0]["prefixNumber"] == 593
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                control.call_process(url, "create_sale", body=sale_of(storeId="S3"))
-            assert json.load(refused.value)["errorCode"] == 100
-            form = control.call_process(url, "create_form", body=prepare_of())
-            assert control.call_process(url, "pay", payment_id=form["payment_id"]).endswith(
-                "&clientTransactionId=form-1"
-            )
-        finally:
-            process.terminate()
 
 
 async def test_test_mode_approves_everything(clock: ManualClock) -> None:

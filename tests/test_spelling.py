@@ -40,13 +40,6 @@ def test_every_field_is_spelled_as_in_the_document(model: type, table: str, ours
     assert {to_service(name) for name in names(model) if name not in ours} == set(table.split())
 
 
-@pytest.mark.parametrize("model", [model for model, _, _ in MODELS])
-def test_every_field_name_comes_back(model: type) -> None:
-    """What is spelled for the service is read back as ours."""
-    for name in names(model):
-        assert from_service(to_service(name)) == name
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

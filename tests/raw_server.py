@@ -252,11 +252,33 @@ class _Listener:
     async def serve(self, connection: Connection, number: int) -> None:
         raise NotImplementedError
 
-    async def connect(self, port: int) -> Connection:
-        """Connect a proxy to the server behind it."""
-        connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
-        self._onward.append(connection)
-        return connection
+    async def pass_on(
+        self, connection: Connection, port: int, request: int | None = None, answer: int | None = None
+    ) -> bytearray:
+        """Pass bytes on to the server behind a proxy and back, so many each way at most; what the server was sent."""
+        server = Connection(*await asyncio.open_connection("127.0.0.1", port))
+        self._onward.append(server)
+        sent = bytearray()
+        ways = [
+            asyncio.ensure_future(self._pump(connection, server, request, sent)),
+            asyncio.ensure_future(self._pump(server, connection, answer, bytearray())),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            server.close("fin")  # in order, so that it surely reads what was sent
+        return sent
+
+    async def _pump(self, source: Connection, sink: Connection, limit: int | None, record: bytearray) -> None:
+        while limit is None or len(record) < limit:
+            before = len(source.data)
+            if not await source.more():
+                return
+            block = bytes(source.data[before:])[: None if limit is None else limit - len(record)]
+            record += block
+            await sink.write(block)
 
     async def settle(self) -> None:
         """Wait until every connection has ended, once the client has closed its own."""
@@ -315,41 +337,18 @@ class CuttingProxy(_Listener):
         self._target = port
         self._request, self._answer = request, answer
         self._how = how
-        #: Bytes that came from the client, cut or not.
+        #: Bytes that were passed on to the server.
         self.forwarded = bytearray()
-        self.answered = bytearray()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, connection: Connection, number: int) -> None:
-        server = await self.connect(self._target)
-        ways = [
-            asyncio.ensure_future(self._pump(connection, server, self._request, self.forwarded)),
-            asyncio.ensure_future(self._pump(server, connection, self._answer, self.answered)),
-        ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            self.forwarded = await self.pass_on(connection, self._target, self._request, self._answer)
         finally:
-            for way in ways:
-                way.cancel()
             connection.close(self._how)
-            # In order, so that the server surely reads what was forwarded.
-            server.close("fin")
-
-    async def _pump(self, source: Connection, sink: Connection, limit: int | None, record: bytearray) -> None:
-        passed = 0
-        while limit is None or passed < limit:
-            before = len(source.data)
-            if not await source.more():
-                return
-            block = bytes(source.data[before:])
-            if limit is not None:
-                block = block[: limit - passed]
-            passed += len(block)
-            record += block
-            await sink.write(block)
 
 
 class ConnectProxy(_Listener):
@@ -374,21 +373,5 @@ class ConnectProxy(_Listener):
             await connection.write(self._refusal)
             return
         port = int(self.heads[number].split()[1].rpartition(b":")[2])
-        server = await self.connect(port)
         await connection.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        ways = [
-            asyncio.ensure_future(self._pump(connection, server)),
-            asyncio.ensure_future(self._pump(server, connection)),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            server.close("fin")
-
-    async def _pump(self, source: Connection, sink: Connection) -> None:
-        before = len(source.data)
-        while await source.more():
-            await sink.write(bytes(source.data[before:]))
-            before = len(source.data)
+        await self.pass_on(connection, port)

@@ -103,7 +103,8 @@ def test_a_wrong_sum_says_by_how_much(model: type, base: dict[str, Any]) -> None
 def test_what_is_no_cents_is_refused(model: type, base: dict[str, Any], name: str) -> None:
     """An amount is an int of cents, not negative, not without bound (§1)."""
     spelled = "Amount" if name == "amount" else to_service(name)
-    for value in (True, False, 1.0, "100", Decimal(1), -1, 10**19, float("nan"), [], b"1"):
+    wrong: list[Any] = [True, False, 1.0, "100", Decimal(1), -1, 10**19, float("nan"), [], b"1"]
+    for value in wrong:
         assert "cents" in faults_of(model, **base | {name: value})[spelled][0], value
 
 

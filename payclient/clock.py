@@ -123,6 +123,19 @@ def is_cancelled_alone(task: asyncio.Future[Any]) -> bool:
     return task.cancelled() and caller is not None and not caller.cancelling()
 
 
+async def outlive(task: asyncio.Task[_T]) -> _T:
+    """Await a task that goes on where its caller is cancelled: `asyncio.shield`, for a third of its cost."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def note_end(task: asyncio.Task[_T]) -> None:
+        end(ended)
+        task.cancelled() or task.exception()  # seen, or asyncio logs it
+
+    task.add_done_callback(note_end)
+    await ended
+    return task.result()
+
+
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks, and wait until each has ended, in whatever way."""
     tasks = tuple(tasks)

@@ -16,7 +16,7 @@ import attrs
 import orjson
 
 from payclient.auth import SIGNED_WITH
-from payclient.clock import is_cancelled_alone
+from payclient.clock import is_cancelled_alone, outlive
 from payclient.errors import (
     CustomerBusyError,
     DifferentRequestError,
@@ -131,7 +131,7 @@ class Attempts:
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
         self.refusals: Refusals = Refusals(poller)
-        self._in_flight: dict[str, tuple[Attempt, asyncio.Future[Record]]] = {}
+        self._in_flight: dict[str, tuple[Attempt, asyncio.Task[Record]]] = {}
         #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
         self._answered: dict[int | str, str] = {}
 
@@ -205,28 +205,22 @@ class Attempts:
         self._asks.check_open(identifier)
         if (running := self._in_flight.get(identifier)) is not None:
             attempt.check_same(running[0].digest, running[0].purchase or identifier)
-            return await self._outlive(*running)
-        known = self._asks.get(identifier)
-        if known is not None and known.state is not State.SENDING:
-            attempt.check_same(known.digest, known.purchase)
-            return known
-        sent = self._poller.start_send(self._send(attempt))
-        self._in_flight[identifier] = (attempt, sent)
-        sent.add_done_callback(lambda _: self._in_flight.pop(identifier))
-        return await self._outlive(attempt, sent)
-
-    async def _outlive(self, attempt: Attempt, sent: asyncio.Future[Record]) -> Record:
-        """Wait for a send that goes on where the caller is cancelled, and that a closing tracker may end."""
+        else:
+            known = self._asks.get(identifier)
+            if known is not None and known.state is not State.SENDING:
+                attempt.check_same(known.digest, known.purchase)
+                return known
+            running = self._in_flight[identifier] = attempt, self._poller.start_send(self._send(attempt))
+        attempt, sent = running
         try:
-            return await asyncio.shield(sent)
+            return await outlive(sent)
         except asyncio.CancelledError:
             if self._asks.is_open or not is_cancelled_alone(sent):
                 raise
+        # A closing tracker ended it.
         if attempt.granted and attempt.record is not None:
             return attempt.record
-        raise TrackerClosedError(
-            "the tracker was closed; nothing was sent", client_transaction_id=attempt.client_transaction_id
-        )
+        raise TrackerClosedError("the tracker was closed; nothing was sent", client_transaction_id=identifier)
 
     async def _send(self, attempt: Attempt) -> Record:
         """Send once. Note code 2061 at the unknown sales of the same lane too."""
@@ -241,6 +235,8 @@ class Attempts:
                 event = self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
+        finally:
+            del self._in_flight[attempt.client_transaction_id]
 
     async def _send_once(self, attempt: Attempt) -> Record:
         """Look the id up, ask for the permit, POST, and write how it ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from payclient.clock import is_cancelled_alone, sleep
+from payclient.clock import is_cancelled_alone, outlive, sleep
 from payclient.errors import (
     NotCancellableError,
     NotSentError,
@@ -98,7 +98,7 @@ async def reverse(poller: Poller, record: Record) -> Outcome:
     undo_request(profile, "reverse", *ids)  # what the profile lacks costs no permit
     sent = poller.start_send(_reverse(poller, record, *ids))
     try:
-        return await asyncio.shield(sent)
+        return await outlive(sent)
     except asyncio.CancelledError:
         if not is_cancelled_alone(sent):
             raise

@@ -511,7 +511,7 @@ def test_a_scenario_that_is_none_names_all() -> None:
 
 async def test_a_scenario_may_change_while_it_runs(service: Simulator, tracker: Tracker) -> None:
     """What is created from now on meets the new customers and faults."""
-    service.use_scenario("all-reject")
+    service.use_scenario("declined-cards")
     pending = await tracker.sale(request())
     assert (await settled(service, pending.wait())).state is State.CANCELLED
     service.use_scenario("by-hand")

@@ -167,8 +167,6 @@ class Plan:
         ]
         if left:
             yield "left_out", "; ".join(left)
-        for fault in file.total_faults:
-            yield "sum", in_words(fault), bad
         if respelled := [row for row in file.rows if row.respelled and row.request]:
             countries = sorted({row.request.country_code for row in respelled if row.request})
             shapes = ", ".join(f"{self.profile.phone_shapes[each]} ({each})" for each in countries)

@@ -43,8 +43,6 @@ _NAMES = {
     "utf-8": "UTF-8", "utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252",
 }  # fmt: skip
 
-#: Excel's own way to name the delimiter, in a line before the header.
-_SEP = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 
 
 class FileRecord(NamedTuple):
@@ -129,11 +127,9 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 
 
 def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
-    lines, told = text.split("\n", MAX_HEADER), form.delimiter
-    if match := _SEP.fullmatch(lines[0]):
-        told, lines[0] = told or match[1], ""
+    lines = text.split("\n", MAX_HEADER)
     # The delimiter by which most columns are known, or else are there.
-    tables = {each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in told or ",;\t|"}
+    tables = {each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"}
     known = {each: _find_header(table, form, name) for each, table in tables.items()}
     delimiter = max(known, key=lambda each: known[each][1:])
     begin = known[delimiter][0] + 1

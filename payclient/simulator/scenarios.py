@@ -102,11 +102,9 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "everyday": Scenario("8 of 10 approve within a minute, 1 rejects, 1 never answers.", Answers()),
     "by-hand": Scenario("Nobody answers but you, on the page or by the control API."),
     "all-approve": Scenario("Everybody approves within seconds.", _all("approve")),
-    "all-reject": Scenario("Everybody rejects within seconds.", _all("reject")),
     "declined-cards": Scenario(
         "Every card is declined, each for one of the bank's reasons.", evolve(_all("reject"), reasons=REASONS)
     ),
-    "nobody-answers": Scenario("Every push expires.", _all("ignore")),
     "slow-customers": Scenario(
         "Half of the answers need four minutes or more; what needs five expires.",
         Answers(approve=0.9, reject=0.1, ignore=0.0, delay=(240.0, 0.3)),
@@ -128,32 +126,16 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
             Fault("cut", operation="any"): 0.05,
         }),
     ),
-    "slow-service": Scenario(
-        "Every answer comes 3 seconds late, and 1 Sale in 20 is never answered.",
-        _all("approve"),
-        Faults({
-            Fault("stall"): 0.05,
-            Fault("latency", seconds=3.0): 0.95,
-            Fault("latency", operation="status", seconds=3.0): 1.0,
-        }),
-    ),
-    "lost-notifications": Scenario(
-        "Everybody approves, and no notification arrives.", _all("approve"), Faults({Fault("lost"): 1.0})
-    ),
     "noisy-notifications": Scenario(
-        "Notifications come early, late, twice or beside a forged one.",
+        "Notifications come early, late, twice, beside a forged one, or never.",
         _all("approve"),
         Faults({
             Fault("early"): 0.2,
             Fault("late", seconds=10.0): 0.3,
             Fault("duplicate"): 0.3,
             Fault("forged"): 0.3,
+            Fault("lost"): 0.1,
         }),
-    ),
-    "busy-customers": Scenario(
-        "Half of the customers have another pending transaction: code 2061.",
-        _all("approve"),
-        Faults({Fault("refuse", error_code=2061): 0.5}),
     ),
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_demo_agrees_with_what_the_simulator_did(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without any settings: exit 0, all four outcomes, every count equal, and commands that can be run next."""
+    """Without any settings: exit 0, all four outcomes, and every count equal."""
     directory = tmp_path / "demo"
     began = time.monotonic()
     done = subprocess.run(
@@ -50,9 +49,6 @@ def test_the_demo_agrees_with_what_the_simulator_did(
         ("refused", "false"),
         ("expired", ""),
     }
-    next_steps = done.stdout.partition("Try next")[2]
-    commands = [shlex.split(line) for line in next_steps.splitlines() if line.startswith("  ")]
-    assert [command[command.index("payclient") + 1] for command in commands] == ["simulate", "charge"]
     assert "Traceback" not in done.stderr
     assert "warning" not in done.stderr
     # Its simulator has ended: the same command begins anew.

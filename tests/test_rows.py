@@ -641,22 +641,14 @@ def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
-    """Each line as it stands, with one name more where it is an object."""
+    """Each line as it stands."""
     row = '{"phone_number": "1", "country_code": "593", "currency": "usd", "tip": 5.0, "client_transaction_id": "a"}'
     good = row.replace("5.0", "5").replace("usd", "USD").replace('"a"', '"b"')
     file = read(f"{row}\n{row[:50]}\n{{}}\n{good}\n", "rows.jsonl")
     with pytest.raises(ConfigurationError, match=r"must end in \.jsonl"):
         bad_rows(file, tmp_path / "bad.csv", Dialect())
     left = bad_rows(file, tmp_path / "bad.jsonl", Dialect())
-    lines = left.decode().splitlines()
-    assert lines[1] == row[:50]
-    assert (
-        'tip: must be an int of cents, such as 1050 (to_cents("10.50") converts); float was given'
-        in json.loads(lines[0])["fault"]
-    )
-    assert json.loads(lines[0])["tip"] == 5.0
-    assert list(json.loads(lines[2])) == ["fault"]
-    assert not [error for error in errors_of(read(left, "again.jsonl")) if "fault" in error]
+    assert left.decode().splitlines() == [row, row[:50], "{}"]
 
 
 # --- Spreadsheets' own files

@@ -10,7 +10,7 @@ import attrs
 from cyclopts import Group, Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import atomic_write, check_apart, check_output
+from payclient.cli.files import check_apart, check_output, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
@@ -98,7 +98,7 @@ def charge(
     page = None
     if shown.html:
         page = RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
-    earlier = report.earlier if report else {}
+    earlier = report.earlier if report else frozenset()
     plan = Plan(
         file=rows,
         known=asyncio.run(read_ledger(options.ledger, rows, profile, limits.retry, earlier)),
@@ -106,7 +106,6 @@ def charge(
         limits=limits,
         profile=profile,
         skip_bad=written.skip_bad,
-        reported=earlier,
         guessed_cents=written.amounts is None and rows.records.delimiter != "",
     )
     _show_plan(plan, shown, service)
@@ -121,7 +120,7 @@ def charge(
     # Without --yes the plan showed that the ledger is new.
     service = attrs.evolve(service, new_ledger=service.new_ledger or (plan.known.new and not shown.yes))
     if written.skip_bad is not None and left_out:
-        _write_left_out(written.skip_bad, left_out)
+        write_file("--skip-bad", written.skip_bad, left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
     for line in next_steps(run.tally, service.ledger, code, profile.sale_window) if look != "quiet" else ():
@@ -159,14 +158,6 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> bytes:
     return content
 
 
-def _write_left_out(path: Path, content: bytes) -> None:
-    try:
-        with atomic_write(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise ConfigurationError(f"--skip-bad {path.name}: cannot be written: {error.strerror}") from None
-
-
 def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None:
     """Print the plan, unless `--yes` wants none. Raises `ConfigurationError` for a bad one."""
     if shown.dry_run:
@@ -174,8 +165,6 @@ def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
-    elif plan.replaced:
-        terminal.say(text("plan.replaced", count=plan.replaced))
     plan.check(shown.report)
     if plan.known.new and shown.yes and service is not None:
         service.check_consent()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import random
-import shlex
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -87,7 +86,6 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
     equal = _compare(run.tally, simulator)
     if left := run.tally.counts[State.EXPIRED]:
         terminal.say(text("demo.left", count=left))
-    _say_what_next(place)
     return 0 if equal else 4
 
 
@@ -131,17 +129,3 @@ def _write(place: Path) -> frozenset[str]:
             price = split_tax(chance.randrange(300, 9000, 5), 15)
             rows.writerow((f"demo-{number:03}", phone, "593", "USD", price.amount_with_tax, price.tax))
     return frozenset(phones[12::25])
-
-
-def _say_what_next(place: Path) -> None:
-    """Print the command lines to try next."""
-    charges, profile, report = (shlex.quote(str(place / n)) for n in (CHARGES, "profile.toml", "again.csv"))
-    ledger = shlex.quote(f"sqlite:{place / 'charges.db'}")
-    terminal.out().print(
-        f"\n{text('demo.next')}\n"
-        f"  payclient simulate --port 8700 --profile {profile} --answers {CROWD} --delay {DELAY}\n"
-        f"  PAYCLIENT_TOKEN=any payclient charge {charges} --base-url http://127.0.0.1:8700 --profile {profile} "
-        f"--ledger {ledger} --new-ledger --report {report}",
-        markup=False,
-    )
-    terminal.tell(text("demo.stop"))

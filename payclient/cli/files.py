@@ -28,6 +28,15 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         beside.unlink(missing_ok=True)
 
 
+def write_file(option: str, path: Path, content: bytes) -> None:
+    """Write a whole file that a command is told of. Raises `ConfigurationError` where it cannot be written."""
+    try:
+        with atomic_write(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise ConfigurationError(f"{option} {path.name}: cannot be written: {error.strerror}") from None
+
+
 def check_regular(option: str, path: Path) -> None:
     """Raise `ConfigurationError` for a directory, a pipe or a device: reading it might never end."""
     try:

@@ -241,11 +241,10 @@ class Report:
             raise ConfigurationError(
                 f"--report {path.name}: is there already and is not a report; nothing was sent"
             )
-        #: The client transaction ids of an earlier run's report; True: it calls them paid, or not decided.
-        self.earlier: dict[str, bool] = {}
-        for row in before:
-            sent = bool(row["state"]) and row["paid"] not in (False, "false")
-            self.earlier[str(row[first])] = self.earlier[str(row[first]).removeprefix("'")] = sent  # defused
+        self._stands = bool(before)
+        sent = [str(row[first]) for row in before if row["state"] and row["paid"] not in (False, "false")]
+        #: The client transaction ids that an earlier run's report calls paid, or not decided.
+        self.earlier: frozenset[str] = frozenset(sent) | {key.removeprefix("'") for key in sent}  # defused
 
     @contextmanager
     def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
@@ -254,7 +253,7 @@ class Report:
         Raises `ConfigurationError` where the file cannot be written.
         """
         try:
-            if self._kind != ".xlsx" or not self.earlier:
+            if self._kind != ".xlsx" or not self._stands:
                 self.rewrite(lines)
         except OSError as error:
             words = f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
-from payclient.session import Exchange, PaySession
+from payclient.session import PaySession
 from payclient.tracking.context import open_tracker
 from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
@@ -210,9 +210,7 @@ class Service:
     new_ledger: bool = False
 
     @asynccontextmanager
-    async def tracker(
-        self, on_exchange: Callable[[Exchange], object] | None = None
-    ) -> AsyncIterator[Tracker]:
+    async def tracker(self) -> AsyncIterator[Tracker]:
         """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
         try:
             async with open_tracker(
@@ -221,7 +219,6 @@ class Service:
                 ledger=self.ledger,
                 profile=self.profile,
                 create=self._may_make,
-                on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
         except LedgerMissingError:

@@ -15,7 +15,7 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import atomic_write
+from payclient.cli.files import write_file
 from payclient.cli.settings import Number, Profile, Whole, pair_of, profile_of
 from payclient.cli.signals import handled
 from payclient.cli.texts import text
@@ -119,11 +119,7 @@ def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
 @contextmanager
 def _announced(path: Path, url: str, token: str) -> Iterator[None]:
     """Keep a file for another program with the service's address and token, for its owner only."""
-    try:
-        with atomic_write(path) as file:
-            file.write(json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
-    except OSError as error:
-        raise ConfigurationError(f"--ready-file: cannot be written: {error.strerror}") from None
+    write_file("--ready-file", path, json.dumps({"url": url, "token": token, "pid": os.getpid()}).encode())
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from payclient.ledger.records import sanitize_text
 from payclient.rows import ChargeFile
 from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format
-from payclient.rows.records import SHEETS, FileRecord, Records, read_records
+from payclient.rows.records import SHEETS, Records, read_records
 
 #: Where a spreadsheet would begin a formula, or another cell: also after what parts cells in some locale.
 _DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
@@ -125,21 +125,21 @@ def cell_text(value: object, mark: str) -> str:
 
 
 def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
-    """Return the bad rows as UTF-8, each with the reason in a last column `fault`: a table as CSV, else JSONL.
+    """Return the bad rows as UTF-8: of a table CSV with the reason in a last column `fault`, of JSONL its own lines.
 
     Raises `ConfigurationError` for a path that ends in another way.
     """
     kind = file.path.suffix.lower()
     if path.suffix.lower() != (wanted := ".csv" if kind in SHEETS else kind):
         raise ConfigurationError(f"--skip-bad {path.name}: must end in {wanted}; nothing was sent")
-    reasons = [(row.record, "; ".join(reason(error.words) for error in row.errors)) for row in file.bad]
     if not file.records.names:
-        lines = (_json_line(record, why) for record, why in reasons)
+        lines = (f"{row.record.source.strip()}\n" for row in file.bad)
         return "".join(lines).encode("utf-8", "surrogateescape")
     names = [name.strip() for name in file.records.names]
     rows = [(names, FAULT)]
-    for record, why in reasons:
-        rows.append(([] if isinstance(record.cells, CellError) else [*record.cells], why))
+    for row in file.bad:
+        cells = [] if isinstance(row.record.cells, CellError) else [*row.record.cells]
+        rows.append((cells, "; ".join(reason(error.words) for error in row.errors)))
     places = [number for number, name in enumerate(names) if name != FAULT]
     return codecs.BOM_UTF8 + b"".join(
         csv_line([*(cells[n] if n < len(cells) else "" for n in places), why], dialect, _guard)
@@ -150,17 +150,6 @@ def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
 def _guard(cell: str) -> str:
     """Keep a spreadsheet from calculating a formula. A phone with its plus is not a formula, and stays as it is."""
     return f"'{cell}" if FORMULA.match(cell) else cell
-
-
-def _json_line(record: FileRecord, why: str) -> str:
-    """Return a line of JSONL with the reason, where it is an object, behind the rest as it stands: a number read and
-    written again might be another one.
-    """
-    line = record.source.strip()
-    if not isinstance(record.cells, CellError) and FAULT not in record.names:
-        fault = json.dumps({FAULT: why}, ensure_ascii=False)
-        line = line[:-1].rstrip() + ", " * bool(record.names) + fault[1:]
-    return f"{line}\n"
 
 
 def read_table(path: Path, *wanted: str) -> list[dict[str, Any]] | None:

@@ -220,8 +220,6 @@ def _is_total(record: FileRecord, header: Columns) -> bool:
     return found
 
 
-
-
 def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:
     """Return every amount that is a text."""
     wanted = [number for number, fields in enumerate(header.fields) if AMOUNTS & {*fields}]

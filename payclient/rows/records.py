@@ -44,7 +44,6 @@ _NAMES = {
 }  # fmt: skip
 
 
-
 class FileRecord(NamedTuple):
     """One record of a file of charges."""
 
@@ -129,7 +128,9 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     lines = text.split("\n", MAX_HEADER)
     # The delimiter by which most columns are known, or else are there.
-    tables = {each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"}
+    tables = {
+        each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"
+    }
     known = {each: _find_header(table, form, name) for each, table in tables.items()}
     delimiter = max(known, key=lambda each: known[each][1:])
     begin = known[delimiter][0] + 1

@@ -448,12 +448,13 @@ async def test_a_429_is_for_all(url: str) -> None:
         assert limit.ready_at() > first
 
 
-async def test_a_ledger_that_cannot_say() -> None:
+@pytest.mark.parametrize("fault", [LedgerUnavailableError("gone"), RuntimeError("broken")])
+async def test_a_ledger_that_cannot_say(fault: Exception) -> None:
     """Queries go on, slowly; nothing hangs and nothing is raised."""
 
     class Broken:
         async def reserve(self, *_: object) -> float:
-            raise LedgerUnavailableError("gone")
+            raise fault
 
         pause = reserve
 
@@ -465,7 +466,8 @@ async def test_a_ledger_that_cannot_say() -> None:
     limit.note_request(now)
     limit.note_request(now)
     limit.rate_limited(now, now - 1.0, 1.0)
-    await settled(limit, now)
+    await settled(limit, now, wanted=True)
+    assert limit.ready_at() == pytest.approx(now + 10, abs=1)
     assert limit.ledger_work(now, wanted=False) is None
 
 

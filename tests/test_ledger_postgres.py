@@ -556,6 +556,28 @@ async def test_a_server_that_restarts(postgres: PostgresServer, database: str) -
         assert len(await ledger.get_many(granted)) == len(granted)
 
 
+async def test_a_wire_that_breaks_in_an_unforeseen_way(
+    monkeypatch: pytest.MonkeyPatch, ledger: PostgresLedger
+) -> None:
+    """uvloop raises RuntimeError for a transport that is closed: the ledger connects again, and goes on."""
+    fetch, broken = PostgresDatabase.fetch, ["notify", "attempts", "wait_for_own"]
+
+    async def breaking(self: PostgresDatabase, name: str, parameters: tuple[Any, ...]) -> Any:
+        if name in broken:
+            broken.remove(name)
+            raise RuntimeError("the handler is closed")
+        return await fetch(self, name, parameters)
+
+    record = fresh()
+    assert await ledger.permit(record)
+    monkeypatch.setattr(PostgresDatabase, "fetch", breaking)
+    await ledger.apply(record, Notified(at=NOW, transaction_id=7))
+    with pytest.raises(LedgerUnavailableError):
+        await ledger.get(record.client_transaction_id)
+    assert await ledger.get(record.client_transaction_id) is not None
+    assert not broken
+
+
 async def test_a_server_that_is_away_for_a_moment(
     postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

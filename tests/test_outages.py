@@ -16,6 +16,7 @@ from crowd import BOUND, PROFILE, Service, in_virtual_time, now, push, tracking
 from fake_ledgers import FailingLedger
 from fake_service import events_of, pending_of
 from payclient.events import Event
+from payclient.ledger import Change
 from payclient.lifecycle import Record
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -322,3 +323,31 @@ async def test_a_sale_whose_ledger_was_closed_meanwhile_may_exist() -> None:
         assert service.truth
         await ledger.aclose()
         assert (await charge).state is State.UNKNOWN
+
+
+@in_virtual_time
+async def test_a_tracker_that_cannot_begin_leaves_nothing_behind() -> None:
+    """Neither where the ledger fails nor where the caller gives up: nothing is queried, renewed or deleted then."""
+
+    class Hanging(FailingLedger):
+        async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
+            await asyncio.sleep(1.0)
+            self._check("get")
+            return await super().changes(since, limit)
+
+    ledger, service = Hanging(lambda name: name == "get" and now() > 50.0), Service(undecided=True)
+    async with tracking(service, ledger=ledger) as tracker:
+        await tracker.sale(push("order-1"))
+    await asyncio.sleep(60.0)
+    before = asyncio.all_tasks()
+    for patience in (0.5, 10.0):
+        with pytest.raises((TimeoutError, payclient.LedgerError)):
+            async with (
+                asyncio.timeout(patience),
+                tracking(service, ledger=ledger, profile=payclient.PAYPHONE),
+            ):
+                pytest.fail("it began")
+        assert asyncio.all_tasks() == before
+    queries = len(service.queries)
+    await asyncio.sleep(1000.0)
+    assert len(service.queries) == queries

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from payclient.errors import LedgerUnavailableError, PayError
+from payclient.errors import LedgerUnavailableError
 from payclient.ledger.batch import Batch, Operation, resolve
 from payclient.ledger.postgres_connection import (
     FAULTS,
@@ -190,7 +190,7 @@ class PostgresWriter(Writer):
                     raise LedgerUnavailableError("another ledger has taken this one's place")
                 await self._database.fetch("wait_for_own", (self.owner,))
                 self._worked()
-            except (PayError, *FAULTS) as error:
+            except Exception as error:  # whatever it is must not end the task
                 self._lose()
                 self._failed(fault := unavailable(error, "reached"))
                 if self.loop.time() >= until:
@@ -215,7 +215,7 @@ class PostgresWriter(Writer):
             # In a transaction of its own, which waits for no disk: NOTIFY lets commits wait for each other.
             try:
                 await self._database.fetch("notify", (self._server.schema, news))
-            except FAULTS:
+            except Exception:  # a loop of another kind raises RuntimeError where the wire is gone
                 self._lose()
 
 

@@ -351,7 +351,7 @@ class Listener:
                         await asyncio.wait_for(lost.wait(), self._poll)
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
-            except (PayError, *FAULTS):
+            except Exception:  # whatever it is, they are told by the polls, and by the next connection
                 await asyncio.sleep(self._poll)
             finally:
                 drop(connection)

@@ -163,7 +163,7 @@ class KeptLinks:
             self._died.clear()
             try:
                 until = await self._asks.ledger.drop_links(clock.time())
-            except LedgerError as error:
+            except Exception as error:  # whatever it is must not end the deleting
                 self._asks.late.failed(error)
                 until = clock.time() + AGAIN
             if until is None:

@@ -93,21 +93,17 @@ class SharedRateLimit(RateLimit):
         return self._tell(pause, reserves=reserves)
 
     async def _tell(self, pause: float, *, reserves: bool) -> None:
+        seconds = max(PRESUMED * self._known_gap, self.gap)
         try:
             if pause:
                 await self._ledger.pause(pause)
-        except LedgerError as error:
+            if reserves:
+                seconds = await self._ledger.reserve(self.gap)
+        except Exception as error:  # whatever it is must not end the queries of all
             self._late.failed(error)
-        if not reserves:
-            return
-        seconds = max(PRESUMED * self._known_gap, self.gap)
-        try:
-            seconds = await self._ledger.reserve(self.gap)
-        except LedgerError as error:
-            self._late.failed(error)
-        finally:
+        if reserves:
             self._reserving = False
-        self._slot = self._clock.monotonic() + seconds
+            self._slot = self._clock.monotonic() + seconds
 
 
 class Leases:

@@ -122,13 +122,17 @@ class Tracker:
             log("warning", "status_query_missing", "", words)
         await self._check_environment()
         self._poller.asks.is_open = True
-        self._links.drop()
-        # What a crash left is followed on; where other processes live, what none of them follows, now and later.
-        if self._poller.asks.leases is not None:
-            await self._poller.asks.leases.begin()
-        else:
-            await take_over(self._poller, [record async for record in self._ledger.unfinished()])
-        await self._poller.confirmer.recover_abandoned(LOOK_BACK)
+        try:
+            self._links.drop()
+            # What a crash left is followed on; where other processes live, what none of them follows, now and later.
+            if self._poller.asks.leases is not None:
+                await self._poller.asks.leases.begin()
+            else:
+                await take_over(self._poller, [record async for record in self._ledger.unfinished()])
+            await self._poller.confirmer.recover_abandoned(LOOK_BACK)
+        except BaseException:  # nobody leaves what was not entered
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *raised: object) -> None:

@@ -48,7 +48,7 @@ FIRST = """
 
         async def confirm(self, *ids, **options):
             print("confirming", flush=True)
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
 
         PaySession.confirm = confirm
         await tracker.returned(query)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from fake_service import (
 )
 from payclient.events import Evidence
 from payclient.ledger import Ledger
+from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from postgres_server import PostgresServer
 
 State = payclient.State
 
@@ -82,6 +82,11 @@ def service() -> Accounts:
     return Accounts()
 
 
+@pytest.fixture
+def ledger() -> Ledger:
+    return MemoryLedger()
+
+
 @asynccontextmanager
 async def tracking(
     service: FakeService,
@@ -107,7 +112,7 @@ async def sold(
 async def ended(service: Accounts, ledger: Ledger, token: str) -> payclient.Outcome:
     """What a process with this token says at the end."""
     async with tracking(service, ledger, token) as tracker:
-        return await outcome_of(service, await pending_of(tracker), ledger=ledger)
+        return await outcome_of(service, await pending_of(tracker))
 
 
 BOTH = ("order-17", "order-18")
@@ -121,7 +126,7 @@ async def test_another_accounts_not_found_proves_nothing(
     service.decide("Aceptado")
     async with tracking(service, ledger, "token-2") as tracker:
         for identifier in ("order-17", "order-18"):
-            outcome = await outcome_of(service, await pending_of(tracker, identifier), ledger=ledger)
+            outcome = await outcome_of(service, await pending_of(tracker, identifier))
             assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
         await service.clock.advance(100_000)
         assert (await tracker.sale(sale())).state is State.UNKNOWN
@@ -161,11 +166,11 @@ async def test_what_another_account_made_under_the_same_ids_proves_no_account(
     """Only the transaction that our own answer named says whose it is: another's order-18 looks like ours."""
     await sold(service, ledger, lost_request, lost_request, ids=BOTH)
     # As another shop of the same merchant may have sent it, from another ledger.
-    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+    async with tracking(service, MemoryLedger(), "token-2") as tracker:
         await tracker.sale(sale("order-18", "0984111333"))
     async with tracking(service, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        outcome = await outcome_of(service, await pending_of(tracker), ledger=ledger)
+        outcome = await outcome_of(service, await pending_of(tracker))
     assert (outcome.state, outcome.paid) == (State.UNKNOWN, None)
 
 
@@ -176,14 +181,14 @@ async def test_another_accounts_sale_of_the_same_id_decides_nothing(
 ) -> None:
     """Its order has our id, amount and currency: our unknown sale stays unknown, with one conflict."""
     await sold(service, ledger, lost_answer)
-    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+    async with tracking(service, MemoryLedger(), "token-2") as tracker:
         theirs = (await tracker.sale(sale())).transaction_id
         assert theirs is not None
         service.decide(state, theirs)
     async with tracking(service, ledger, "token-2") as tracker:
         if named:
             await tracker.notify(hint(theirs))
-        outcome = await outcome_of(service, await pending_of(tracker), ledger=ledger)
+        outcome = await outcome_of(service, await pending_of(tracker))
         assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, None)
     events = [change.event for change in await ledger.history("order-17")]
     assert events.count("Conflicted") == 1
@@ -200,7 +205,7 @@ async def test_another_account_takes_no_candidate_away(service: Accounts, ledger
     async with tracking(service, ledger, "token-1") as tracker:
         await tracker.sale(sale())
         await tracker.notify(hint(1001))
-    async with tracking(service, await payclient.open_ledger("memory:"), "token-2") as tracker:
+    async with tracking(service, MemoryLedger(), "token-2") as tracker:
         assert (await tracker.sale(sale("order-18"))).transaction_id == 1001
     await ended(service, ledger, "token-2")
     record = await record_in(ledger)
@@ -214,8 +219,8 @@ async def test_an_expired_sale_proves_a_rotated_token_too(service: Accounts, led
     service.accounts = {"token-9": "shop"}
     await service.clock.advance(3600)
     async with tracking(service, ledger, "token-9") as tracker:
-        await outcome_of(service, await pending_of(tracker, "order-18"), ledger=ledger)
-        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is True
+        await outcome_of(service, await pending_of(tracker, "order-18"))
+        assert (await outcome_of(service, await pending_of(tracker))).paid is True
 
 
 async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Accounts, ledger: Ledger) -> None:
@@ -236,12 +241,12 @@ async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledge
     service.decide("Aceptado", 1001)
     other = Accounts()
     other.clock = service.clock
-    async with tracking(other, await payclient.open_ledger("memory:"), "token-2") as tracker:
+    async with tracking(other, MemoryLedger(), "token-2") as tracker:
         await tracker.sale(sale("another-1", "0984111444"))
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
         await service.clock.advance(100)
-        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
         await tracker.sale(sale())
     assert other.posted == {"another-1": 1}
     assert (await ended(service, ledger, "token-1")).paid is True
@@ -256,12 +261,12 @@ async def test_a_number_alone_decides_nothing_under_another_token(
     await sold(service, ledger)
     other = Accounts()
     other.clock = service.clock
-    async with tracking(other, await payclient.open_ledger("memory:"), "token-2") as tracker:
+    async with tracking(other, MemoryLedger(), "token-2") as tracker:
         await tracker.sale(sale("another-1", "0984111444"))
     other.decide(state)
     other.sales[1000]["clientTransactionId"] = None  # a short report
     async with tracking(other, ledger, "token-2") as tracker:
-        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
         await service.clock.advance(2000)
         assert (await pending_of(tracker)).outcome.paid is None
     service.decide("Aceptado" if state == "Cancelado" else "Cancelado")
@@ -309,9 +314,7 @@ async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Account
         renewed.set()
         await first
         await tracker.sale(sale("order-19", "0984111444"))
-    one, two = await ledger.get("order-17"), await ledger.get("order-19")
-    assert one is not None
-    assert two is not None
+    one, two = await record_in(ledger), await record_in(ledger, "order-19")
     assert one.credentials != two.credentials
     service.accounts["token-1"] = "shop"
     assert (await ended(service, ledger, "token-2")).paid is None
@@ -371,7 +374,7 @@ async def test_a_candidates_not_found_under_another_token_counts_for_nothing(
     await sold(service, ledger, lost_answer)
     async with tracking(service, ledger, "token-2") as tracker:
         await tracker.notify(hint())
-        assert (await outcome_of(service, await pending_of(tracker), ledger=ledger)).paid is None
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
 
 
 async def test_a_form_is_not_given_up_under_another_token(service: Accounts, ledger: Ledger) -> None:
@@ -388,21 +391,24 @@ async def test_a_form_is_not_given_up_under_another_token(service: Accounts, led
         assert (outcome.state, outcome.paid) == (State.CANCELLED, False)
 
 
-async def test_postgres_keeps_the_credentials(
-    service: Accounts, postgres: PostgresServer, new_database: str
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_database_keeps_the_credentials(
+    service: Accounts, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """They come back as they went, and differ from another token's."""
-    opened = await payclient.open_ledger(postgres.url(new_database))
-    for number, token in enumerate(("token-1", "token-1", "token-2")):
-        async with tracking(service, opened, token) as tracker:
-            await tracker.sale(sale(f"order-{number}", f"09841112{number}2"))
-    await opened.aclose()
-    again = await payclient.open_ledger(postgres.url(new_database), create=False)
-    records = [(await again.get_many([f"order-{number}"]))[f"order-{number}"] for number in range(3)]
-    await again.aclose()
-    assert len({record.credentials for record in records}) == 2
-    assert records[0].credentials == records[1].credentials != b""
-    assert all(b"token" not in record.credentials for record in records)
+    url = f"sqlite:{tmp_path / 'charges.db'}"
+    if kind == "postgres":
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.url(await postgres.emptied())
+    async with aclosing(await payclient.open_ledger(url)) as opened:
+        for number, token in enumerate(("token-1", "token-1", "token-2")):
+            async with tracking(service, opened, token) as tracker:
+                await tracker.sale(sale(f"order-{number}", f"09841112{number}2"))
+    async with aclosing(await payclient.open_ledger(url, create=False)) as again:
+        one, same, other = [(await record_in(again, f"order-{n}")).credentials for n in range(3)]
+    assert one == same != other
+    assert one != b""
+    assert b"token" not in one + other
 
 
 async def test_no_token_reaches_ledger_log_or_repr(
@@ -415,8 +421,7 @@ async def test_no_token_reaches_ledger_log_or_repr(
         opened = await payclient.open_ledger(f"sqlite:{tmp_path / name}")
         async with tracking(service, opened, "token-1") as tracker:
             pending = await tracker.sale(sale(name))
-            record = await opened.get(name)
-            assert record is not None
+            record = await record_in(opened, name)
             digests.append(record.credentials)
             assert "token-1" not in f"{record!r}{pending!r}{pending.outcome!r}{tracker!r}{caplog.text}"
         await opened.aclose()

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 import payclient
 from fake_service import FakeService, hint, pending_of, refuses, sale, tracking
+from payclient.errors import RefusedError
+from payclient.events import Evidence
 from payclient.ledger import Change, Ledger
 from payclient.ledger import postgres as postgres_ledger
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
+from payclient.lifecycle import Record, State
+from payclient.models import StatusReport
+from payclient.tracking.outcomes import Outcome
 from postgres_server import PostgresServer
-
-State = payclient.State
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def ledger(
-    request: pytest.FixtureRequest, tmp_path: Path, postgres: PostgresServer, new_database: str
-) -> AsyncIterator[Ledger]:
-    url = {
-        "memory": "memory:",
-        "sqlite": f"sqlite:{tmp_path / 'charges.db'}",
-        "postgres": postgres.url(new_database),
-    }[request.param]
-    opened = await payclient.open_ledger(url)
-    yield opened
-    await opened.aclose()
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+    url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'charges.db'}"}.get(request.param, "")
+    if not url:
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.url(await postgres.emptied())
+    async with aclosing(await payclient.open_ledger(url)) as opened:
+        yield opened
 
 
 async def taken(feed: AsyncIterator[payclient.Outcome], count: int) -> list[payclient.Outcome]:
@@ -66,31 +62,6 @@ async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
     assert first.created_at is not None
     assert second.created_at >= first.created_at + 10
     assert second.notified_at == second.created_at
-
-
-async def test_what_was_corrected_is_told_as_it_was(service: FakeService) -> None:
-    """A refusal that a notification corrects: first refused with its error and no id, then accepted."""
-    service.scripts = [refuses(22)]
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotCreatedError):
-            await tracker.sale(sale())
-        service.sales[1000] = {
-            "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-            "state": "Aceptado",
-        }  # fmt: skip
-        await service.clock.advance(5)
-        assert await tracker.notify(hint()) is payclient.Receipt.LATE
-        await service.clock.advance(1)
-        first, second = await taken(tracker.outcomes(), 2)
-    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
-    assert isinstance(first.error, payclient.RefusedError)
-    assert first.error.error_code == 22
-    assert (second.state, second.transaction_id, second.paid, second.error) == (
-        State.ACCEPTED,
-        1000,
-        True,
-        None,
-    )
 
 
 async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: FakeService) -> None:
@@ -226,3 +197,78 @@ async def test_a_ledger_that_was_closed_ends_the_feed_by_an_error(service: FakeS
         await ledger.aclose()
         with pytest.raises(payclient.UsageError, match="closed"):
             await asyncio.wait_for(anext(tracker.outcomes()), 5)
+
+
+RECORD = Record(
+    client_transaction_id="order-17", state=State.ACCEPTED, evidence=Evidence.QUERY, transaction_id=7,
+    created_at=1.0, notified_at=2.0, decided_at=3.0,
+)  # fmt: skip
+
+
+def change(after: State, **fields: Any) -> Change:
+    return Change(**{
+        "cursor": 5, "client_transaction_id": "order-17", "attempt": 1, "at": 9.0, "event": "X",
+        "before": State.PENDING,
+        "after": after, "evidence": Evidence.QUERY, **fields,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("state", State)
+def test_paid_is_the_states(state: State) -> None:
+    """None is "nobody knows", and never "unpaid"."""
+    outcome = Outcome.of(attrs.evolve(RECORD, state=state))
+    assert outcome.paid is state.paid
+    assert (outcome.error is None) == (state is not State.REFUSED)
+
+
+def test_an_outcome_says_what_its_record_says() -> None:
+    """With the report, if this process heard one."""
+    report = StatusReport(state="Aceptado", transaction_id=7)
+    assert Outcome.of(RECORD, report=report) == Outcome(
+        client_transaction_id="order-17", purchase="order-17", state=State.ACCEPTED,
+        evidence=Evidence.QUERY, transaction_id=7, created_at=1.0, notified_at=2.0, decided_at=3.0,
+        report=report,
+    )  # fmt: skip
+    assert Outcome.of(RECORD).report is None
+
+
+def test_a_refused_outcome_has_its_error() -> None:
+    """Code and messages are those that the ledger keeps."""
+    refused = attrs.evolve(
+        RECORD, state=State.REFUSED, evidence=Evidence.ANSWER, error_code=22, messages=("one", "two")
+    )
+    error = Outcome.of(refused).error
+    assert isinstance(error, RefusedError)
+    assert (error.error_code, error.message, error.client_transaction_id) == (22, "one; two", "order-17")
+    assert str(error) == "[22] one; two"
+
+
+@pytest.mark.parametrize("evidence", [Evidence.NOT_SENT, Evidence.ABSENT, Evidence.OPERATOR])
+def test_a_refusal_without_words_says_its_evidence(evidence: Evidence) -> None:
+    """Nobody wrote a message where no error object came."""
+    error = Outcome.of(attrs.evolve(RECORD, state=State.REFUSED, evidence=evidence)).error
+    assert str(error) == f"nothing was created ({evidence})"
+
+
+def test_an_outcome_of_the_past_has_its_cursor() -> None:
+    """The feed tells each change as it was, with the place to go on from."""
+    outcome = Outcome.at(change(State.EXPIRED, evidence=Evidence.CLOCK), RECORD)
+    assert (outcome.state, outcome.evidence, outcome.cursor) == (State.EXPIRED, Evidence.CLOCK, 5)
+    assert (outcome.paid, outcome.decided_at, outcome.error, outcome.transaction_id) == (None, None, None, 7)
+    assert Outcome.at(change(State.CANCELLED), RECORD).decided_at == 9.0
+
+
+def test_an_outcome_of_the_past_has_the_error_of_its_own_state() -> None:
+    """A later attempt's success is no refusal, and a refusal keeps its words."""
+    refused = attrs.evolve(RECORD, state=State.REFUSED, error_code=22, messages=("one",))
+    error = Outcome.at(change(State.REFUSED), refused).error
+    assert isinstance(error, RefusedError)
+    assert error.error_code == 22
+    assert Outcome.at(change(State.EXPIRED), refused).error is None
+
+
+def test_an_outcome_of_the_past_has_no_reason_that_came_later() -> None:
+    """Declined after it had expired: that it expired had no reason yet."""
+    declined = attrs.evolve(RECORD, state=State.CANCELLED, reason="no funds")
+    assert Outcome.at(change(State.EXPIRED), declined).reason is None
+    assert Outcome.at(change(State.CANCELLED), declined).reason == "no funds"

@@ -1,4 +1,4 @@
-"""Payment forms: prepared once, handed out while they live, followed by their own id."""
+"""Payment forms: prepared once, handed out while they live, here and in every process, and followed by their own id."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger
+from crowd import in_virtual_time
+from crowd import tracking as crowding
+from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     LINKS,
     PROFILE,
     FakeService,
     answers,
     events_of,
-    no_connection,
     pending_of,
     record_in,
     refuses,
@@ -25,14 +26,8 @@ from fake_service import (
 )
 from fake_service import form as request
 from payclient.ledger.memory import MemoryLedger
-from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
+from test_rates import FORMS, Forms
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -111,10 +106,7 @@ async def test_live_form_hands_out_none_that_is_cancelled(service: FakeService) 
     """Declined, says the service: whoever comes back gets another, one however many ask."""
     async with tracking(service) as tracker:
         first = await tracker.live_form("cart-9", request)
-        service.sales[5000] = {
-            "transactionId": 5000, "clientTransactionId": first.client_transaction_id, "amount": 1150,
-            "currency": "USD", "state": "Cancelado",
-        }  # fmt: skip
+        service.pay(first.client_transaction_id, state="Cancelado")
         await service.clock.advance(30)
         forms = await asyncio.gather(*(tracker.live_form("cart-9", request) for _ in range(5)))
         assert {form.payment_id for form in forms} == {"P2"}
@@ -197,7 +189,6 @@ async def test_an_id_is_used_once(service: FakeService) -> None:
     ("body", "error"),
     [
         ({"paymentId": "P", "payWithCard": "https://evil.example/c"}, payclient.OutcomeUnknownError),
-        ({"paymentId": "P", "payWithCard": "https://pay.example:x/c"}, payclient.OutcomeUnknownError),
         ({"message": "m", "errorCode": 800, "errors": []}, payclient.ValidationFailedError),
     ],
 )
@@ -214,15 +205,6 @@ async def test_an_answer_that_is_no_safe_form_is_an_error(
         assert all(each.state is payclient.State.UNKNOWN for each in tracker.open_sales())
 
 
-async def test_no_connection_leaves_no_row(service: FakeService) -> None:
-    """Not sent: the same id may be used again."""
-    service.scripts = [no_connection] * 3
-    async with tracking(service) as tracker:
-        with pytest.raises(payclient.NotSentError):
-            await tracker.prepare(request())
-        assert (await tracker.prepare(request())).payment_id == "P1"
-
-
 async def test_a_form_is_followed_by_its_own_id(service: FakeService) -> None:
     """Unpaid it is not found, which is no conflict; paid, its status decides it."""
     ledger = MemoryLedger()
@@ -232,13 +214,10 @@ async def test_a_form_is_followed_by_its_own_id(service: FakeService) -> None:
         found = await pending_of(tracker, "form-1")
         assert found.state is payclient.State.PENDING
         assert 1 <= len(service.queries) <= 8
-        service.sales[5000] = {
-            "transactionId": 5000, "clientTransactionId": "form-1", "amount": 1150, "currency": "USD",
-            "state": "Aceptado",
-        }  # fmt: skip
+        assert await events_of(ledger, "form-1") == ["Permitted", "Prepared"]
+        service.pay("form-1", state="Aceptado")
         await service.clock.advance(30)
-        assert (found.outcome.paid, found.transaction_id) == (True, 5000)
-        assert [change.event for change in await ledger.history("form-1")][:2] == ["Permitted", "Prepared"]
+        assert (found.outcome.paid, found.transaction_id) == (True, 5001)
 
 
 async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FakeService) -> None:
@@ -250,24 +229,6 @@ async def test_an_unpaid_form_ends_expired_and_not_unpaid(service: FakeService) 
         assert found.state is payclient.State.PENDING
         await service.clock.advance(20)
         assert (found.state, found.outcome.paid) == (payclient.State.EXPIRED, None)
-
-
-async def test_the_session_prepares_without_a_ledger(service: FakeService) -> None:
-    """`session.prepare` is raw, with the profile's names in the body."""
-    bodies: list[bytes] = []
-    take = service.take
-
-    async def keep(http: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        bodies.append(http.body)
-        return await take(http, before_send)
-
-    service.take = keep  # type: ignore[method-assign,assignment]  # the fake's own seam
-    profile = payclient.ServiceProfile(response_url_field="ResponseUrl", language_field="lang")
-    async with PaySession("https://pay.example", "token", profile=profile, transport=service) as session:
-        result = await session.prepare(attrs.evolve(request(), language="en"))
-    assert result.pay_with_card == LINKS["payWithCard"]
-    assert b'"ResponseUrl"' in bodies[0]
-    assert b'"lang":"en"' in bodies[0]
 
 
 async def test_a_form_of_unknown_outcome_is_queried_before_another_is_prepared(service: FakeService) -> None:
@@ -288,16 +249,6 @@ async def test_a_form_of_unknown_outcome_is_queried_before_another_is_prepared(s
     assert len(service.prepared) == 1
 
 
-async def test_a_form_that_nobody_has_paid_yet_is_no_conflict(service: FakeService) -> None:
-    """The service knows of no transaction, from its preparing to its end: that is nothing to note."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await tracker.prepare(request("form-1"))
-        await service.clock.advance(900)
-    assert service.queries
-    assert await events_of(ledger, "form-1") == ["Permitted", "Prepared"]
-
-
 async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: FakeService) -> None:
     """It is asked again, with nobody's help."""
     fails: set[str] = set()
@@ -311,3 +262,156 @@ async def test_dead_links_are_deleted_though_the_ledger_failed_at_it(service: Fa
         assert await ledger.links("cart", prepared_at)
         await service.clock.advance(60)
         assert not await ledger.links("cart", prepared_at)
+
+
+class Shop(Forms):
+    """Confirms no form while `silent`."""
+
+    silent = False
+
+    async def __call__(self, http: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if self.silent and http.path.endswith("Confirm"):
+            assert before_send is not None
+            await before_send()
+            raise ConnectionResetError
+        return await super().__call__(http, before_send)
+
+
+def back_of(service: Shop, form: payclient.PaymentForm) -> str:
+    """What the browser of a customer who paid brings back."""
+    number = service.forms[form.client_transaction_id]["transactionId"]
+    return f"?id={number}&clientTransactionId={form.client_transaction_id}"
+
+
+async def assert_paid(tracker: payclient.Tracker, form: payclient.PaymentForm) -> None:
+    with pytest.raises(payclient.AlreadyPaidError) as raised:
+        await tracker.live_form("cart", request)
+    assert raised.value.outcome.paid is True
+    assert raised.value.client_transaction_id == form.client_transaction_id
+    assert pickle.loads(pickle.dumps(raised.value)).outcome.paid is True  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("age", [0.0, 1300.0], ids=["at once", "its links are dead"])
+@in_virtual_time
+async def test_a_paid_cart_gets_no_other_form(age: float) -> None:
+    """In the same process, after a restart, and in another one over the same ledger."""
+
+    service, ledger = Shop(), SharedLedger()
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", request)
+        assert await tracker.live_form("cart", request) is form
+        assert (await tracker.returned(back_of(service, form))).paid is True
+        await asyncio.sleep(age)
+        await assert_paid(tracker, form)
+        async with crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+            await assert_paid(other, form)
+            await other.live_form("other cart", request)
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        await assert_paid(tracker, form)
+    assert len(service.forms) == 2
+
+
+@in_virtual_time
+async def test_a_form_that_came_back_undecided_forbids_another() -> None:
+    """No confirmation comes through: nobody knows, so that none is prepared here, elsewhere or after a restart."""
+
+    service, ledger = Shop(), SharedLedger()
+    service.silent = True
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", request)
+        assert (await tracker.returned(back_of(service, form))).paid is None
+        await asyncio.sleep(541.0)  # its margin begins
+        async with crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other:
+            for each in (tracker, other):
+                with pytest.raises(payclient.PurchaseOpenError) as raised:
+                    await each.live_form("cart", request)
+                assert raised.value.pending.client_transaction_id == form.client_transaction_id
+                assert raised.value.until > raised.value.pending.expires_at
+                assert pickle.loads(pickle.dumps(raised.value)).until == raised.value.until  # noqa: S301 - our own
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.live_form("cart", request)
+    assert len(service.forms) == 1
+
+
+@in_virtual_time
+async def test_an_older_generation_counts() -> None:
+    """The last of one key is live as the first is paid after all, though its links are dead."""
+
+    service, ledger = Shop(), MemoryLedger()
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        forms = []
+        for _ in range(3):
+            forms.append(await tracker.live_form("cart", request))
+            await asyncio.sleep(1700)
+        assert len({form.client_transaction_id for form in forms}) == 3
+        last = await tracker.live_form("cart", request)
+        assert await tracker.live_form("cart", request) is last
+        await tracker.returned(back_of(service, forms[0]))
+        await assert_paid(tracker, forms[0])
+
+
+@in_virtual_time
+async def test_workers_that_ask_at_once_get_one_form() -> None:
+    """The ones that lose its permit wait for its links, which the ledger keeps while they live."""
+
+    service, ledger = Shop(), SharedLedger()
+    async with (
+        crowding(service, ledger=ledger, profile=FORMS) as one,
+        crowding(service, ledger=SharedLedger(ledger), profile=FORMS) as other,
+    ):
+        forms = await asyncio.gather(*(each.live_form("cart", request) for each in (one, other) * 3))
+        assert len({(form.client_transaction_id, form.card.url) for form in forms}) == 1
+        await one.returned(back_of(service, forms[1]))
+        await assert_paid(one, forms[1])
+        await assert_paid(other, forms[1])
+        await asyncio.sleep(1)
+        assert await ledger.links("cart", 0.0) == {}
+
+
+class Dropping(MemoryLedger):
+    """Remembers until when it kept links after the last deletion; None: it kept none."""
+
+    until: float | None = None
+
+    async def drop_links(self, now: float) -> float | None:
+        self.until = await super().drop_links(now)
+        return self.until
+
+
+class GivenUp(Shop):
+    """Every form is cancelled."""
+
+    def status(self, identifier: str) -> dict[str, object]:
+        return super().status(identifier) | {"state": "Cancelado"}
+
+
+@in_virtual_time
+async def test_the_links_of_a_form_that_a_query_finds_cancelled_are_deleted() -> None:
+    """Within a second, and not only once they are dead."""
+
+    service, ledger = GivenUp(), Dropping()
+    async with crowding(service, ledger=ledger, profile=FORMS) as tracker:
+        form = await tracker.live_form("cart", request)
+        await asyncio.sleep(0.1)
+        assert ledger.until is not None
+        found = await pending_of(tracker, form.client_transaction_id)
+        assert (await found.wait()).state is payclient.State.CANCELLED
+        await asyncio.sleep(1)
+        assert ledger.until is None
+
+
+@in_virtual_time
+async def test_the_links_of_a_confirmed_form_are_deleted_where_forms_are_not_queried() -> None:
+    """A profile without a query by client transaction id: the confirmation alone says that it is paid."""
+
+    service, ledger = Shop(), Dropping()
+    assert FORMS.status is not None
+    profile = attrs.evolve(FORMS, status=attrs.evolve(FORMS.status, by_client_transaction_id=None))
+    async with crowding(service, ledger=ledger, profile=profile) as tracker:
+        form = await tracker.live_form("cart", request)
+        await asyncio.sleep(0.1)
+        assert ledger.until is not None
+        assert (await tracker.returned(back_of(service, form))).paid is True
+        await asyncio.sleep(1)
+        assert ledger.until is None

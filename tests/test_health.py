@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -187,20 +186,6 @@ async def test_the_route(kind: str) -> None:
         broken = True
         status, _, body = await answers(kind, tracker)
         assert (status, body["ok"], body["ledger_writable"]) == (503, False, False)
-
-
-async def test_sqlite(tmp_path: Path) -> None:
-    """A real file takes the probe."""
-    ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=FakeService()) as session,
-        payclient.Tracker(session, ledger) as tracker,
-    ):
-        await tracker.sale(sale())
-        health = await tracker.health()
-        assert (health.ok, health.open) == (True, 1)
-    await ledger.aclose()
-    assert not (await tracker.health()).ok
 
 
 async def test_postgresql_that_stops_or_takes_no_writes(

@@ -194,10 +194,11 @@ async def test_nobody_waits_for_what_was_cancelled_on_its_way(
     async with other.transaction():
         await other.execute("LOCK TABLE payclient.attempts")
         call = asyncio.ensure_future(ledger.permit(fresh()))
-        await asyncio.sleep(0.1)
-        for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
-            task.cancel()
         async with asyncio.timeout(60):
+            while not await other.fetch("SELECT FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110 - no event of ours tells
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task(), call}:
+                task.cancel()
             with pytest.raises(LedgerUnavailableError, match="was closed"):
                 await call
             await ledger.aclose()

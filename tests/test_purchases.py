@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import attrs
@@ -11,7 +10,9 @@ import pytest
 
 import payclient
 from fake_ledgers import SharedLedger
-from fake_service import FakeService, lost_request, outcome_of, refuses, tracking
+from fake_service import FakeService, lost_request, outcome_of, pending_of, refuses, tracking
+from fake_service import form as form_of
+from fake_service import sale as push
 from payclient.events import Evidence, Exhausted
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
@@ -20,25 +21,6 @@ from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 pytestmark = pytest.mark.usefixtures("delays")
-
-
-@pytest.fixture
-def service() -> FakeService:
-    return FakeService()
-
-
-def push(identifier: str, amount: int = 1150) -> payclient.SaleRequest:
-    return payclient.SaleRequest(
-        amount_without_tax=amount, currency="USD", client_transaction_id=identifier, store_id="S1",
-        phone_number="0984111222", country_code="593",
-    )  # fmt: skip
-
-
-def form_of(identifier: str) -> payclient.PrepareRequest:
-    return payclient.PrepareRequest(
-        amount_without_tax=1150, currency="USD", client_transaction_id=identifier, store_id="S1",
-        response_url="https://shop.example/back",
-    )  # fmt: skip
 
 
 async def test_a_paid_purchase_is_not_asked_for_again(service: FakeService) -> None:
@@ -60,17 +42,6 @@ async def test_a_paid_purchase_is_not_asked_for_again(service: FakeService) -> N
             assert (await same).outcome.paid
         await tracker.sale(push("second"), purchase="order-18")
     assert (sum(service.posted.values()), service.prepared) == (2, {})
-
-
-async def test_a_living_form_is_not_handed_out_beside_an_open_push(service: FakeService) -> None:
-    """Not even where the push was allowed beside the form, and nobody knows whether it exists."""
-    async with tracking(service) as tracker:
-        form = await tracker.live_form("order-17", form_of)
-        assert await tracker.live_form("order-17", form_of) is form
-        service.scripts = [lost_request]
-        await tracker.sale(push("first"), purchase="order-17", beside_open_form=True)
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.live_form("order-17", form_of)
 
 
 async def test_a_push_that_the_network_held_back_keeps_its_purchase(service: FakeService) -> None:
@@ -102,27 +73,14 @@ async def test_a_sale_for_another_purchase_is_not_the_same_sale(service: FakeSer
             tracker.attempts.is_same(push("first"), key, pending) for key in (None, "order-17", "order-18")
         ]
         assert same == [True, True, False]
-        assert not tracker.attempts.is_same(push("first", 1151), "order-17", pending)
-
-
-async def test_a_purchase_that_is_open_costs_no_connection(service: FakeService) -> None:
-    """The ledger is read before anything is begun that would wait for the service."""
-    async with tracking(service) as tracker:
-        await tracker.sale(push("first"), purchase="order-17")
-        begun = service.begun
-        for again in (
-            tracker.sale(push("second"), purchase="order-17"),
-            tracker.prepare(form_of("third"), purchase="order-17"),
-        ):
-            with pytest.raises(payclient.PurchaseOpenError):
-                await again
-        assert service.begun == begun
+        assert not tracker.attempts.is_same(push("first", tax=151), "order-17", pending)
 
 
 async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> None:
     """The error holds the handle of what is open and until when; once that is decided, the next ask is sent."""
     async with tracking(service) as tracker:
         sale = await tracker.sale(push("first"), purchase="order-17")
+        begun = service.begun
         for again in (
             tracker.sale(push("second"), purchase="order-17"),
             tracker.prepare(form_of("third"), purchase="order-17"),
@@ -132,6 +90,7 @@ async def test_an_open_purchase_is_not_asked_for_again(service: FakeService) -> 
                 await again
             assert raised.value.pending.client_transaction_id == "first"
             assert raised.value.until == sale.expires_at
+        assert service.begun == begun  # no connection was asked for
         service.decide("Cancelado")
         assert (await outcome_of(service, sale)).paid is False
         await tracker.sale(push("second"), purchase="order-17")
@@ -228,8 +187,7 @@ async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pyte
         assert (await outcome_of(service, sale)).paid
         assert (await tracker.purchase("order-17")).overpaid == 0
         service.pay(form.client_transaction_id, transactionId=5001, state="Aceptado")
-        pending = await tracker.find(form.client_transaction_id)
-        assert pending is not None
+        pending = await pending_of(tracker, form.client_transaction_id)
         with caplog.at_level("CRITICAL"):
             assert (await outcome_of(service, pending)).paid
         assert "its purchase also by push" in caplog.text
@@ -238,8 +196,8 @@ async def test_twice_paid_is_allowed_and_seen(service: FakeService, caplog: pyte
         assert [(ask.client_transaction_id, ask.kind, ask.purchase) for ask in purchase.asks] == [
             (form.client_transaction_id, "form", "order-17"), ("push", "sale", "order-17"),
         ]  # fmt: skip
-        told = [outcome async for outcome in _first(tracker.outcomes(), 3)]
-        assert [each.also_paid for each in told] == [(), (), ("push",)]
+        feed = tracker.outcomes()
+        assert [(await anext(feed)).also_paid for _ in range(3)] == [(), (), ("push",)]
 
 
 async def test_a_purchase_that_nobody_asked_for(service: FakeService) -> None:
@@ -275,19 +233,6 @@ async def test_a_form_outlives_its_process(service: FakeService, tmp_path: Path)
     assert len(service.prepared) == 1
 
 
-async def test_the_links_of_a_decided_form_are_deleted(service: FakeService, tmp_path: Path) -> None:
-    """As soon as it is paid."""
-    ledger = await payclient.open_ledger(f"sqlite:{tmp_path / 'charges.db'}")
-    async with tracking(service, ledger) as tracker:
-        form = await tracker.live_form("order-17", form_of)
-        service.pay(form.client_transaction_id, state="Aceptado")
-        pending = await tracker.find(form.client_transaction_id)
-        assert pending is not None
-        assert (await pending.check()).paid
-        await _wiped(ledger, tmp_path)
-    await ledger.aclose()
-
-
 async def test_kept_links_are_a_choice(service: FakeService) -> None:
     """Without them the process that prepared a form hands it out, and another one says until when it is open."""
     ledger = SharedLedger()
@@ -316,14 +261,6 @@ async def test_a_ledger_that_cannot_keep_links_costs_no_form(service: FakeServic
         assert await tracker.live_form("order-17", form_of) is form
 
 
-async def _first(outcomes: AsyncIterator[payclient.Outcome], number: int) -> AsyncIterator[payclient.Outcome]:
-    async for outcome in outcomes:
-        yield outcome
-        number -= 1
-        if not number:
-            return
-
-
 async def _wiped(ledger: Ledger, directory: Path) -> None:
     """Until no byte of the links is in any file, each time after the ledger's thread has done what was asked of it."""
     async with asyncio.timeout(60):
@@ -340,9 +277,7 @@ async def test_a_form_with_dead_links_holds_its_purchase_until_its_last_query(se
     async with tracking(service) as tracker:
         await tracker.prepare(form_of("first"), purchase="order-17")
         await service.clock.advance(1250)
-        found = await tracker.find("first")
-        assert found is not None
-        assert found.state is payclient.State.EXPIRED
+        assert (await pending_of(tracker, "first")).state is payclient.State.EXPIRED
         with pytest.raises(payclient.PurchaseOpenError):
             await tracker.sale(push("second"), purchase="order-17")
         await service.clock.advance(200)

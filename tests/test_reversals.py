@@ -11,13 +11,13 @@ import pytest
 import payclient
 from fake_ledgers import SharedLedger
 from fake_service import PROFILE as PLAIN
-from fake_service import FakeService, answer, outcome_of, refusal, tracking
+from fake_service import FakeService, answer, events_of, outcome_of, pending_of, record_in, refusal, tracking
+from fake_service import sale as push
 from payclient.events import Event, Evidence, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
 from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_purchases import push
 
 pytestmark = pytest.mark.usefixtures("delays")
 
@@ -94,14 +94,13 @@ async def test_only_one_request_leaves(service: Service) -> None:
         tracking(service, SharedLedger(ledger), PROFILE) as other,
     ):
         sale = await paid(service, one)
-        there = await other.find("first")
-        assert there is not None
+        there = await pending_of(other, "first")
         outcomes = await asyncio.gather(
             *(one.reverse(sale) for _ in range(3)), *(other.reverse(there) for _ in range(3))
         )
         assert {outcome.state for outcome in outcomes} <= {State.REVERSING, State.REVERSED}
         assert len(service.reversals) == 1
-        history = [change.event for change in await ledger.history("first")]
+        history = await events_of(ledger, "first")
         assert history.count(ReversalPermitted.__name__) == 1
 
 
@@ -160,13 +159,13 @@ async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
         service.reverse_scripts = [(refusal(20), False)] + [(ConnectionRefusedError(), False)] * 100
         with pytest.raises(payclient.NotReversibleError):
             await tracker.reverse(sale)
-        assert (await tracker.find("first")).outcome.paid is True  # type: ignore[union-attr]  # it is there
+        assert (await pending_of(tracker, "first")).outcome.paid is True
         waiting = asyncio.ensure_future(tracker.reverse(sale))
         for _ in range(100):
             await service.clock.advance(1.0)
         with pytest.raises(payclient.NotSentError):
             await waiting
-        assert (await tracker.find("first")).outcome.paid is True  # type: ignore[union-attr]  # it is there
+        assert (await pending_of(tracker, "first")).outcome.paid is True
         service.reverse_scripts = []
         assert (await tracker.reverse(sale)).paid is False
 
@@ -193,12 +192,9 @@ async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool)
         if not done:
             await service.clock.advance(10)
             assert (await sale.check()).state is State.REVERSING
-            record = await ledger.get("first")
-            assert record is not None
-            assert record.state is State.REVERSING
+            assert (await record_in(ledger, "first")).state is State.REVERSING
     async with tracking(service, ledger, PROFILE) as tracker:
-        there = await tracker.find("first")
-        assert there is not None
+        there = await pending_of(tracker, "first")
         outcome = await outcome_of(service, there)
         assert outcome.state is (State.REVERSED if done else State.ACCEPTED)
         assert outcome.evidence is Evidence.QUERY
@@ -213,9 +209,7 @@ async def test_a_lost_answer_is_followed_though_nobody_waits(service: Service) -
         service.reverse_scripts = [(ConnectionResetError(), True)]
         assert (await tracker.reverse(sale)).state is State.REVERSING
         await service.clock.advance(600)
-        record = await ledger.get("first")
-        assert record is not None
-        assert record.state is State.REVERSED
+        assert (await record_in(ledger, "first")).state is State.REVERSED
 
 
 async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,8 +49,15 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("answered", [True, False])
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(
+    ("server", "answered"),
+    [
+        ("uvicorn", True),
+        ("uvicorn", False),
+        ("uvicorn under gunicorn", False),
+        ("aiohttp under gunicorn", True),
+    ],
+)
 async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool, tmp_path: Path) -> None:
     """Answered within `drain`, the charge is pending. Else it is unknown, and found out after the next start."""
     for name in ("workers", "serve_aiohttp"):

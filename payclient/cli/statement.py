@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal  # noqa: F401 - cyclopts looks up inherited options here
 
 import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.settings import Count, pair_of
+from payclient.cli.settings import pair_of
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
-from payclient.rows.format import KEY, SHOWABLE, Format, plain
+from payclient.rows.format import KEY, SHOWABLE, Layout, plain
 from payclient.rows.records import Records, read_records
 from payclient.validation import to_service
 
@@ -46,21 +47,9 @@ class Entry:
     currency: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class StatementFormat(Format):
-    """What is known of a statement before it is read."""
-
-    named: Mapping[str, str] = attrs.field(factory=dict)
-
-    def fields_of(self, name: str) -> list[str]:
-        """Return the field that a column of this name holds, or none."""
-        columns = ((field, self.named.get(field, field)) for field in _FIELDS)
-        return [f for f, column in columns if plain(name.strip()) in map(plain, (column, to_service(column)))]
-
-
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class StatementOptions:
+class StatementOptions(Layout):
     """How the statement is written; what is left out is found in the file, never guessed."""
 
     map: tuple[str, ...] = ()
@@ -71,27 +60,21 @@ class StatementOptions:
     """A word of the column state that means given back, as an amount less than 0 does. Repeatable."""
     currency: str | None = None
     """Of all lines, where there is no such column."""
-    amounts: Literal["cents", "decimal"] | None = None
-    """Whole cents (1050), or units with decimals (10.50). Default: decimal where an amount has a mark."""
-    decimal_mark: Literal[",", "."] | None = None
-    """The decimal mark of the amounts. Default: found."""
-    encoding: str | None = None
-    """Such as utf-8, cp1252 or utf-16. Default: found."""
-    sheet: str | None = None
-    """A spreadsheet's sheet, by name or number. Default: the one with content."""
-    header_row: Count | None = None
-    """The line of the header. Default: found, also under a title."""
+    ignore_rest: Annotated[bool, Parameter(parse=False)] = True
 
-    def format(self, path: Path) -> StatementFormat:
-        """Return what is known of the file before it is read. Raises `ConfigurationError`."""
-        named = dict(pair_of("--map", each, "must be FIELD=COLUMN") for each in self.map)
-        if unknown := named.keys() - {*_FIELDS}:
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if unknown := self.named.keys() - {*_FIELDS}:
             raise ConfigurationError(f"--map {min(unknown)}: the field must be one of {', '.join(_FIELDS)}")
-        in_cents = self.amounts == "cents" or path.suffix.lower() == ".jsonl"
-        return StatementFormat(
-            named=named, amounts="cents" if in_cents else "decimal", decimal_mark=self.decimal_mark,
-            encoding=self.encoding, sheet=self.sheet, header_row=self.header_row, ignore_rest=True,
-        )  # fmt: skip
+
+    @cached_property
+    def named(self) -> Mapping[str, str]:
+        """The column of each field that has another name."""
+        return dict(pair_of("--map", each, "must be FIELD=COLUMN") for each in self.map)
+
+    def fields_of(self, name: str) -> list[str]:
+        columns = ((field, self.named.get(field, field)) for field in _FIELDS)
+        return [f for f, column in columns if plain(name.strip()) in map(plain, (column, to_service(column)))]
 
     def signs(self, profile: ServiceProfile) -> dict[str, int]:
         """Return the known words of the column state, in lower case: 1 means paid, -1 given back."""
@@ -107,22 +90,21 @@ def read_statement(
 
     Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
     """
-    form = options.format(path)
-    file = read_records(path, form)
-    _check_columns(path.name, file, form)
+    file = read_records(path, options)
+    _check_columns(path.name, file, options)
     faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
     for line, names, cells, _ in file.records:
         if isinstance(cells, CellError):
             faults.append(RowError(line, None, str(cells)))
         elif any(cell not in ("", None) for cell in cells):
             found = list(zip(names, cells, strict=False))
-            _check_state(path.name, found, form)
-            rows.append((line, {field: cell for n, cell in found for field in form.fields_of(n)}))
+            _check_state(path.name, found, options)
+            rows.append((line, {field: cell for n, cell in found for field in options.fields_of(n)}))
     # A total below the lines names no payment.
     while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
         rows.pop()
     mark = None
-    if form.amounts == "decimal":
+    if options.amounts != "cents" and file.delimiter:  # JSONL has whole cents
         mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
     signs = options.signs(profile)
     entries, others = list[Entry](), Counter[str]()
@@ -141,7 +123,7 @@ def read_statement(
     return entries, others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
 
 
-def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
+def _check_columns(name: str, file: Records, form: StatementOptions) -> None:
     """Raise `InvalidRequestError` where the header lacks the amount, both ids, or a column of `--map`."""
     fields = {field for column in file.names for field in form.fields_of(column)}
     lacking = {*form.named, "amount", KEY} - fields - ({KEY} if "transaction_id" in fields else set())
@@ -152,7 +134,7 @@ def _check_columns(name: str, file: Records, form: StatementFormat) -> None:
         raise InvalidRequestError(f"{name}: line {file.line} lacks columns: give {tell}{has}")
 
 
-def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementFormat) -> None:
+def _check_state(name: str, row: Sequence[tuple[str, Any]], form: StatementOptions) -> None:
     """Raise `InvalidRequestError` where a column that is not read may say that a line was not paid."""
     if any("state" in form.fields_of(column) for column, _ in row):
         return

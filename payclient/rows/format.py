@@ -77,11 +77,41 @@ def _is_encoding(name: str) -> bool:
 
 
 @attrs.frozen(kw_only=True)
-class Format:
-    """How the file is written; what is left out is found in the file, never guessed.
+class Layout:
+    """How a table is written; what is left out is found in the file, never guessed.
 
-    Raises `ConfigurationError` for a value that is not valid. The fields are options of `payclient charge`.
+    Raises `ConfigurationError` for a value that is not valid. The fields are options.
     """
+
+    sheet: str | None = None
+    """A spreadsheet's sheet, by name or number. Default: the one with content."""
+    header_row: int | None = None
+    """The line of the header. Default: found, also under a title."""
+    delimiter: str | None = attrs.field(default=None, converter=delimiter_of)
+    """Between columns: , ; tab or another character. Default: found."""
+    encoding: str | None = None
+    """Such as utf-8, cp1252 or utf-16. Default: found."""
+    amounts: Literal["cents", "decimal"] | None = None
+    """Whole cents (1050), or units with decimals (10.50). Default: decimal where an amount has a mark."""
+    decimal_mark: Literal[",", "."] | None = None
+    """The decimal mark of the amounts. Default: found."""
+    ignore_rest: bool = False
+    """Pass over all columns of no known name."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
+            raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
+        if self.encoding is not None and not _is_encoding(self.encoding):
+            raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
+
+    def fields_of(self, name: str) -> list[str]:
+        """Return the fields that a column of this name holds: none, one, or the key beside another."""
+        raise NotImplementedError
+
+
+@attrs.frozen(kw_only=True)
+class Format(Layout):
+    """What a file of charges holds; the fields are options of `payclient charge`."""
 
     key: str = KEY
     """The column that is the client transaction id."""
@@ -91,28 +121,13 @@ class Format:
     """FIELD=VALUE, the same in every row: currency=USD. Repeatable."""
     ignore: tuple[str, ...] = ()
     """A column to pass over. Repeatable."""
-    ignore_rest: bool = False
-    """Pass over all columns of no known name."""
-    sheet: str | None = None
-    """A spreadsheet's sheet, by name or number. Default: the one with content."""
-    header_row: int | None = None
-    """The line of the header. Default: found, also under a title."""
     keep: tuple[str, ...] = ()
     """A column that the report and the page take over, such as a name, and nothing else uses. Repeatable."""
-    delimiter: str | None = attrs.field(default=None, converter=delimiter_of)
-    """Between columns: , ; tab or another character. Default: found."""
-    encoding: str | None = None
-    """Such as utf-8, cp1252 or utf-16. Default: found."""
     amounts: Literal["cents", "decimal"] | None = None
     """Whole cents (1050), or units with decimals (10.50). Default: cents, unless all of them are small."""
-    decimal_mark: Literal[",", "."] | None = None
-    """The decimal mark of the amounts. Default: found."""
 
     def __attrs_post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n\0'):
-            raise ConfigurationError("the delimiter must be one character, such as ; or a tab")
-        if self.encoding is not None and not _is_encoding(self.encoding):
-            raise ConfigurationError("the encoding must be one such as utf-8, cp1252 or utf-16")
+        super().__attrs_post_init__()
         if self.decimal_mark is not None and self.amounts != "decimal":
             raise ConfigurationError("a decimal mark needs --amounts decimal")
         if self.columns[KEY] != self.key != KEY:
@@ -140,7 +155,6 @@ class Format:
         return self.ignore_rest or name in ("", FAULT, *self.ignore) or self.keeps(name)
 
     def fields_of(self, name: str) -> list[str]:
-        """Return the fields that a column of this name holds: none, one, or the key beside another."""
         own = _field_of(name)
         fields = [
             field

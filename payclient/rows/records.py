@@ -19,7 +19,7 @@ from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
 from payclient.errors import InvalidRequestError
 from payclient.rows.cells import CellError
-from payclient.rows.format import Format
+from payclient.rows.format import Layout
 
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
@@ -71,7 +71,7 @@ class Records:
     records: list[FileRecord] = attrs.field(repr=False)
 
 
-def read_records(path: Path, form: Format) -> Records:
+def read_records(path: Path, form: Layout) -> Records:
     """Read a whole file. Raises `InvalidRequestError` where it has no form that is known."""
     name, kind = path.name, path.suffix.lower()
     if kind not in (*_CSV, *SHEETS, *_JSONL):
@@ -125,7 +125,7 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 # --- CSV
 
 
-def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
+def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
     lines = text.split("\n", MAX_HEADER)
     # The delimiter by which most columns are known, or else are there.
     tables = {
@@ -161,7 +161,7 @@ def _read_csv(text: str, name: str, form: Format, encoding: str) -> Records:
     return Records(description=words, line=begin, names=names, delimiter=delimiter, records=records)
 
 
-def _find_header(table: Sequence[Sequence[Any]], form: Format, name: str) -> tuple[int, int, int]:
+def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tuple[int, int, int]:
     """Return the index of the header in the first lines of a table, and how many columns are known, and there, by it.
 
     Most have no title above; where none is known the first of most cells is taken, whose error says so.
@@ -189,7 +189,7 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 # --- Spreadsheets
 
 
-def _read_sheet(path: Path, form: Format) -> Records:
+def _read_sheet(path: Path, form: Layout) -> Records:
     """Read the sheet that is named, or the only one with content. Cells keep their types."""
     try:
         with CalamineWorkbook.from_path(str(path)) as book:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -38,6 +38,8 @@ from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 State = payclient.State
+Request = payclient.SaleRequest | payclient.ChargeRow
+Results = dict[str, payclient.ChargeResult]
 
 
 @pytest.fixture
@@ -51,14 +53,14 @@ pytestmark = pytest.mark.usefixtures("delays")
 async def run(
     service: FakeService,
     tracker: payclient.Tracker,
-    requests: Iterable[payclient.SaleRequest | payclient.ChargeRow],
+    requests: Iterable[Request] | AsyncIterable[Request],
     *,
-    each_second: Callable[[], object] = lambda: None,
+    each_second: Callable[[], object] | None = None,
     seconds: int = 2000,
     **options: object,
-) -> dict[str, payclient.ChargeResult]:
-    """All results of a batch, while virtual time passes."""
-    results: dict[str, payclient.ChargeResult] = {}
+) -> Results:
+    """All results of a batch, while virtual time passes; every customer approves within a second."""
+    results: Results = {}
 
     async def collect() -> None:
         async with payclient.charge_all(tracker, requests, **options) as charges:  # type: ignore[arg-type]  # a test's options
@@ -70,10 +72,26 @@ async def run(
         if task.done():
             break
         await service.clock.advance(1)
-        each_second()
+        (each_second or accept_all(service))()
     assert task.done(), "the batch did not end"
     await task
     return results
+
+
+async def charged(
+    service: FakeService,
+    requests: Iterable[Request] | AsyncIterable[Request],
+    ledger: MemoryLedger | None = None,
+    profile: payclient.ServiceProfile = PROFILE,
+    **options: Any,
+) -> Results:
+    """All results of a batch by a tracker of its own."""
+    async with tracking(service, ledger, profile=profile) as tracker:
+        return await run(service, tracker, requests, **options)
+
+
+def silent() -> None:
+    """No customer does anything."""
 
 
 def rows(count: int, customers: int = 10**6) -> list[payclient.SaleRequest]:
@@ -82,7 +100,7 @@ def rows(count: int, customers: int = 10**6) -> list[payclient.SaleRequest]:
 
 
 def accept_all(service: FakeService) -> Callable[[], None]:
-    """Every customer approves within a second."""
+    """Every customer approves."""
 
     def step() -> None:
         for identifier, status in service.sales.items():
@@ -92,18 +110,42 @@ def accept_all(service: FakeService) -> Callable[[], None]:
     return step
 
 
+def prompts(service: FakeService) -> int:
+    """How many customers are asked at present."""
+    return sum(status["state"] == "Pendiente" for status in service.sales.values())
+
+
+def noted(service: FakeService) -> dict[str, float]:
+    """When each Sale is created, from now on, by its client transaction id."""
+    times: dict[str, float] = {}
+    create = service.create
+
+    def note(request: HttpRequest) -> int:
+        times[json.loads(request.body)["clientTransactionId"]] = service.clock.monotonic()
+        return create(request)
+
+    service.create = note  # type: ignore[method-assign]  # the fake's own seam
+    return times
+
+
+def gaps_of(times: Iterable[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def paid_by(results: Results) -> dict[str, bool | None]:
+    return {key: result.paid for key, result in results.items()}
+
+
 async def test_a_customer_has_one_open_sale_at_a_time(service: FakeService) -> None:
     """Three rows of one customer wait for one another: no 2061 of our own making."""
     most = 0
 
     def step() -> None:
         nonlocal most
-        most = max(most, sum(status["state"] == "Pendiente" for status in service.sales.values()))
+        most = max(most, prompts(service))
         accept_all(service)()
 
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(3, customers=1), each_second=step)
-    assert len(results) == 3
+    assert len(await charged(service, rows(3, customers=1), each_second=step)) == 3
     assert most == 1
 
 
@@ -112,16 +154,19 @@ async def test_an_expired_sale_frees_its_customer_before_its_last_query(
     service: FakeService, wait: int | None
 ) -> None:
     """The lane goes on at the expiry; the first row's result comes when the last query is made."""
-    started: list[float] = []
-
-    def step() -> None:
-        if len(service.sales) > len(started):
-            started.append(service.clock.monotonic())
-
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2, customers=1), each_second=step, wait=wait)
+    times = noted(service)
+    results = await charged(service, rows(2, customers=1), each_second=silent, wait=wait)
     assert [result.outcome.state for result in results.values() if result.outcome] == [State.EXPIRED] * 2
-    assert started[1] < 310
+    assert times["row-1"] < 310
+
+
+async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
+    """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
+    times = noted(service)
+    service.scripts = [lost_request]
+    service.status_scripts = [lambda: refusal(20, status=404)] * 1000
+    assert len(await charged(service, rows(2, customers=1), each_second=silent, seconds=4000)) == 2
+    assert 358 <= next(iter(times.values())) <= 362
 
 
 async def test_both_limits_hold(service: FakeService) -> None:
@@ -142,7 +187,7 @@ async def test_both_limits_hold(service: FakeService) -> None:
 
     def step() -> None:
         nonlocal most_pending
-        most_pending = max(most_pending, sum(s["state"] == "Pendiente" for s in service.sales.values()))
+        most_pending = max(most_pending, prompts(service))
         accept_all(service)()
 
     async with tracking(service, schedule=payclient.Fixed(0.2)) as tracker:
@@ -154,41 +199,32 @@ async def test_both_limits_hold(service: FakeService) -> None:
 async def test_a_second_run_sends_nothing(service: FakeService) -> None:
     """The ledger knows every row; the results are the same."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        first = await run(service, tracker, rows(20), each_second=accept_all(service))
-    async with tracking(service, ledger) as tracker:
-        second = await run(service, tracker, rows(20))
-    assert {key: result.paid for key, result in first.items()} == {key: r.paid for key, r in second.items()}
+    first = await charged(service, rows(20), ledger)
+    second = await charged(service, rows(20), ledger, each_second=silent)
+    assert paid_by(first) == paid_by(second)
     assert sum(service.posted.values()) == 20
 
 
-async def test_refused_rows_are_tried_again_only_where_the_refusal_passes(service: FakeService) -> None:
-    """Code 22 stays refused unless asked for; an unsent row is tried again by itself."""
+async def test_refused_rows_are_tried_again_where_it_is_asked_for(service: FakeService) -> None:
+    """Code 22 stays refused, and is sent again with `retry` only."""
     ledger = MemoryLedger()
     service.scripts = [refuses(22)]
-    async with tracking(service, ledger) as tracker:
-        assert (await run(service, tracker, rows(1)))["row-0"].paid is False
-        again = await run(service, tracker, rows(1))
-        assert again["row-0"].outcome is not None
-        assert again["row-0"].outcome.state is State.REFUSED
-        assert not service.posted
-        retried = await run(service, tracker, rows(1), each_second=accept_all(service), retry={"refused"})
-        assert retried["row-0"].paid is True
+    for _ in range(2):
+        result = (await charged(service, rows(1), ledger))["row-0"]
+        assert result.paid is False
+    assert result.outcome is not None
+    assert result.outcome.state is State.REFUSED
+    assert not service.posted
+    assert (await charged(service, rows(1), ledger, retry={"refused"}))["row-0"].paid is True
 
 
 async def test_one_failing_row_never_ends_the_others(service: FakeService) -> None:
     """No connection for one, other content under a known id for another; the third is paid."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await run(service, tracker, rows(1), each_second=accept_all(service))
-        service.scripts = [no_connection] * 3
-        results = await run(
-            service,
-            tracker,
-            [sale("row-0", amount_with_tax=1), sale("lost", phone="0999"), sale("good", phone="0998")],
-            each_second=accept_all(service),
-            max_in_flight=1,
-        )
+    await charged(service, rows(1), ledger)
+    service.scripts = [no_connection] * 3
+    requests = [sale("row-0", amount_with_tax=1), sale("lost", phone="0999"), sale("good", phone="0998")]
+    results = await charged(service, requests, ledger, max_in_flight=1)
     assert isinstance(results["row-0"].error, payclient.DifferentRequestError)
     assert isinstance(results["lost"].error, payclient.NotSentError)
     assert results["lost"].paid is None
@@ -198,50 +234,46 @@ async def test_one_failing_row_never_ends_the_others(service: FakeService) -> No
 async def test_a_foreign_busy_customer_is_tried_again_and_then_given_up(service: FakeService) -> None:
     """Code 2061 without a sale of ours: again after 10, 20, 40, 60 s, for six minutes at most."""
     service.scripts = [refuses(22, 2061)] * 2
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(1), each_second=accept_all(service))
-        assert results["row-0"].paid is True
-        assert 30 <= service.clock.monotonic() <= 34
-        service.scripts = [refuses(22, 2061)] * 50
-        begun = service.clock.monotonic()
-        results = await run(service, tracker, [sale("busy", phone="0997")])
-        assert isinstance(results["busy"].error, payclient.CustomerBusyError)
-        assert service.clock.monotonic() - begun <= BUSY_FOR + 1
+    assert (await charged(service, rows(1)))["row-0"].paid is True
+    assert 30 <= service.clock.monotonic() <= 34
+    service.scripts = [refuses(22, 2061)] * 50
+    begun = service.clock.monotonic()
+    results = await charged(service, [sale("busy", phone="0997")])
+    assert isinstance(results["busy"].error, payclient.CustomerBusyError)
+    assert service.clock.monotonic() - begun <= BUSY_FOR + 1
 
 
-async def test_a_refused_token_stops_the_sending(service: FakeService) -> None:
-    """One 401: what is open is followed to its end, the rest comes out as never sent."""
-    service.scripts = [FakeService.take, refuses(1, status=401)]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(10), each_second=accept_all(service), max_in_flight=1)
+async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService) -> None:
+    """The delays of a busy customer scale with the profile's sale window."""
+    service.scripts = [refuses(22, 2061)] * 2
+    results = await charged(service, rows(1), profile=attrs.evolve(PROFILE, sale_window=30))
     assert results["row-0"].paid is True
-    assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
-    assert all(isinstance(results[f"row-{n}"].error, payclient.NotSentError) for n in range(2, 10))
-    assert len(service.posted) == 1
+    assert service.clock.monotonic() <= 6
 
 
 @pytest.mark.parametrize("wait", [0, 30])
 async def test_a_limited_wait_reports_open_rows(service: FakeService, wait: int) -> None:
     """After `wait` seconds a row comes out as it stands; after none, once it is recorded."""
+    results = await charged(service, rows(2), wait=wait, each_second=silent)
+    assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
+    assert wait <= service.clock.monotonic() <= wait + 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
+        {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
+    ],
+)  # fmt: skip
+async def test_bad_limits_are_refused(service: FakeService, options: dict[str, object]) -> None:
+    """A limit that cannot be is a ValueError, before anything is sent."""
     async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2), wait=wait)
-        assert {r.outcome.state for r in results.values() if r.outcome} == {State.PENDING}
-        assert wait <= service.clock.monotonic() <= wait + 2
+        with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
+            payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose
 
 
-async def test_leaving_the_block_records_what_is_in_flight(service: FakeService) -> None:
-    """A break sends nothing more; the sends under way end in the ledger."""
-    ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        async with payclient.charge_all(tracker, rows(500), max_in_flight=2, max_pending=5):
-            for _ in range(10):
-                await asyncio.sleep(0)
-        states = [record.state async for record in ledger.unfinished()]
-        assert states
-        assert set(states) == {State.PENDING}
-        sent = sum(service.posted.values())
-        await service.clock.advance(10)
-        assert sum(service.posted.values()) == sent == len(states)
+# --- The source, and the window over it
 
 
 async def test_an_async_iterable_is_taken_as_it_comes(service: FakeService) -> None:
@@ -261,83 +293,46 @@ async def test_an_async_iterable_is_taken_as_it_comes(service: FakeService) -> N
     assert sorted(seen) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_in_flight": 0}, {"max_pending": 0}, {"rate": 0.0}, {"rate": math.nan}, {"rate": math.inf},
-        {"wait": -1.0}, {"wait": math.nan}, {"wait": math.inf}, {"retry": {"all"}},
-    ],
-)  # fmt: skip
-async def test_bad_limits_are_refused(service: FakeService, options: dict[str, object]) -> None:
-    """A limit that cannot be is a ValueError, before anything is sent."""
-    async with tracking(service) as tracker:
-        with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
-            payclient.charge_all(tracker, [], **options)  # type: ignore[arg-type]  # bad on purpose
-
-
-# --- Long lanes, and the pace
-
-
-async def test_the_longest_lane_never_waits(service: FakeService) -> None:
-    """With two prompts for six customers, the one with most charges is asked again as soon as its sale has ended."""
-    sent: dict[str, float] = {}
-    create = service.create
-
-    def noted(request: HttpRequest) -> int:
-        sent[json.loads(request.body)["clientTransactionId"]] = service.clock.time()
-        return create(request)
-
-    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
-    lanes = [
-        sale(f"lane-{lane}-{number}", phone=f"09{lane:08}")
-        for lane, size in ((2, 6), (0, 1), (1, 1), (3, 1), (4, 1), (5, 1))
-        for number in range(size)
-    ]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, lanes, each_second=accept_all(service), max_pending=2)
-    assert len(results) == 11
-    assert all(result.paid for result in results.values())
-    assert next(iter(sent)) == "lane-2-0"
-    outcomes = [results[f"lane-2-{number}"].outcome for number in range(6)]
-    ended = [outcome.decided_at for outcome in outcomes if outcome is not None]
-    assert ended[:4] == [
-        sent[f"lane-2-{number}"] for number in range(1, 5)
-    ]  # the last is one row as others have
-    assert set(service.posted.values()) == {1}
-
-
 async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeService) -> None:
     """What was read gets its result; the error comes out at the end, and nothing hangs."""
 
     def failing() -> Iterator[payclient.SaleRequest]:
-        for number in range(CHUNK):
-            yield sale(f"row-{number}", phone=f"09{number:08}")
+        yield from rows(CHUNK)
         raise payclient.InvalidRequestError("the file changed")
 
     async with tracking(service) as tracker:
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
-            await run(service, tracker, failing(), each_second=accept_all(service))
+            await run(service, tracker, failing())
         assert set(service.posted.values()) == {1}
         with pytest.raises(payclient.InvalidRequestError, match="the file changed"):
             await run(service, tracker, itertools.islice(failing(), CHUNK - 1, None))
 
 
+async def test_the_longest_lane_never_waits(service: FakeService) -> None:
+    """With two prompts for six customers, the one with most charges is asked again as soon as its sale has ended."""
+    sent = noted(service)
+    lanes = [
+        sale(f"lane-{lane}-{number}", phone=f"09{lane:08}")
+        for lane, size in ((2, 6), (0, 1), (1, 1), (3, 1), (4, 1), (5, 1))
+        for number in range(size)
+    ]
+    begun = service.clock.time() - service.clock.monotonic()
+    results = await charged(service, lanes, max_pending=2)
+    assert list(paid_by(results).values()) == [True] * 11
+    assert next(iter(sent)) == "lane-2-0"
+    outcomes = [results[f"lane-2-{number}"].outcome for number in range(6)]
+    ended = [outcome.decided_at for outcome in outcomes if outcome is not None]
+    # The last is one row as others have.
+    assert ended[:4] == [begun + sent[f"lane-2-{number}"] for number in range(1, 5)]
+    assert set(service.posted.values()) == {1}
+
+
 async def test_a_list_is_read_whole(service: FakeService) -> None:
     """A long lane behind more rows than a window holds is begun at once, and not at the end."""
-    begun: list[str] = []
-    create = service.create
-
-    def noted(request: HttpRequest) -> int:
-        begun.append(json.loads(request.body)["clientTransactionId"])
-        return create(request)
-
-    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
+    sent = noted(service)
     long = [sale(f"long-{number}", phone="0999999999") for number in range(3)]
-    async with tracking(service) as tracker:
-        results = await run(
-            service, tracker, [*rows(1200), *long], each_second=accept_all(service), max_pending=100
-        )
-    assert len(results) == 1203
+    assert len(await charged(service, [*rows(1200), *long], max_pending=100)) == 1203
+    begun = list(sent)
     assert begun.index("long-0") <= 200
     assert begun.index("long-1") < 600
 
@@ -354,52 +349,35 @@ async def test_a_window_holds_as_many_as_may_be_pending(service: FakeService) ->
 
 
 async def test_the_source_is_read_no_farther_than_the_window(service: FakeService) -> None:
-    """Memory is bounded whatever the source holds."""
+    """Memory is bounded whatever the source holds; each result makes room for a row."""
     read = 0
 
-    def endless() -> Iterator[payclient.SaleRequest]:
+    def source(count: int) -> Iterator[payclient.SaleRequest]:
         nonlocal read
-        while True:
+        for row in rows(count):
             read += 1
-            yield sale(f"row-{read}", phone=f"09{read:08}")
+            yield row
 
     async with (
         tracking(service) as tracker,
-        payclient.charge_all(tracker, endless(), max_pending=10) as results,
+        payclient.charge_all(tracker, source(5000), max_pending=10) as results,
     ):
         await service.clock.advance(5)
         assert results.pending == 10
     assert 1000 <= read <= 1000 + 2 * CHUNK
+    assert len(await charged(FakeService(), source(1100), max_pending=100)) == 1100
 
 
-async def test_a_source_longer_than_the_window_is_read_to_its_end(service: FakeService) -> None:
-    """Each result makes room for a row."""
-    async with tracking(service) as tracker:
-        results = await run(
-            service, tracker, iter(rows(1100)), max_pending=100, each_second=accept_all(service)
-        )
-    assert len(results) == 1100
-
-
-async def test_an_unknown_sale_holds_its_customer_longer(service: FakeService) -> None:
-    """Nobody knows since when it runs: the sale window and 60 s, not the total time-out."""
-    times = timed(service)
-    service.scripts = [lost_request]
-    service.status_scripts = [lambda: refusal(20, status=404)] * 1000
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(2, customers=1), seconds=4000)
-    assert len(results) == 2
-    assert 358 <= times[0] <= 362
+# --- The pace
 
 
 async def test_a_429_slows_the_sends_and_they_recover(service: FakeService) -> None:
     """Ten a second before, a hold, half as many after it, and then faster again."""
-    times = timed(service)
+    times = noted(service)
     service.scripts = [FakeService.take] * 20 + [refuses(5, status=429)]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(80), each_second=accept_all(service), rate=10)
+    results = await charged(service, rows(80), rate=10)
     assert all(result.paid for result in results.values())
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    gaps = gaps_of(times.values())
     assert max(gaps[:19]) == pytest.approx(0.1)
     assert gaps[19] == pytest.approx(5.1, abs=0.2)
     assert gaps[20] == pytest.approx(0.2, abs=0.02)
@@ -418,6 +396,73 @@ async def test_many_429_at_once_count_as_one() -> None:
     assert limit.ready_at() == pytest.approx(3.2, abs=0.11)
     limit.note_request(3.3)
     assert limit.ready_at() == pytest.approx(3.4, abs=0.02)
+
+
+async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
+    """Two in flight are answered 429, the second with a shorter `Retry-After`."""
+    times = noted(service)
+    service.scripts = [refuses(5, status=429, retry_after=seconds) for seconds in (30, 1)]
+    await charged(service, rows(2))
+    assert min(times.values()) >= 30
+
+
+async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeService) -> None:
+    """Six sends, and then its 429 is the result; none comes before `Retry-After` allows it."""
+    times: list[float] = []
+
+    async def limited(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        times.append(service.clock.monotonic())
+        return await refuses(5, status=429, retry_after=30)(service, request, before_send)
+
+    service.scripts = [limited] * 50
+    results = await charged(service, rows(1))
+    assert isinstance(results["row-0"].error, payclient.RateLimitedError)
+    assert len(times) == 6
+    assert min(gaps_of(times)) >= 30
+
+
+async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeService) -> None:
+    """A send a minute at the slowest, after its pause."""
+    times = noted(service)
+    service.scripts = [refuses(5, status=429)] * 20
+    results = await charged(service, rows(12), seconds=3000, rate=1)
+    assert sum(result.paid is True for result in results.values()) >= 6
+    assert max(gaps_of(times.values())) <= 65
+
+
+@pytest.mark.parametrize(
+    ("options", "gap"),
+    [({}, 4.0), ({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)],
+)
+async def test_the_slower_of_two_rates_holds(
+    service: FakeService, options: dict[str, Any], gap: float
+) -> None:
+    """The rate that was told and the one that queries can follow, which binds no run that makes none."""
+    times = noted(service)
+    await charged(service, rows(4), profile=attrs.evolve(PROFILE, queries_per_minute=30), **options)
+    assert list(times.values()) == pytest.approx([gap * n for n in range(4)])
+
+
+async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
+    """Rows that come after a quiet minute go at the rate, not in a burst."""
+    times, minute = noted(service), asyncio.Event()
+
+    async def late() -> AsyncIterator[payclient.SaleRequest]:
+        for number, row in enumerate(rows(6)):
+            if number == 1:
+                await minute.wait()
+            yield row
+
+    def step() -> None:
+        accept_all(service)()
+        if service.clock.monotonic() >= 60:
+            minute.set()
+
+    await charged(service, late(), each_second=step, rate=2)
+    assert gaps_of([*times.values()][1:]) == pytest.approx([0.5] * 4)
+
+
+# --- What the ledger knows
 
 
 class Counting(MemoryLedger):
@@ -439,10 +484,8 @@ class Counting(MemoryLedger):
 async def test_a_new_row_is_looked_up_once(service: FakeService) -> None:
     """Together with others, when it is read; not again before it is sent."""
     ledger = Counting()
-    async with tracking(service, ledger) as tracker:
-        results = await run(service, tracker, rows(40), each_second=accept_all(service))
-    assert len(results) == 40
-    assert all(result.paid for result in results.values())
+    results = await charged(service, rows(40), ledger)
+    assert list(paid_by(results).values()) == [True] * 40
     assert set(service.posted.values()) == {1}
     assert ledger.single_reads == 0
 
@@ -451,26 +494,20 @@ async def test_a_row_that_was_refused_meanwhile_is_looked_up_again(service: Fake
     """Tried again after a 429, it is the second attempt."""
     ledger = Counting()
     service.scripts = [refuses(29, status=429)]
-    async with tracking(service, ledger) as tracker:
-        results = await run(service, tracker, rows(1), each_second=accept_all(service))
-        record = await ledger.get("row-0")
+    results = await charged(service, rows(1), ledger)
     assert results["row-0"].paid is True
-    assert record is not None
-    assert record.attempt == 2
+    assert (await record_in(ledger, "row-0")).attempt == 2
 
 
 @pytest.mark.parametrize("state", ["Aceptado", "Pendiente"])
 async def test_the_permit_is_the_judge_of_what_the_look_up_missed(service: FakeService, state: str) -> None:
     """Somebody sent the row between its look-up and its turn: theirs is followed, and nothing is sent."""
     ledger = Counting()
-    async with tracking(service, ledger) as tracker:
-        await run(service, tracker, rows(3), wait=0)
+    await charged(service, rows(3), ledger, wait=0, each_second=silent)
     for identifier in service.sales:
         service.decide(state, identifier)
     ledger.forgets = True
-    async with tracking(service, ledger) as tracker:
-        other = sale("row-1", phone="0999999999")
-        results = await run(service, tracker, [*rows(1), other], each_second=accept_all(service))
+    results = await charged(service, [*rows(1), sale("row-1", phone="0999999999")], ledger)
     assert results["row-0"].paid is True
     assert isinstance(results["row-1"].error, payclient.DifferentRequestError)
     assert set(service.posted.values()) == {1}
@@ -481,9 +518,7 @@ async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
     held = Held()
     service.scripts = [held, refuses(22)]
     async with tracking(service) as tracker:
-        batch = asyncio.create_task(
-            run(service, tracker, rows(2), each_second=accept_all(service), max_in_flight=1)
-        )
+        batch = asyncio.create_task(run(service, tracker, rows(2), max_in_flight=1))
         await turns(20)
         assert service.posted["row-0"] == 1
         asking = asyncio.create_task(tracker.sale(rows(1)[0]))
@@ -496,20 +531,48 @@ async def test_a_batch_and_others_send_a_row_once(service: FakeService) -> None:
     assert service.posted["row-0"] == 1
 
 
-async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
-    """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
+@pytest.mark.parametrize(
+    "script",
+    [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, seen_dead],
+    ids=["401", "429", "2061", "absent", "not sent"],
+)
+async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
+    service: FakeService, script: Script
+) -> None:
+    """Each is a decided refusal of an attempt that created nothing; the next run makes a new one by itself."""
+    ledger = MemoryLedger()
+    service.scripts = [script] * 50
+    first = await charged(service, rows(1), ledger, seconds=4000)
+    record = await record_in(ledger, "row-0")
+    assert (record.state, first["row-0"].paid) == (State.REFUSED, None if script is seen_dead else False)
+    assert not service.posted
+    service.scripts = []
+    assert (await charged(service, rows(1), ledger))["row-0"].paid is True
+    assert service.posted == {"row-0": 1}
 
-    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        charges.stop("interrupted")
-        return await refuses(22, 2061)(service, request, before_send)
 
-    service.scripts = [busy]
-    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
-        results = [result async for result in charges]
-    assert isinstance(results[0].error, payclient.CustomerBusyError)
+@pytest.mark.parametrize("script", [FakeService.take, lost_answer], ids=["pending", "unknown"])
+async def test_what_may_exist_is_never_called_never_sent(service: FakeService, script: Script) -> None:
+    """A batch that is stopped at its start reports rows that an earlier run sent as they stand."""
+    ledger = MemoryLedger()
+    service.scripts = [script] * 3
+    first = await charged(service, rows(3), ledger, wait=0, each_second=silent)
+    async with (
+        tracking(service, ledger) as tracker,
+        payclient.charge_all(tracker, rows(4), wait=0) as charges,
+    ):
+        charges.stop("at once")
+        results = {result.request_key: result async for result in charges}
+    for key, result in first.items():
+        outcome = results[key].outcome
+        assert outcome is not None
+        assert outcome.state is not State.SENDING
+        assert result.outcome is not None
+        assert (outcome.paid, outcome.state) == (None, result.outcome.state)
+    assert isinstance(results["row-3"].error, payclient.NotSentError)
 
 
-# --- At its edges
+# --- Its end
 
 
 def bounded(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -618,66 +681,31 @@ async def test_the_first_reason_to_stop_is_the_reason(
     assert len(results) == 50
 
 
+async def test_a_row_that_was_refused_when_the_batch_stops_says_so(service: FakeService) -> None:
+    """A busy customer is not waited for any more, and the row is refused, not "never sent"."""
+
+    async def busy(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        charges.stop("interrupted")
+        return await refuses(22, 2061)(service, request, before_send)
+
+    service.scripts = [busy]
+    async with tracking(service) as tracker, payclient.charge_all(tracker, rows(1)) as charges:
+        results = [result async for result in charges]
+    assert isinstance(results[0].error, payclient.CustomerBusyError)
+
+
 async def test_a_refused_row_makes_room_for_the_next_prompt(service: FakeService) -> None:
     """With one prompt at a time, three refusals and three tries of a busy customer take none away."""
     service.scripts = [refuses(22)] * 3 + [refuses(22, 2061)] * 3
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(6), each_second=accept_all(service), max_pending=1)
+    results = await charged(service, rows(6), max_pending=1)
     assert sorted(str(result.paid) for result in results.values()) == ["False"] * 3 + ["True"] * 3
-
-
-async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) -> None:
-    """Only outcomes of what this run sent count as unknown in a row."""
-    ledger = MemoryLedger()
-    service.scripts = [lost_request] * (UNKNOWN_IN_A_ROW - 1)
-    async with tracking(service, ledger) as tracker:
-        first = await run(service, tracker, rows(UNKNOWN_IN_A_ROW - 1), wait=0)
-        assert {result.outcome.state for result in first.values() if result.outcome} == {State.UNKNOWN}
-    service.scripts = [lost_request]
-    async with tracking(service, ledger) as tracker:
-        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
-    assert not [result for result in results.values() if result.error is not None]
-    assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
-
-
-async def test_a_batch_of_which_nothing_gets_through_stops(service: FakeService, delays: list[float]) -> None:
-    """Five charges in a row that find no connection: the others are not tried."""
-    tries = 3
-    service.scripts = [no_connection] * (5 * tries)
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
-    assert len(results) == 20
-    assert all(isinstance(result.error, payclient.NotSentError) for result in results.values())
-    assert (len(delays), sum(service.posted.values())) == (10, 0)
-
-
-async def test_a_charge_that_gets_through_between_others_goes_on(service: FakeService) -> None:
-    """Four without a connection, one taken, four without: nothing is stopped."""
-    tries = 3
-    four = [no_connection] * (4 * tries)
-    service.scripts = [*four, FakeService.take, *four]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
-    assert len(service.posted) == 12
-    assert sum(result.error is not None for result in results.values()) == 8
-
-
-async def test_an_answer_between_unknown_outcomes_goes_on(service: FakeService) -> None:
-    """Four unknown, one taken, four unknown: nothing is stopped; the fifth in a row is the one that stops."""
-    four = [lost_answer] * 4
-    service.scripts = [*four, FakeService.take, *four, FakeService.take, *four, lost_answer]
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(20), wait=0, max_in_flight=1)
-    assert len(service.posted) == 15
-    assert sum(result.error is not None for result in results.values()) == 5
 
 
 @bounded
 async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: FakeService) -> None:
     """A re-run reports the rows of the first run at once."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await run(service, tracker, rows(5), each_second=accept_all(service))
+    await charged(service, rows(5), ledger)
     async with (
         tracking(service, ledger) as tracker,
         payclient.charge_all(tracker, reversed(rows(25)), rate=0.01, wait=0) as charges,
@@ -686,104 +714,73 @@ async def test_what_is_known_comes_out_before_what_the_rate_holds_back(service: 
     assert set(known) >= {f"row-{n}" for n in range(5)}
 
 
+# --- What stops it
+
+
+async def test_a_refused_token_stops_the_sending(service: FakeService) -> None:
+    """One 401: what is open is followed to its end, the rest comes out as never sent."""
+    service.scripts = [FakeService.take, refuses(1, status=401)]
+    results = await charged(service, rows(10), max_in_flight=1)
+    assert results["row-0"].paid is True
+    assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
+    assert all(isinstance(results[f"row-{n}"].error, payclient.NotSentError) for n in range(2, 10))
+    assert len(service.posted) == 1
+
+
+NO_CONNECTION = [no_connection] * 3  # a charge tries it three times
+
+
 @pytest.mark.parametrize(
-    "script",
-    [refuses(1, status=401), refuses(5, status=429), refuses(22, 2061), lost_request, seen_dead],
-    ids=["401", "429", "2061", "absent", "not sent"],
+    ("scripts", "posted", "failed"),
+    [
+        (NO_CONNECTION * 5, 0, 20),
+        ([*NO_CONNECTION * 4, FakeService.take, *NO_CONNECTION * 4], 12, 8),
+        (([lost_answer] * 4 + [FakeService.take]) * 2 + [lost_answer] * 5, 15, 5),
+    ],
+    ids=["five without a connection", "one taken between", "five unknown at the end"],
 )
-async def test_a_refusal_about_the_moment_is_tried_again_by_another_run(
-    service: FakeService, script: Script
+async def test_five_in_a_row_stop_the_sending(
+    service: FakeService, scripts: list[Script], posted: int, failed: int
 ) -> None:
-    """Each is a decided refusal of an attempt that created nothing; the next run makes a new one by itself."""
+    """That find no connection, or get no answer: the others are not tried. One that gets through begins anew."""
+    service.scripts = list(scripts)
+    results = await charged(service, rows(20), wait=0, max_in_flight=1, each_second=silent)
+    errors = [result.error for result in results.values() if result.error is not None]
+    assert (len(results), len(service.posted), len(errors)) == (20, posted, failed)
+    assert all(isinstance(error, payclient.NotSentError) for error in errors)
+
+
+async def test_what_a_crash_left_unknown_stops_no_batch(service: FakeService) -> None:
+    """Only outcomes of what this run sent count as unknown in a row."""
     ledger = MemoryLedger()
-    service.scripts = [script] * 50
-    async with tracking(service, ledger) as tracker:
-        first = await run(service, tracker, rows(1), seconds=4000)
-    record = await record_in(ledger, "row-0")
-    assert (record.state, first["row-0"].paid) == (State.REFUSED, None if script is seen_dead else False)
-    assert not service.posted
-    service.scripts = []
-    async with tracking(service, ledger) as tracker:
-        again = await run(service, tracker, rows(1), each_second=accept_all(service))
-    assert again["row-0"].paid is True
-    assert service.posted == {"row-0": 1}
+    service.scripts = [lost_request] * (UNKNOWN_IN_A_ROW - 1)
+    first = await charged(service, rows(UNKNOWN_IN_A_ROW - 1), ledger, wait=0, each_second=silent)
+    assert {result.outcome.state for result in first.values() if result.outcome} == {State.UNKNOWN}
+    service.scripts = [lost_request]
+    results = await charged(service, rows(20), ledger, wait=0, max_in_flight=1, each_second=silent)
+    assert not [result for result in results.values() if result.error is not None]
+    assert len(service.posted) == 20 - UNKNOWN_IN_A_ROW
 
 
-@pytest.mark.parametrize("script", [FakeService.take, lost_answer], ids=["pending", "unknown"])
-async def test_what_may_exist_is_never_called_never_sent(service: FakeService, script: Script) -> None:
-    """A batch that is stopped at its start reports rows that an earlier run sent as they stand."""
-    ledger = MemoryLedger()
-    service.scripts = [script] * 3
-    async with tracking(service, ledger) as tracker:
-        first = await run(service, tracker, rows(3), wait=0)
-    async with (
-        tracking(service, ledger) as tracker,
-        payclient.charge_all(tracker, rows(4), wait=0) as charges,
-    ):
-        charges.stop("at once")
-        results = {result.request_key: result async for result in charges}
-    for key, result in first.items():
-        outcome = results[key].outcome
-        assert outcome is not None
-        assert outcome.state is not State.SENDING
-        assert result.outcome is not None
-        assert (outcome.paid, outcome.state) == (None, result.outcome.state)
-    assert isinstance(results["row-3"].error, payclient.NotSentError)
-
-
-async def test_a_row_that_is_rate_limited_for_ever_is_given_up(service: FakeService) -> None:
-    """Six sends, and then its 429 is the result; none comes before `Retry-After` allows it."""
-    times: list[float] = []
-
-    async def limited(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        times.append(service.clock.monotonic())
-        return await refuses(5, status=429, retry_after=30)(service, request, before_send)
-
-    service.scripts = [limited] * 50
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(1))
-    assert isinstance(results["row-0"].error, payclient.RateLimitedError)
-    assert len(times) == 6
-    assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= 30
-
-
-async def test_the_customer_with_most_rows_comes_first(service: FakeService) -> None:
-    """Within the window, wherever in the requests their rows stand, however many prompts may be open."""
-    sent: list[str] = []
-    create = service.create
-    service.create = lambda request: (sent.append(request.client_transaction_id or ""), create(request))[1]  # type: ignore[method-assign,func-returns-value]  # the fake's own seam
-    requests = rows(12) + [sale(f"busy-{n}", phone="0777777777") for n in range(5)]
-    async with tracking(service) as tracker:
-        await run(service, tracker, requests, each_second=accept_all(service), max_pending=2)
-    assert [number for number, key in enumerate(sent) if key.startswith("busy")][:4] == [2, 4, 6, 8]
-
-
-# --- Tokens and rates
-
-
-def rotating(service: FakeService, used: list[str]) -> Transport:
-    """The service, which notes the tokens of its Sales."""
-
-    async def transport(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        if request.method == "POST":
-            used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
-        return await service(request, before_send)
-
-    return transport
+# --- Tokens
 
 
 @asynccontextmanager
 async def with_tokens(service: FakeService, used: list[str]) -> AsyncIterator[payclient.Tracker]:
-    """A tracker whose token is `token-1`, and the next number each time that it is asked for."""
+    """A tracker whose token is `token-1`, and the next number each time that it is asked for; `used` by its Sales."""
     numbers = itertools.count(1)
 
     async def token() -> str:
         return f"token-{next(numbers)}"
 
+    async def send(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        if request.method == "POST":
+            used.append((request.headers or {})["Authorization"].removeprefix("Bearer "))
+        return await service(request, before_send)
+
+    transport: Transport = send
     async with (
-        PaySession(
-            "https://pay.example", token, profile=PROFILE, transport=rotating(service, used)
-        ) as session,
+        PaySession("https://pay.example", token, profile=PROFILE, transport=transport) as session,
         payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
     ):
         yield tracker
@@ -794,7 +791,7 @@ async def test_a_token_that_rotates_stops_nothing(service: FakeService) -> None:
     used: list[str] = []
     service.scripts = [FakeService.take, refuses(1, status=401)]
     async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(5), each_second=accept_all(service), max_in_flight=1)
+        results = await run(service, tracker, rows(5), max_in_flight=1)
         assert [result.paid for result in results.values()] == [True] * 5
         assert set(used) == {"token-1", "token-2"}
         assert set(service.posted.values()) == {1}
@@ -822,7 +819,7 @@ async def test_all_that_went_with_the_old_token_goes_again_with_the_new_one(serv
     used: list[str] = []
     service.scripts = [refuses(1, status=401)] * 5
     async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(5), each_second=accept_all(service))
+        results = await run(service, tracker, rows(5))
     assert used == ["token-1"] * 5 + ["token-2"] * 5
     assert [result.paid for result in results.values()] == [True] * 5
 
@@ -839,88 +836,10 @@ async def test_an_answer_to_the_old_token_proves_nothing_of_the_new_one(service:
 
     service.scripts = [held, refuses(1, status=401), again]
     async with with_tokens(service, used) as tracker:
-        results = await run(service, tracker, rows(2), each_second=accept_all(service))
+        results = await run(service, tracker, rows(2))
     assert used == ["token-1", "token-1", "token-2"]
     assert results["row-0"].paid is True
     assert isinstance(results["row-1"].error, payclient.UnauthorizedError)
-
-
-def timed(service: FakeService) -> list[float]:
-    """When each Sale is created, from now on."""
-    times: list[float] = []
-    create = service.create
-
-    def noted(request: HttpRequest) -> int:
-        times.append(service.clock.monotonic())
-        return create(request)
-
-    service.create = noted  # type: ignore[method-assign]  # the fake's own seam
-    return times
-
-
-@pytest.mark.parametrize(
-    ("options", "gap"),
-    [({}, 4.0), ({"rate": 10}, 4.0), ({"rate": 0.1}, 10.0), ({"rate": 10, "wait": 0}, 0.1)],
-)
-async def test_the_slower_of_two_rates_holds(
-    service: FakeService, options: dict[str, object], gap: float
-) -> None:
-    """The rate that was told and the one that queries can follow, which binds no run that makes none."""
-    times = timed(service)
-    profile = attrs.evolve(PROFILE, queries_per_minute=30)
-    async with tracking(service, profile=profile) as tracker:
-        await run(service, tracker, rows(4), each_second=accept_all(service), **options)  # type: ignore[arg-type]  # a test's options
-    assert times == pytest.approx([gap * n for n in range(4)])
-
-
-async def test_a_pause_is_not_made_up_for(service: FakeService) -> None:
-    """Rows that come after a quiet minute go at the rate, not in a burst."""
-    times, minute = timed(service), asyncio.Event()
-
-    async def late() -> AsyncIterator[payclient.SaleRequest]:
-        for number, row in enumerate(rows(6)):
-            if number == 1:
-                await minute.wait()
-            yield row
-
-    def step() -> None:
-        accept_all(service)()
-        if service.clock.monotonic() >= 60:
-            minute.set()
-
-    async with tracking(service) as tracker:
-        await run(service, tracker, late(), each_second=step, rate=2)  # type: ignore[arg-type]  # async
-    assert [later - earlier for earlier, later in itertools.pairwise(times[1:])] == pytest.approx([0.5] * 4)
-
-
-async def test_however_often_it_is_rate_limited_a_batch_goes_on(service: FakeService) -> None:
-    """A send a minute at the slowest, after its pause."""
-    times = timed(service)
-    service.scripts = [refuses(5, status=429)] * 20
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, rows(12), each_second=accept_all(service), seconds=3000, rate=1)
-    assert sum(result.paid is True for result in results.values()) >= 6
-    assert max(later - earlier for earlier, later in itertools.pairwise(times)) <= 65
-
-
-async def test_the_longest_of_two_pauses_holds(service: FakeService) -> None:
-    """Two in flight are answered 429, the second with a shorter `Retry-After`."""
-    times = timed(service)
-
-    service.scripts = [refuses(5, status=429, retry_after=seconds) for seconds in (30, 1)]
-    async with tracking(service) as tracker:
-        await run(service, tracker, rows(2), each_second=accept_all(service))
-    assert times[0] >= 30
-
-
-async def test_a_short_window_tries_a_busy_customer_sooner(service: FakeService) -> None:
-    """The delays of a busy customer scale with the profile's sale window."""
-    service.scripts = [refuses(22, 2061)] * 2
-    profile = attrs.evolve(PROFILE, sale_window=30)
-    async with tracking(service, profile=profile) as tracker:
-        results = await run(service, tracker, rows(1), each_second=accept_all(service))
-    assert results["row-0"].paid is True
-    assert service.clock.monotonic() <= 6
 
 
 # --- What the rows are for
@@ -933,63 +852,43 @@ def for_cart(count: int, purchase: str = "cart", customers: int = 10**6) -> list
 async def test_rows_of_one_purchase_are_collected_once(service: FakeService) -> None:
     """Of several customers: one is sent, the others are told that it is open; run again, that it is paid."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        results = await run(
-            service,
-            tracker,
-            [*for_cart(3), sale("other", phone="0977000001")],
-            each_second=accept_all(service),
-        )
-        errors = [type(result.error) for result in results.values() if result.error]
-        assert errors == [payclient.PurchaseOpenError] * 2
-        assert [result.paid for result in results.values() if result.error] == [None] * 2
-        assert sorted(service.posted) == ["other", "row-0"]
-        again = await run(service, tracker, for_cart(3))
+    results = await charged(service, [*for_cart(3), sale("other", phone="0977000001")], ledger)
+    errors = [result for result in results.values() if result.error]
+    assert [type(each.error) for each in errors] == [payclient.PurchaseOpenError] * 2
+    assert [each.paid for each in errors] == [None] * 2
+    assert sorted(service.posted) == ["other", "row-0"]
+    again = await charged(service, for_cart(3), ledger)
     assert [type(again[f"row-{n}"].error) for n in (1, 2)] == [payclient.AlreadyPaidError] * 2
-    assert {key: result.paid for key, result in again.items()} == {
-        "row-0": True,
-        "row-1": False,
-        "row-2": False,
-    }
+    assert paid_by(again) == {"row-0": True, "row-1": False, "row-2": False}
     assert sum(service.posted.values()) == 2
     assert (await ledger.get("row-1"), await ledger.get("row-2")) == (None, None)
 
 
-async def test_a_customers_next_row_of_a_paid_purchase_is_not_sent(service: FakeService) -> None:
-    """One customer's rows come one after another: once the first is paid, the others are not sent."""
-    async with tracking(service) as tracker:
-        results = await run(service, tracker, for_cart(3, customers=1), each_second=accept_all(service))
-        purchase = await tracker.purchase("cart")
-    assert [type(result.error) for result in results.values() if result.error] == [
-        payclient.AlreadyPaidError
-    ] * 2
-    assert (purchase.paid, purchase.collected, service.posted) == (True, 1150, {"row-0": 1})
-
-
-async def test_a_customers_next_row_is_a_new_try_where_the_first_was_rejected(service: FakeService) -> None:
-    """A purchase that is not paid may be asked for again, under the next row's id."""
+@pytest.mark.parametrize(("first", "paid"), [("Aceptado", "row-0"), ("Cancelado", "row-1")])
+async def test_a_customers_next_row_of_a_purchase_waits_for_the_first(
+    service: FakeService, first: str, paid: str
+) -> None:
+    """Once the first is paid the others are not sent; where it was rejected the next row is a new try."""
 
     def step() -> None:
         for identifier, status in service.sales.items():
             if status["state"] == "Pendiente":
-                service.decide("Aceptado" if len(service.sales) > 1 else "Cancelado", identifier)
+                service.decide("Aceptado" if len(service.sales) > 1 else first, identifier)
 
     async with tracking(service) as tracker:
         results = await run(service, tracker, for_cart(3, customers=1), each_second=step)
-    assert {key: result.paid for key, result in results.items()} == {
-        "row-0": False,
-        "row-1": True,
-        "row-2": False,
-    }
-    assert service.posted == {"row-0": 1, "row-1": 1}
+        purchase = await tracker.purchase("cart")
+    assert paid_by(results) == {f"row-{n}": f"row-{n}" == paid for n in range(3)}
+    assert isinstance(results["row-2"].error, payclient.AlreadyPaidError)
+    assert (purchase.paid, purchase.collected) == (True, 1150)
+    assert service.posted == {f"row-{n}": 1 for n in range(int(paid[-1]) + 1)}
 
 
 async def test_a_known_row_for_another_purchase_is_refused(service: FakeService) -> None:
     """The ledger holds what it was for: nothing is sent, and it is called a different request."""
     ledger = MemoryLedger()
-    async with tracking(service, ledger) as tracker:
-        await run(service, tracker, for_cart(1), each_second=accept_all(service))
-        results = await run(service, tracker, for_cart(1, "another cart"))
+    await charged(service, for_cart(1), ledger)
+    results = await charged(service, for_cart(1, "another cart"), ledger)
     assert isinstance(results["row-0"].error, payclient.DifferentRequestError)
     assert service.posted == {"row-0": 1}
 
@@ -999,25 +898,3 @@ def test_a_row_checks_its_purchase(purchase: Any) -> None:
     """What could be taken for another purchase's key is refused where the row is made."""
     with pytest.raises(payclient.InvalidRequestError, match="purchase"):
         payclient.ChargeRow(request=sale("row"), purchase=purchase)
-
-
-async def _all(results: AsyncIterator[payclient.ChargeResult]) -> list[payclient.ChargeResult]:
-    return [each async for each in results]
-
-
-@pytest.mark.parametrize("max_pending", [1, 5])
-async def test_a_tracker_that_closes_ends_its_batches(service: FakeService, max_pending: int) -> None:
-    """Each row has its result: what waits for its customer is open, and the rest was not sent."""
-    async with tracking(service) as tracker:
-        rows = [sale(f"order-{number}", f"098411122{number}") for number in range(3)]
-        async with payclient.charge_all(tracker, rows, max_pending=max_pending) as results:
-            reading = asyncio.create_task(_all(results))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert service.posted
-            await tracker.aclose()
-            async with asyncio.timeout(10):
-                found = await reading
-    assert {each.request_key: each.paid for each in found} == dict.fromkeys(
-        ("order-0", "order-1", "order-2"), None
-    )

@@ -43,8 +43,8 @@ GUNICORN = ("-m", "gunicorn", "--bind", "fd://{fd}", "--graceful-timeout", "20")
 
 #: How each shop is served, with the modules of the guide.
 SERVERS = {
-    "uvicorn": (*UVICORN, "--timeout-graceful-shutdown", str(GRACE), "shops.starlette_shop:app"),
-    "uvicorn under gunicorn": (*GUNICORN, "-k", "workers.Worker", "shops.starlette_shop:app"),
+    "uvicorn": (*UVICORN, "--timeout-graceful-shutdown", str(GRACE), "shop_fastapi:app"),
+    "uvicorn under gunicorn": (*GUNICORN, "-k", "workers.Worker", "shop_fastapi:app"),
     "aiohttp under gunicorn": (*GUNICORN, "-k", "aiohttp.GunicornWebWorker", "serve_aiohttp:app"),
 }
 
@@ -61,7 +61,7 @@ SERVERS = {
 async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool, tmp_path: Path) -> None:
     """Answered within `drain`, the charge is pending. Else it is unknown, and found out after the next start."""
     for name in ("workers", "serve_aiohttp"):
-        text = BLOCKS[name].partition("\n")[2].replace("shop_aiohttp", "shops.aiohttp_shop")
+        text = BLOCKS[name].partition("\n")[2]
         text = re.sub(r"(graceful_shutdown\": |shutdown_timeout=)5", rf"\g<1>{GRACE}", text)
         (tmp_path / f"{name}.py").write_text(text, "utf-8")
     ledger = f"sqlite:{tmp_path / 'charges.db'}"
@@ -69,8 +69,8 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool,
         service.released.clear()
         # That it ends a request which takes too long, a server reports as an error.
         expected = r"(?s)ERROR.*(Cancel 1 running task|CancelledError).*"
-        environ = {"SHOP_DRAIN": "10" if answered else str(DRAIN)}
-        with serving(SERVERS[server], service.url, tmp_path, environ=environ, expected=expected) as shop:
+        drain = 10 if answered else DRAIN
+        with serving(SERVERS[server], service.url, tmp_path, drain=drain, expected=expected) as shop:
             click = asyncio.create_task(session.post(f"{shop.url}/pay/order-1", data={"phone": "0984111222"}))
             await service.held.wait()
             shop.process.send_signal(signal.SIGTERM)
@@ -89,7 +89,7 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool,
         await book.aclose()
         service.released.set()
         async with payclient.open_tracker(
-            service.url, "secret", ledger=ledger, profile=tmp_path / "profile.toml", create=False
+            service.url, "secret", ledger=ledger, profile=tmp_path / "shop.toml", create=False
         ) as tracker:
             await service.approve(service.of("order-1-1").transaction_id)
             pending = await pending_of(tracker, "order-1-1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -24,17 +23,7 @@ from payclient.simulator import Fault, Settings, Simulator, SimulatorThread
 from ports import kept_port
 from postgres_server import PostgresServer
 from required import module
-from shops.serving import PROFILE, ROOT, SECRET, serving
-
-BLOCKS = {
-    name: text
-    for topic in ("shop", "sync")
-    for name, text in re.findall(
-        r"^```python\n# (\w+)\.py(.*?)^```$",
-        (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-}
+from shops.serving import ROOT, SECRET, serving, write_modules
 
 GUNICORN = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "5")
 
@@ -47,18 +36,6 @@ def service() -> Iterator[SimulatorThread]:
     )
     with SimulatorThread(Simulator(token="secret", settings=settings)) as thread:
         yield thread
-
-
-def writing(folder: Path, service: SimulatorThread) -> Callable[[str], None]:
-    """Write the guides' modules as they stand, but for the addresses."""
-
-    def write(url: str) -> None:
-        (folder / "shop.toml").write_text(PROFILE, encoding="utf-8")
-        for name, text in BLOCKS.items():
-            here = text.partition("\n")[2].replace("https://shop.example", url)
-            (folder / f"{name}.py").write_text(here.replace("https://pay.example", service.url), "utf-8")
-
-    return write
 
 
 def request(url: str, path: str, method: str = "GET") -> tuple[int, str, str]:
@@ -94,7 +71,7 @@ def test_flask_with_threads(service: SimulatorThread, tmp_path: Path) -> None:
     """Pushes, notifications and forms by one process, which preloads the app and forks afterwards."""
     module("flask")
     command = (*GUNICORN, "--preload", "shop_flask:app")
-    with serving(command, service.url, tmp_path, write=writing(tmp_path, service)) as shop:
+    with serving(command, service.url, tmp_path) as shop:
         shopping(service, shop.url)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
         assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 3
@@ -114,7 +91,7 @@ def test_two_preloaded_workers_over_one_postgresql(
     module("flask")
     ledger = postgres.url(database)
     command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
-    with serving(command, service.url, tmp_path, ledger=ledger, write=writing(tmp_path, service)) as shop:
+    with serving(command, service.url, tmp_path, ledger=ledger) as shop:
         shopping(service, shop.url, count=6)
 
 
@@ -122,7 +99,7 @@ def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, t
     """The second worker's requests are refused, and the answer names PostgreSQL."""
     module("flask")
     command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
-    with serving(command, service.url, tmp_path, write=writing(tmp_path, service)) as shop:
+    with serving(command, service.url, tmp_path) as shop:
         until, said = time.monotonic() + 60, ""
         while "PostgreSQL" not in said and time.monotonic() < until:
             status, said, _ = request(shop.url, f"/pay/order-{time.monotonic_ns()}", "POST")
@@ -141,7 +118,6 @@ def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path
         (*command, "shop_flask:app"),
         service.url,
         tmp_path,
-        write=writing(tmp_path, service),
         expected=killed,
     ) as shop:
         click = threading.Thread(target=lambda: suppressed(request, shop.url, "/pay/order-1", "POST"))
@@ -168,14 +144,6 @@ def suppressed(function: Callable[..., object], *arguments: object) -> None:
     """Call what the end of the shop may cut off."""
     with suppress(OSError, http.client.HTTPException):
         function(*arguments)
-
-
-def test_django_under_wsgi(service: SimulatorThread, tmp_path: Path) -> None:
-    """By gunicorn, with threads."""
-    with serving(
-        (*GUNICORN, "shop_wsgi:app"), service.url, tmp_path, write=writing(tmp_path, service)
-    ) as shop:
-        shopping(service, shop.url)
 
 
 @contextmanager
@@ -206,7 +174,7 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
     """Its reloader has a process beside the one that serves: only this one opens the ledger."""
     with kept_port() as port:
         url = f"http://127.0.0.1:{port}"
-        writing(tmp_path, service)(url)
+        write_modules(tmp_path, url, service.url)
         with running(tmp_path, service, "shop_wsgi.py", "runserver", f"127.0.0.1:{port}"):
             until = time.monotonic() + 60
             while True:
@@ -219,44 +187,33 @@ def test_django_by_runserver(service: SimulatorThread, tmp_path: Path) -> None:
             shopping(service, url, count=1)
 
 
-@pytest.mark.parametrize("pool", ["prefork", "eager"])
-def test_a_celery_task(service: SimulatorThread, tmp_path: Path, pool: str) -> None:
+def test_a_celery_task(service: SimulatorThread, tmp_path: Path) -> None:
     """A task that is delivered twice charges once, in the forks of a real worker too."""
     module("celery")
-    writing(tmp_path, service)("http://shop.example")
+    write_modules(tmp_path, "http://shop.example", service.url)
     (tmp_path / "queue").mkdir()
     (tmp_path / "celeryconfig.py").write_text(
         f'broker_url = "filesystem://"; result_backend = "file:///{tmp_path}/queue"\n'
         'broker_transport_options = dict(data_folder_in="queue", data_folder_out="queue", control_folder="queue")\n'
-        f"worker_hijack_root_logger = False; task_always_eager = {pool == 'eager'}\n",
+        "worker_hijack_root_logger = False\n",
         encoding="utf-8",
     )
-    (tmp_path / "deliver.py").write_text(
-        "import tasks\n"
-        'tasks.app.config_from_object("celeryconfig")\n'
-        'both = [tasks.charge.delay("order-1") for _ in range(2)]\n'
-        "print([each.get(timeout=60) for each in both])\n"
-        "if tasks.app.conf.task_always_eager: print(tasks.tracker.find('order-1').state)\n",
-        encoding="utf-8",
+    deliver = (
+        'import tasks; tasks.app.config_from_object("celeryconfig"); '
+        'both = [tasks.charge.delay("order-1") for _ in range(2)]; print([each.get(timeout=60) for each in both])'
     )
-    if pool == "eager":
-        with running(tmp_path, service, "deliver.py") as process:
-            process.wait(60)
-        assert (tmp_path / "err").read_text().splitlines()[-2:] == ["[None, None]", "pending"]
-    else:
-        worker = ("-m", "celery", "-A", "tasks", "--config", "celeryconfig", "worker", "-P", "prefork", "-c", "1",
-                  "--without-gossip", "--without-mingle", "--without-heartbeat")  # fmt: skip
-        with running(tmp_path, service, *worker):
-            out = subprocess.run(
-                [sys.executable, "deliver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "SHOP_SECRET": SECRET,
-                                  "PAYCLIENT_LEDGER": "memory:"},
-            )  # fmt: skip
-            assert out.stdout == "[None, None]\n", out.stderr + (tmp_path / "err").read_text()
+    worker = ("-m", "celery", "-A", "tasks", "--config", "celeryconfig", "worker", "-P", "prefork", "-c", "1",
+              "--without-gossip", "--without-mingle", "--without-heartbeat")  # fmt: skip
+    environ = {"PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "SHOP_SECRET": SECRET}
+    with running(tmp_path, service, *worker):
+        out = subprocess.run(
+            [sys.executable, "-c", deliver], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+            env=os.environ | environ | {"PAYCLIENT_LEDGER": "memory:"},
+        )  # fmt: skip
+        assert out.stdout == "[None, None]\n", out.stderr + (tmp_path / "err").read_text()
     assert service.created_per_client_id == {"order-1": 1}
-    with sync.open_tracker(
-        service.url, "secret", ledger=f"sqlite:{tmp_path / 'charges.db'}", profile=str(tmp_path / "shop.toml")
-    ) as tracker:
+    options: Any = {"ledger": f"sqlite:{tmp_path / 'charges.db'}", "profile": str(tmp_path / "shop.toml")}
+    with sync.open_tracker(service.url, "secret", **options) as tracker:
         found = tracker.find("order-1")
         assert found is not None
         assert found.state is payclient.State.PENDING

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import payclient
-from payclient.simulator import PAYPHONE, TEST_MODE, Simulator
+from payclient.simulator import PAYPHONE, Simulator
 from postgres_server import PostgresServer
 from required import module
 from shops.serving import ROOT
@@ -24,7 +24,7 @@ async def test_the_admin_shows_and_changes_nothing(
     """Lists and details answer 200 with no add, change or delete, and without what is personal."""
     module("psycopg")
     async with (
-        Simulator(settings=PAYPHONE, answers=TEST_MODE) as service,
+        Simulator(settings=PAYPHONE) as service,
         payclient.open_tracker(
             service.url, "any", ledger=postgres.url(new_database), profile="payphone", clock=service.clock
         ) as tracker,
@@ -35,7 +35,9 @@ async def test_the_admin_shows_and_changes_nothing(
                 client_transaction_id="order-17", store_id="S1", reference="For Ana",
             )
         )  # fmt: skip
-        assert (await sent.wait()).paid is True
+        assert sent.transaction_id is not None
+        await service.approve(sent.transaction_id)
+        assert (await sent.check()).paid is True
     guide = (ROOT / "payclient" / "guide" / "django.md").read_text("utf-8")
     for statement in guide.partition("```sql")[2].partition("```")[0].strip().splitlines():
         await postgres.execute(new_database, statement)

@@ -1,10 +1,11 @@
-"""The shops of `tests/shops` from end to end, each in a process of its own, against the simulator."""
+"""The shops of the guides from end to end, each in processes of its own, against the simulator."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import sqlite3
+import types
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from html.parser import HTMLParser
@@ -22,8 +23,7 @@ from payclient.notifications import notification_url
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from payclient.web import Page
 from postgres_server import PostgresServer
-from shops import shop
-from shops.serving import COMMANDS, PRESET, ROOT, SECRET, UVICORN, Shop, gunicorn, serving
+from shops.serving import BLOCKS, COMMANDS, PRESET, SECRET, Shop, gunicorn, serving
 
 SETTINGS = Settings(
     status_by_transaction_id="/api/Sale/{transaction_id}",
@@ -41,12 +41,15 @@ class HeldSimulator(Simulator):
         self.released = asyncio.Event()
         self.released.set()
         self.held = asyncio.Event()
+        self.holding = 0
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await super().serve(request)
         if request.method == "POST" and not self.released.is_set():
             self.held.set()
+            self.holding += 1
             await self.released.wait()
+            self.holding -= 1
         return response
 
     def of(self, client_transaction_id: str) -> Sale:
@@ -145,37 +148,20 @@ async def test_two_workers_over_one_postgresql(
     postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     """The same by two processes of gunicorn's: whichever is told of a notification, asked, or waited in."""
-    await shopping(
-        gunicorn("shops.starlette_shop:app", 2), tmp_path, ledger=postgres.url(database), workers=2
-    )
+    await shopping(gunicorn("shop_django:app", 2), tmp_path, ledger=postgres.url(database))
 
 
-async def shopping(
-    kind: str | tuple[str, ...], folder: Path, *, ledger: str | None = None, workers: int = 1
-) -> None:
+async def shopping(kind: str | tuple[str, ...], folder: Path, *, ledger: str | None = None) -> None:
     clock = ManualClock()
     async with HeldSimulator(clock) as service:
         with serving(kind, service.url, folder, ledger=ledger) as shop:
             async with customer_of(shop) as customer:
-                assert '"ok": true' in await customer.get("/health")
                 await push(customer, service)
                 await expiry(customer, service, clock)
                 await early(customer, service)
                 await forms(customer, service)
                 await forged(customer, service)
                 await customer.pay("left-open", "0984111299")  # the end finds one open
-    receipts: dict[str, list[str]] = {}
-    for identifier, receipt in shop.heard:
-        receipts.setdefault(identifier, []).append(receipt)
-    assert receipts["early-1"] == ["early"]
-    assert "expired-1" not in receipts
-    # Late, where a routine query was quicker.
-    for identifier in ("accepted-1", "cancelled-1", "forged-1"):
-        assert receipts[identifier].pop(0) in ("matched", "late")
-    # The forged ones of `forged` were never told of; the repeated ones of `accepted` were.
-    assert (receipts["cancelled-1"], receipts["forged-1"]) == ([], [])
-    assert len(receipts["accepted-1"]) == 4
-    assert set(receipts["accepted-1"]) <= {"duplicate", "conflict"}
     assert service.counts.created == 6
     assert set(service.created_per_client_id.values()) == {1}
 
@@ -189,7 +175,7 @@ async def push(customer: Customer, service: HeldSimulator) -> None:
     await service.approve(service.of("accepted-1").transaction_id)
     assert service.of("accepted-1").notification == "HTTP 200"
     assert await customer.decided("accepted-1") is True
-    assert "Paid. Thank you!" in await customer.get("/orders/accepted")
+    assert "Paid." in await customer.get("/orders/accepted")
     await customer.pay("cancelled", "0984111202")
     await service.reject(service.of("cancelled-1").transaction_id)
     assert await customer.decided("cancelled-1") is False
@@ -223,10 +209,10 @@ async def forms(customer: Customer, service: HeldSimulator) -> None:
     page = await customer.get(
         await service.pay(payment_id(link))
     )  # asks the service, unless it was asked just now
-    assert "Paid. Thank you!" in page or "Confirming your payment" in page
+    assert "Paid." in page or "Confirming your payment" in page
     form = service.forms[payment_id(link)].client_transaction_id
     assert await customer.decided(form) is True
-    assert "Paid. Thank you!" in await customer.get("/orders/cart-1")
+    assert "Paid." in await customer.get("/orders/cart-1")
     other = await customer.form("cart-2")
     assert other != link
     back = await service.cancel_form(payment_id(other)) or ""
@@ -235,7 +221,7 @@ async def forms(customer: Customer, service: HeldSimulator) -> None:
     assert await customer.form("cart-2") == other
     # A push beside it could be paid, too.
     status, page = await customer.click("pay", "cart-2")
-    assert (status, "A card form of this order is open until" in page) == (409, True)
+    assert (status, "There is an open card form until" in page) == (409, True)
 
 
 async def forged(customer: Customer, service: HeldSimulator) -> None:
@@ -243,9 +229,9 @@ async def forged(customer: Customer, service: HeldSimulator) -> None:
     await customer.pay("forged", "0984111205")
     number = service.of("forged-1").transaction_id
     parameters = {"id": str(number), "clientTransactionID": "forged-1"}
-    ours = notification_url(f"{customer.shop.url}/pay/notify", "forged-1", SECRET)
-    accepted = notification_url(f"{customer.shop.url}/pay/notify", "accepted-1", SECRET)
-    wrong = f"{customer.shop.url}/pay/notify/{'A' * 32}"
+    ours = notification_url(f"{customer.shop.url}/notify", "forged-1", SECRET)
+    accepted = notification_url(f"{customer.shop.url}/notify", "accepted-1", SECRET)
+    wrong = f"{customer.shop.url}/notify/{'A' * 32}"
     repeat = {"id": str(service.of("accepted-1").transaction_id), "clientTransactionID": "accepted-1"}
     other = {"id": "999999", "clientTransactionID": "accepted-1"}
     answers = [
@@ -292,30 +278,23 @@ asyncio.run(serve())
 @pytest.mark.parametrize(
     ("leak", "said"),
     [
-        ("pass", ""),
-        ("session = ClientSession()", "Unclosed client session"),
-        ("asyncio.sleep(1)", "never awaited"),
+        ("session = ClientSession(); asyncio.sleep(1)", ["Unclosed client session", "never awaited"]),
         (
             "asyncio.create_task(asyncio.wait_for(asyncio.Event().wait(), None)).cancel(); 1 / 0",
-            "ZeroDivisionError",
+            ["ZeroDivisionError"],
         ),
     ],
 )
-async def test_what_a_shop_leaks_is_noticed(leak: str, said: str, tmp_path: Path) -> None:
+async def test_what_a_shop_leaks_is_noticed(leak: str, said: list[str], tmp_path: Path) -> None:
     """A session, a coroutine, an error at the end: the tests above would fail."""
     code = LEAKING.replace("{leak}", leak)
-    caught = None
-    try:
-        with serving(("-c", code), "http://127.0.0.1:1", tmp_path) as shop:
-            if "1 / 0" not in leak:
-                async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
-                    assert response.status == 200
-            else:
-                await asyncio.to_thread(shop.process.wait, 60)
-    except AssertionError as error:
-        caught = error
-    assert (caught is not None) is bool(said)
-    assert said in shop.err
+    with pytest.raises(AssertionError), serving(("-c", code), "http://127.0.0.1:1", tmp_path) as shop:
+        if "1 / 0" in leak:
+            await asyncio.to_thread(shop.process.wait, 60)
+        else:
+            async with aiohttp.ClientSession() as session, session.get(shop.url) as response:
+                assert response.status == 200
+    assert all(words in shop.err for words in said)
 
 
 # --- One order, paid once
@@ -326,7 +305,7 @@ def assert_collected_once(service: HeldSimulator, orders: int = 1) -> None:
     assert service.counts.collected == 1150 * orders
 
 
-@pytest.mark.parametrize("kind", ["aiohttp", "starlette", "django"])
+@pytest.mark.parametrize("kind", COMMANDS)
 async def test_a_shop_whose_forms_must_be_confirmed(kind: str, tmp_path: Path) -> None:
     """The preset's service: returns of forms, one order and two ways to pay it, and a number that is withdrawn."""
     clock = ManualClock()
@@ -336,6 +315,10 @@ async def test_a_shop_whose_forms_must_be_confirmed(kind: str, tmp_path: Path) -
                 await confirmed(customer, service, clock)
                 await paid_in_two_ways(customer, tab, service)
                 await withdrawn(customer, service)
+                if kind == "fastapi":
+                    async with asyncio.timeout(60):
+                        while fulfilled(tmp_path) != ["a", "b", "cart-1", "e", "f"]:  # noqa: ASYNC110 - by another process
+                            await asyncio.sleep(0.01)
     assert_collected_once(service, 5)
     assert (service.counts.created, len(service.forms)) == (5, 6)
 
@@ -347,9 +330,9 @@ async def confirmed(customer: Customer, service: HeldSimulator, clock: ManualClo
     for query in ("id=x", "id=1&clientTransactionId=another", "msg=" + "x" * 5000):
         page = await customer.get(f"{urlsplit(own).path}?{query}")
         assert "Confirming your payment" in page
-    assert "Paid. Thank you!" in await customer.get(own)
+    assert "Paid." in await customer.get(own)
     await clock.advance(301)
-    assert "Paid. Thank you!" in await customer.get(own)  # once more
+    assert "Paid." in await customer.get(own)  # once more
     assert (service.counts.collected, service.counts.reversed_unconfirmed) == (1150, 0)
     for end in ("declined", "closed"):
         link = await customer.form("cart-2")
@@ -358,13 +341,13 @@ async def confirmed(customer: Customer, service: HeldSimulator, clock: ManualClo
         else:
             back = await service.cancel_form(payment_id(link)) or ""
         page = await customer.get(back)
-        assert 'id="card"' in page
+        assert "Pay by card" in page
         if end == "declined":
-            assert "Not paid. You may pay in another way." in page
-            assert 'id="push"' in page
+            assert "Not paid." in page
+            assert "Pay with the app" in page
         else:
             assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
-            assert 'id="push"' not in page
+            assert "Pay with the app" not in page
         # The X is known to the browser alone: its form may still be paid, so that no other is made.
         assert (await customer.form("cart-2") == link) is (end == "closed")
         (form,) = [one for one in service.forms.values() if link.endswith(one.payment_id)]
@@ -374,7 +357,7 @@ async def confirmed(customer: Customer, service: HeldSimulator, clock: ManualClo
 
 async def paid_in_two_ways(customer: Customer, tab: Customer, service: HeldSimulator) -> None:
     """Push, then card, and card, then push; double clicks in two tabs; clicks after it is paid."""
-    assert 'id="push"' in await customer.get("/")
+    assert "Pay with the app" in await customer.get("/")
     pages = await asyncio.gather(*(each.pay("a", "0984111222") for each in (customer, tab) * 3))
     assert all("Approve the payment on your phone" in page for page in pages)
     assert 'href="/pay/a"' in pages[0]
@@ -384,23 +367,23 @@ async def paid_in_two_ways(customer: Customer, tab: Customer, service: HeldSimul
     assert (await tab.click("pay", "a", "0999999999"))[0] == 200  # another phone, the same request
     await service.reject(service.of("a-1").transaction_id)
     assert await customer.decided("a-1") is False
-    assert "Not paid. You may pay in another way." in await customer.get("/orders/a")
+    assert "Not paid." in await customer.get("/orders/a")
     links = await asyncio.gather(*(each.form("a") for each in (customer, tab) * 3))
     assert len(set(links)) == 1
     status, page = await tab.click("pay", "a")
     assert status == 409
-    assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
-    assert "Paid. Thank you!" in await customer.get(await service.pay(payment_id(links[0])))
+    assert re.search(r"There is an open card form until \d\d:\d\d", page)
+    assert "Paid." in await customer.get(await service.pay(payment_id(links[0])))
     for way in ("pay", "card", "pay"):
         status, page = await tab.click(way, "a")
-        assert (status, "Paid. Thank you!" in page) == (200, True)
+        assert (status, "Paid." in page) == (200, True)
     # Card, then push.
     back = await service.pay(payment_id(await customer.form("b")), declined=True)
     assert "Not paid." in await customer.get(back)
     await customer.pay("b", "0984111222")
     await service.approve(service.of("b-2").transaction_id)
     assert await customer.decided("b-2") is True
-    assert "Paid. Thank you!" in (await customer.click("card", "b"))[1]
+    assert "Paid." in (await customer.click("card", "b"))[1]
     # Nothing that is typed is an error of the shop's.
     for phone in ("", "x" * 3000, "09' OR 1=1", "\x00"):
         assert (await customer.click("pay", "c", phone))[0] == 409
@@ -412,8 +395,8 @@ async def paid_in_two_ways(customer: Customer, tab: Customer, service: HeldSimul
 async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
     """From the page with another way: the right number is asked then, or the card. Who was quicker has paid."""
     await customer.pay("e", "0984111299")
-    assert 'id="withdraw"' in await customer.get("/pay/e")
-    assert 'id="withdraw"' in (await customer.click("card", "e"))[1]
+    assert 'name="withdraw"' in await customer.get("/pay/e")
+    assert 'name="withdraw"' in (await customer.click("card", "e"))[1]
     assert "Not paid." in (await customer.withdraw("e"))
     assert service.of("e-1").how == "cancelled"
     await customer.pay("e", "0984111222")
@@ -422,29 +405,29 @@ async def withdrawn(customer: Customer, service: HeldSimulator) -> None:
     await customer.pay("f", "0984111299")
     await service.approve(service.of("f-1").transaction_id)
     assert await customer.decided("f-1") is True
-    assert "Paid. Thank you!" in await customer.withdraw("f")
+    assert "Paid." in await customer.withdraw("f")
     # Nothing is open, or only a form: nothing is withdrawn.
-    assert 'id="push"' in await customer.withdraw("g")
+    assert "Pay with the app" in await customer.withdraw("g")
     link = await customer.form("g")
     await customer.withdraw("g")
     assert await customer.form("g") == link
 
 
-async def test_four_workers_over_one_postgresql(
+async def test_three_workers_over_one_postgresql(
     postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     """Twelve clicks: one form. Twelve more: one push. Whichever worker is asked says that it is paid."""
-    command = gunicorn("shops.starlette_shop:app", 4)
+    command = gunicorn("shop_django:app", 3)
     async with HeldSimulator(ManualClock(), UNLIMITED) as service:
         with serving(command, service.url, tmp_path, ledger=postgres.url(database), profile=PRESET) as shop:
             async with AsyncExitStack() as stack:
                 tabs = [await stack.enter_async_context(customer_of(shop)) for _ in range(12)]
                 links = await asyncio.gather(*(tab.form("a") for tab in tabs))
                 assert len(set(links)) == len(service.forms) == 1
-                assert "Paid. Thank you!" in await tabs[0].get(await service.pay(payment_id(links[0])))
+                assert "Paid." in await tabs[0].get(await service.pay(payment_id(links[0])))
                 clicks = [tab.click(way, "a") for tab, way in zip(tabs, ("pay", "card") * 6, strict=True)]
                 for status, page in await asyncio.gather(*clicks):
-                    assert (status, "Paid. Thank you!" in page) == (200, True)
+                    assert (status, "Paid." in page) == (200, True)
                 # Both buttons at once: one of the ways wins.
                 clicks = [tab.click(way, "b") for tab, way in zip(tabs, ("pay", "card") * 6, strict=True)]
                 assert {status for status, _ in await asyncio.gather(*clicks)} <= {200, 409}
@@ -454,7 +437,7 @@ async def test_four_workers_over_one_postgresql(
                 await service.approve(service.of("c-1").transaction_id)
                 assert await tabs[1].decided("c-1") is True
                 for status, page in await asyncio.gather(*(tab.click("pay", "c") for tab in tabs)):
-                    assert (status, "Paid. Thank you!" in page) == (200, True)
+                    assert (status, "Paid." in page) == (200, True)
     assert_collected_once(service, 2)
 
 
@@ -468,6 +451,8 @@ async def during(clock: ManualClock, doing: Coroutine[object, object, Page]) -> 
 
 async def test_an_old_form_that_is_paid_late() -> None:
     """Loaded in its last minute, paid when its link is no longer handed out: no push beside it, before or after."""
+    shop = types.ModuleType("orders")
+    exec(BLOCKS["orders"], vars(shop))  # noqa: S102 - our own document
     clock, phone = ManualClock(), b"phone=0984111222"
     async with (
         HeldSimulator(clock, UNLIMITED) as service,
@@ -489,7 +474,7 @@ async def test_an_old_form_that_is_paid_late() -> None:
             await during(clock, shop.back(tracker, form.client_transaction_id, urlsplit(back).query))
         ).status == 303
         for _ in range(3):
-            assert b"Paid. Thank you!" in (await during(clock, shop.show(tracker, "a"))).body
+            assert b"Paid." in (await during(clock, shop.show(tracker, "a"))).body
             assert {
                 (await during(clock, shop.pay(tracker, "a", phone))).status,
                 (await during(clock, shop.card(tracker, "a"))).status,
@@ -506,143 +491,64 @@ async def test_an_old_form_that_is_paid_late() -> None:
         assert (service.counts.created, len(service.forms)) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    "step", ["sending", "sent", "preparing", "prepared", "closed", "paid", "confirming", "returned"]
-)
-async def test_a_shop_that_is_killed_between_two_steps(step: str, tmp_path: Path) -> None:
-    """It is started again over its ledger, and the customer clicks on everything: the order is collected once."""
-    way = "pay" if step in ("sending", "sent") else "card"
-    back = ""
+async def test_a_shop_that_is_killed_between_two_steps(tmp_path: Path) -> None:
+    """It is started again over its ledger, and each customer clicks on everything: every order is collected once.
+
+    The orders have the names of the steps after which the shop was killed. The service has executed what was under way,
+    and its answers were lost.
+    """
     async with HeldSimulator(ManualClock(), UNLIMITED) as service:
-        with suppress(AssertionError), serving("starlette", service.url, tmp_path, profile=PRESET) as shop:
+        with suppress(AssertionError), serving("aiohttp", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
-                if step == "sending":
-                    await killed(service, shop, customer.click("pay", "a"))
-                elif way == "pay":
-                    await customer.pay("a", "0984111222")
-                elif step == "preparing":
-                    await killed(service, shop, customer.click("card", "a"))
-                else:
-                    link = await customer.form("a")
-                    if step == "closed":
-                        await customer.get(await service.cancel_form(payment_id(link)) or "")
-                    elif step != "prepared":
-                        back = await service.pay(payment_id(link))
-                    if step == "confirming":
-                        await killed(service, shop, customer.get(back))
-                    elif step == "returned":
-                        assert "Paid. Thank you!" in await customer.get(back)
-                shop.process.kill()
-                shop.process.wait()
-        service.released.set()
-        with serving("starlette", service.url, tmp_path, profile=PRESET) as shop:
+                await customer.pay("sent", "0984111221")
+                forms = ("prepared", "closed", "paid", "returned", "confirming")
+                links = {order: await customer.form(order) for order in forms}
+                await customer.get(await service.cancel_form(payment_id(links["closed"])) or "")
+                backs = {each: await service.pay(payment_id(links[each])) for each in forms[2:]}
+                assert "Paid." in await customer.get(backs["returned"])
+                await killed(
+                    service,
+                    shop,
+                    customer.click("pay", "sending", "0984111222"),
+                    customer.click("card", "preparing"),
+                    customer.get(backs["confirming"]),
+                )
+        with serving("aiohttp", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer:
-                for each in ("pay", "card", "pay"):
-                    assert (await customer.click(each, "a"))[0] in (200, 409)
-                if step in (
-                    "preparing",
-                    "closed",
-                ):  # its links may be paid, whoever has them: nothing beside it
-                    if step == "closed":
-                        assert await customer.form("a") == link
-                    status, page = await customer.click("pay", "a")
+                for order in ("sent", "sending", "preparing", *forms):
+                    for way in ("pay", "card", "pay"):
+                        assert (await customer.click(way, order))[0] in (200, 409)
+                # The links of these may be paid, whoever has them: nothing beside them.
+                assert await customer.form("closed") == links["closed"]
+                for order in ("preparing", "closed"):
+                    status, page = await customer.click("pay", order)
                     assert status == 409
-                    assert re.search(r"A card form of this order is open until \d\d:\d\d", page)
-                    assert service.counts.created + len(service.forms) == 1
-                    return
-                if way == "pay":
-                    assert service.counts.created == 1
-                    await service.approve(service.of("a-1").transaction_id)
-                    assert await customer.decided("a-1") is True
-                else:
-                    if step == "prepared":
-                        assert await customer.form("a") == link
-                        back = await service.pay(payment_id(link))
+                    assert re.search(r"There is an open card form until \d\d:\d\d", page)
+                for order in ("sent", "sending"):
+                    await service.approve(service.of(f"{order}-1").transaction_id)
+                    assert await customer.decided(f"{order}-1") is True
+                assert await customer.form("prepared") == links["prepared"]
+                backs["prepared"] = await service.pay(payment_id(links["prepared"]))
+                for back in backs.values():
                     page = await customer.get(f"{urlsplit(back).path}?{urlsplit(back).query}")
-                    assert "Paid. Thank you!" in page
-                for each in ("pay", "card"):
-                    assert "Paid. Thank you!" in (await customer.click(each, "a"))[1]
-    assert_collected_once(service)
-    assert service.counts.created + len(service.forms) == 1
+                    assert "Paid." in page
+                for order in ("sent", "sending", *backs):
+                    for way in ("pay", "card"):
+                        assert "Paid." in (await customer.click(way, order))[1]
+    assert_collected_once(service, 6)
+    assert (service.counts.created, len(service.forms)) == (2, 6)
 
 
-async def killed(service: HeldSimulator, shop: Shop, clicking: Coroutine[object, object, object]) -> None:
-    """Kill the shop once the service has carried its request out, and before the answer."""
-    service.held.clear()
+async def killed(service: HeldSimulator, shop: Shop, *clicking: Coroutine[object, object, object]) -> None:
+    """Kill the shop once the service has carried the requests out, and before their answers."""
     service.released.clear()
-    with suppress(aiohttp.ClientError):
-        click = asyncio.create_task(clicking)
-        await asyncio.wait_for(service.held.wait(), 60)
-        shop.process.kill()
-        await click
-
-
-# --- The guides' shops
-
-
-BLOCKS = [
-    block
-    for topic in ("shop", "web", "aiohttp", "django")
-    for block in re.findall(
-        r"^```python\n# (\w+)\.py(.*?)^```$",
-        (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-]
-
-AIOHTTP = """
-import socket, shop_aiohttp
-from aiohttp import web
-web.run_app(shop_aiohttp.make_app(), sock=socket.socket(fileno={fd}), print=None)
-"""
-
-
-@pytest.mark.parametrize("name", ["shop_aiohttp", "shop_fastapi", "shop_django"])
-async def test_a_shop_of_the_guides_runs(name: str, tmp_path: Path) -> None:
-    """As it stands: push, the page that waits, the other way, a card form and the way back; collected once."""
-    command = ("-c", AIOHTTP) if name == "shop_aiohttp" else (*UVICORN, f"{name}:app")
-    for module, text in BLOCKS:
-        (tmp_path / f"{module}.py").write_text(text.partition("\n")[2], "utf-8")
-    async with HeldSimulator(ManualClock(), UNLIMITED) as service:
-        with serving(command, service.url, tmp_path, profile=PRESET) as shop:
-            async with customer_of(shop) as customer:
-                assert "Pay by card" in await customer.get("/")
-                pages = await asyncio.gather(*(customer.pay("order-1", "0984111222") for _ in range(3)))
-                assert all("Approve the payment on your phone" in page for page in pages)
-                assert "Pay by card" in await customer.get("/pay/order-1")
-                status, page = await customer.click("card", "order-1")
-                assert (status, "There is an open request on your phone until" in page) == (409, True)
-                await service.reject(service.of("order-1-1").transaction_id)
-                assert await customer.decided("order-1-1") is False
-                assert "Not paid." in await customer.get("/orders/order-1")
-                link = await customer.form("order-1")
-                status, page = await customer.click("pay", "order-1")
-                assert (status, "There is an open card form until" in page) == (409, True)
-                assert "Paid." in await customer.get(await service.pay(payment_id(link)))
-                for way in ("pay", "card"):
-                    status, page = await customer.click(way, "order-1")
-                    assert (status, "Paid." in page) == (200, True)
-                back = await service.pay(payment_id(await customer.form("order-2")), declined=True)
-                assert "Not paid." in await customer.get(back)
-                await customer.pay("order-2", "0984111222")
-                await service.approve(service.of("order-2-2").transaction_id)
-                assert service.of("order-2-2").notification == "HTTP 200"
-                assert await customer.decided("order-2-2") is True
-                assert (await customer.click("pay", "order-3", "0"))[0] == 409
-                # The X, and a wrong number.
-                link = await customer.form("order-4")
-                page = await customer.get(await service.cancel_form(payment_id(link)) or "")
-                assert re.search(r"can still be paid. Another way is open from \d\d:\d\d", page)
-                assert await customer.form("order-4") == link
-                await customer.pay("order-5", "0984111299")
-                assert "withdraw" in await customer.get("/pay/order-5")
-                assert "Not paid." in await customer.withdraw("order-5")
-                assert service.of("order-5-1").how == "cancelled"
-                if name == "shop_fastapi":
-                    async with asyncio.timeout(60):
-                        while fulfilled(tmp_path) != ["order-1", "order-2"]:  # noqa: ASYNC110 - by another process
-                            await asyncio.sleep(0.01)
-    assert_collected_once(service, 2)
+    clicks = [asyncio.create_task(each) for each in clicking]
+    async with asyncio.timeout(60):
+        while service.holding < len(clicks):  # noqa: ASYNC110 - another process sends them
+            await asyncio.sleep(0.01)
+    shop.process.kill()
+    await asyncio.gather(*clicks, return_exceptions=True)
+    service.released.set()
 
 
 def fulfilled(folder: Path) -> list[str]:

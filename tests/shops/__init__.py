@@ -1,1 +1,1 @@
-"""A whole shop for each framework: pay by push, pay by form, return page, notifications. Run by `serving`."""
+"""The shops of the guides, each served in processes of its own, and a site with an admin."""

@@ -1,4 +1,4 @@
-"""Runs a shop as a real process of its own, and looks at what it leaves on stderr."""
+"""Runs a shop of the guides as a real process of its own, and looks at what it leaves on stderr."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 
 __all__ = [
-    "COMMANDS",
-    "PRESET",
-    "PROFILE",
-    "ROOT",
-    "SECRET",
-    "UVICORN",
-    "WINDOW",
-    "Shop",
-    "gunicorn",
-    "serving",
-]
+    "BLOCKS", "COMMANDS", "PRESET", "PROFILE", "ROOT", "SECRET", "UVICORN", "WINDOW", "Shop", "gunicorn", "serving",
+    "write_modules",
+]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret of the test's own"  # 16 bytes and more
@@ -50,6 +42,34 @@ PRESET = (
     .replace("queries_per_minute = 30\n", "queries_per_minute = 60000\n")
 )
 
+#: The modules of the guides, by name.
+BLOCKS = {
+    name: text.partition("\n")[2]
+    for topic in ("shop", "web", "aiohttp", "django", "sync")
+    for name, text in re.findall(
+        r"^```python\n# (\w+)\.py(.*?)^```$",
+        (ROOT / "payclient" / "guide" / f"{topic}.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+}
+
+
+def write_modules(
+    folder: Path, shop_url: str, service_url: str, profile: str = PROFILE, drain: float = 10
+) -> None:
+    """Write the guides' modules as they stand, but for the addresses and `drain`, and the profile that they name."""
+    (folder / "shop.toml").write_text(profile, encoding="utf-8")
+    changed = {
+        "https://shop.example": shop_url,
+        "https://pay.example": service_url,
+        "drain=10": f"drain={drain:g}",
+    }
+    for name, text in BLOCKS.items():
+        for old, new in changed.items():
+            text = text.replace(old, new)
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+
 UVICORN = ("-m", "uvicorn", "--fd", "{fd}", "--lifespan", "on", "--no-access-log", "--log-level", "warning")
 
 
@@ -61,12 +81,17 @@ def gunicorn(app: str, workers: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+AIOHTTP = """
+import socket, shop_aiohttp
+from aiohttp import web
+web.run_app(shop_aiohttp.make_app(), sock=socket.socket(fileno={fd}), access_log=None, print=None)
+"""
+
 #: How each shop is served, on an inherited socket.
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "aiohttp": ("-m", "shops.aiohttp_shop", "{fd}"),
-    "starlette": (*UVICORN, "shops.starlette_shop:app"),
-    "django": (*UVICORN, "shops.django_shop:app"),
-    "gunicorn": gunicorn("shops.django_shop:app", 1),
+    "aiohttp": ("-c", AIOHTTP),
+    "fastapi": (*UVICORN, "shop_fastapi:app"),
+    "django": (*UVICORN, "shop_django:app"),
 }
 
 #: Leaks are errors; that a framework uses something old is not ours to mend.
@@ -90,19 +115,11 @@ _GUNICORNS = re.compile(
 
 @attrs.define
 class Shop:
-    """A running shop. After the end, `out` and `err` hold what it wrote."""
+    """A running shop. After the end, `err` holds what it wrote there."""
 
     url: str
     process: subprocess.Popen[bytes]
-    out: str = ""
     err: str = ""
-
-    @property
-    def heard(self) -> list[tuple[str, str]]:
-        """Each notification that the tracker was told of: client transaction id, receipt."""
-        return [
-            (line.split()[1], line.split()[2]) for line in self.out.splitlines() if line.startswith("heard ")
-        ]
 
 
 @contextmanager
@@ -114,39 +131,36 @@ def serving(
     ledger: str | None = None,
     host: str = "127.0.0.1",
     profile: str = PROFILE,
-    environ: dict[str, str] | None = None,
-    write: Callable[[str], object] = str,
+    drain: float = 10,
     expected: str = r"\Z",
 ) -> Iterator[Shop]:
     """A shop in a process of its own until the end of the block, where it is stopped as an operator would.
 
-    `write` is told its address before it starts. What matches `expected` on its stderr is no leak.
+    What matches `expected` on its stderr is no leak.
 
     It is awaited by nobody: its socket listens already, and the first request waits for it. Fails if it does not end
     well, or if a warning of a leak is on its stderr.
     """
-    (folder / "profile.toml").write_text(profile, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         url = f"http://{host}:{listener.getsockname()[1]}"
         listener.set_inheritable(True)
-        write(url)
+        write_modules(folder, url, service_url, profile, drain)
         command = COMMANDS[kind] if isinstance(kind, str) else kind
-        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        with (folder / "err").open("wb") as err:
             process = subprocess.Popen(
                 [*_PYTHON,
                  *(word.format(fd=listener.fileno()) for word in command)],
-                cwd=folder, stdout=out, stderr=err, pass_fds=[listener.fileno()],
+                cwd=folder, stderr=err, pass_fds=[listener.fileno()],
                 env={
                     **os.environ,
                     "HOME": str(folder),  # where gunicorn puts a socket to control it by
                     "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
                     "PAYCLIENT_BASE_URL": service_url,
                     "PAYCLIENT_TOKEN": "secret",
-                    "PAYCLIENT_PROFILE": str(folder / "profile.toml"),
+                    "PAYCLIENT_PROFILE": str(folder / "shop.toml"),
                     "PAYCLIENT_LEDGER": ledger or f"sqlite:{folder / 'charges.db'}",
                     "SHOP_SECRET": SECRET,
                     "SHOP_URL": url,
-                    **(environ or {}),
                 },
             )  # fmt: skip
     shop = Shop(url, process)
@@ -157,7 +171,6 @@ def serving(
     finally:
         process.kill()
         process.wait()
-        shop.out = (folder / "out").read_text(errors="replace")
         shop.err = (folder / "err").read_text(errors="replace")
         if process.returncode not in (0, -signal.SIGTERM):
             print(shop.err, file=sys.stderr)

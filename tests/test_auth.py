@@ -9,40 +9,23 @@ import pytest
 from payclient.auth import Secret, service_fingerprint
 
 KEY = b"k" * 32
+URL = "https://pay.example"
 
 
 @pytest.mark.parametrize(
-    "other",
-    ["https://PAY.example", "https://pay.example/", "https://pay.example:443", "https://pay.example:443/"],
-)
-def test_the_same_service(other: str) -> None:
-    """However its address is spelled."""
-    assert service_fingerprint(other, KEY) == service_fingerprint("https://pay.example", KEY)
-
-
-@pytest.mark.parametrize(
-    "other",
+    ("one", "others", "same"),
     [
-        "https://sandbox.pay.example", "https://pay.example:8443", "https://pay.example/sandbox", "http://127.0.0.1:80",
+        # However its address is spelled; a simulator that starts again has another port.
+        (URL, ["https://PAY.example", f"{URL}/", f"{URL}:443", f"{URL}:443/"], True),
+        ("http://127.0.0.1:4711", ["http://localhost:8080"], True),
+        (URL, ["https://sandbox.pay.example", f"{URL}:8443", f"{URL}/sandbox", "http://127.0.0.1:80"], False),
     ],
-)  # fmt: skip
-def test_another_service(other: str) -> None:
-    """Another host, port or path is another service."""
-    assert service_fingerprint(other, KEY) != service_fingerprint("https://pay.example", KEY)
-
-
-def test_simulators_are_one() -> None:
-    """A simulator that starts again has another port."""
-    assert service_fingerprint("http://127.0.0.1:4711", KEY) == service_fingerprint(
-        "http://localhost:8080", KEY
-    )
-
-
-def test_no_ledger_tells_another_where_it_was_used() -> None:
-    """The digest is keyed."""
-    assert service_fingerprint("https://pay.example", KEY) != service_fingerprint(
-        "https://pay.example", b"l" * 32
-    )
+)
+def test_another_host_port_or_path_is_another_service(one: str, others: list[str], same: bool) -> None:
+    """The digest is keyed, so that no ledger tells another where it was used."""
+    for other in others:
+        assert (service_fingerprint(other, KEY) == service_fingerprint(one, KEY)) is same
+        assert service_fingerprint(other, b"l" * 32) != service_fingerprint(one, KEY)
 
 
 def test_a_secret_shows_nothing() -> None:

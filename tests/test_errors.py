@@ -90,7 +90,6 @@ def test_the_drawing_says_also_a_of_each_second_base() -> None:
 
 
 def test_all_names_every_error() -> None:
-    """`__all__` is the tree and `ErrorDetail`."""
     assert sorted(errors.__all__) == sorted([kind.__name__ for kind in every_error()] + ["ErrorDetail"])
 
 

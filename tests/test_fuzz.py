@@ -179,8 +179,6 @@ def test_the_second_reading_catches_a_lie(monkeypatch: pytest.MonkeyPatch, body:
 
 
 def test_a_stranger_s_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only our own errors pass."""
-
     def fail(*_: object) -> None:
         raise KeyError("transactionId")
 

@@ -90,7 +90,6 @@ def ours(path: Path) -> set[str]:
 
 
 def test_a_module_imports_only_from_rows_above_its_own() -> None:
-    """And each is in a row."""
     for path in TREES:
         name = name_of(path)
         if name in ASIDE:

@@ -178,7 +178,6 @@ async def test_after_a_401_a_fresh_token_confirms_and_nothing_else_is_sent_again
 
 
 async def test_exchanges_are_told_of() -> None:
-    """By their operation."""
     told: list[Exchange] = []
     service = Scripted(answer(200, REPORT), answer(200, True), answer(200, True))
     async with session_of(service, on_exchange=told.append) as session:
@@ -222,7 +221,6 @@ async def test_what_is_no_id_is_refused_before_anything_is_sent(
 
 
 async def test_one_id_is_given() -> None:
-    """Neither none nor both."""
     async with session_of(Scripted()) as session:
         for call in (session.cancel, session.reverse, session.status):
             with pytest.raises(TypeError):

@@ -314,6 +314,5 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["name", "name = ", "[status", "name = 'a'\nname = 'b'", "\ufeffname = 'a'"])
 def test_bad_toml_is_said(tmp_path: Path, text: str) -> None:
-    """What is no TOML is said to be none."""
     with pytest.raises(ConfigurationError, match=r"must be TOML: "):
         ServiceProfile.load(write(tmp_path, text))

@@ -43,7 +43,6 @@ def test_a_name_of_nothing_is_told_the_presets(tmp_path: Path) -> None:
 
 
 def test_a_preset_is_called_as_it_calls_itself() -> None:
-    """The table is made of their names."""
     assert [profile.name for profile in PRESETS.values()] == list(PRESETS)
 
 

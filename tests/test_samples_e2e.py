@@ -222,16 +222,6 @@ async def shop() -> AsyncIterator[Shop]:
 FormStep = Callable[[Shop, payclient.PaymentForm], Awaitable[object]]
 
 
-async def pay_by_wallet(here: Shop, form: payclient.PaymentForm) -> None:
-    assert form.card.is_live(here.clock.time())
-    await here.clock.advance(30.0)
-    await here.service.pay(form.payment_id, "wallet")
-
-
-async def decline(here: Shop, form: payclient.PaymentForm) -> None:
-    await here.service.pay(form.payment_id, "card", declined=True)
-
-
 async def close(here: Shop, form: payclient.PaymentForm) -> None:
     """Closed by its X it is no transaction: nobody's word says what became of it, so `paid` stays None."""
     await here.service.cancel_form(form.payment_id)
@@ -247,13 +237,6 @@ async def open_too_long(here: Shop, form: payclient.PaymentForm) -> None:
     assert not form.card.is_live(here.clock.time())
 
 
-async def leave_alone(here: Shop, form: payclient.PaymentForm) -> None:
-    """Its links die by the clock; at the end of the longest life that they may have, the record does too."""
-    await here.clock.advance(600.0)
-    assert not form.card.is_live(here.clock.time())
-    assert not form.wallet.is_live(here.clock.time())
-
-
 async def pay_at_the_last_moment(here: Shop, form: payclient.PaymentForm) -> None:
     """Loaded just before it dies, and paid just before that life ends: nearly twenty minutes, and still found."""
     await here.clock.advance(599.0)
@@ -265,12 +248,9 @@ async def pay_at_the_last_moment(here: Shop, form: payclient.PaymentForm) -> Non
 @pytest.mark.parametrize(
     ("step", "how", "state", "paid", "evidence"),
     [
-        (pay_by_wallet, "paid", State.ACCEPTED, True, Evidence.QUERY),
         (pay_at_the_last_moment, "paid", State.ACCEPTED, True, Evidence.QUERY),
-        (decline, "declined", State.CANCELLED, False, Evidence.QUERY),
         (close, "cancelled", State.EXPIRED, None, Evidence.LAST_QUERY),
         (open_too_long, None, State.EXPIRED, None, Evidence.LAST_QUERY),
-        (leave_alone, None, State.EXPIRED, None, Evidence.LAST_QUERY),
     ],
 )
 async def test_a_form_to_its_end(
@@ -285,27 +265,6 @@ async def test_a_form_to_its_end(
         assert here.service.forms[form.payment_id].how == how
         if paid:
             assert outcome.transaction_id == here.service.forms[form.payment_id].transaction_id
-        if step is leave_alone:
-            assert here.clock.time() >= form.prepared_at + 1200.0
-
-
-@pytest.mark.parametrize(
-    ("how", "state", "paid"),
-    [
-        ("approve", State.ACCEPTED, True),
-        ("reject", State.CANCELLED, False),
-        ("ignore", State.CANCELLED, False),
-    ],
-)
-async def test_a_sampled_sale_to_its_end(how: str, state: State, paid: bool) -> None:
-    """The sampled Sale, approved, rejected and left alone: paid, not paid, and cancelled on the service's word."""
-    # Without the sample's responseUrl: nobody is there to be notified.
-    async with shop() as here:
-        pending = await here.tracker.sale(attrs.evolve(SALE, response_url=None))
-        assert pending.transaction_id is not None
-        await getattr(here.service, how)(pending.transaction_id)
-        outcome = await here.outcome(ID)
-    assert (outcome.state, outcome.paid) == (state, paid)
 
 
 def test_every_sample_goes_through() -> None:

@@ -68,7 +68,6 @@ def test_a_bad_knob_is_refused() -> None:
 
 @given(st.floats(0.2, 2))
 def test_the_target_delay_is_reached(seconds: float) -> None:
-    """With the crowd that is presumed."""
     delay = forecast(Attentive(target_delay=seconds), PRESUMED).delay
     assert 0.95 * seconds <= delay <= 1.02 * seconds
 

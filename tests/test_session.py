@@ -161,7 +161,6 @@ def test_timeouts_refused(name: str, value: Any) -> None:
     "proxy", ["", "proxy.example", "socks5://proxy.example", "http://", "http://[::1", "https:///x"]
 )
 def test_proxy_refused(proxy: str) -> None:
-    """A proxy that is no http address is refused by name."""
     with pytest.raises(ConfigurationError, match=r"^proxy must be a URL"):
         PaySession(BASE, TOKEN, proxy=proxy)
 
@@ -213,7 +212,6 @@ async def test_closed() -> None:
 
 
 def test_another_event_loop() -> None:
-    """A session that was used in one event loop says so in another."""
     session = session_over(Scripted(CREATED))
     asyncio.run(cast("Any", session.sale(SALE)))
     with pytest.raises(UsageError, match="another event loop"):
@@ -287,7 +285,6 @@ def test_forked() -> None:
 
 
 async def test_borrowed_connector_stays_open() -> None:
-    """A borrowed connector is used and not closed."""
     async with RawServer((read, write(answer({"transactionId": 12})))) as server:
         connector = aiohttp.TCPConnector()
         async with PaySession(server.url, TOKEN, connector=connector) as session:
@@ -344,7 +341,6 @@ async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool, 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
 def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:
-    """What ends a program or a task comes through unchanged and is not repeated."""
     error = kind("mine")
     fake = Scripted(error, sends=sends)
     call = session_over(fake).sale(SALE)
@@ -676,13 +672,6 @@ async def test_on_exchange(case: Case, raising: bool, caplog: pytest.LogCaptureF
     assert 0 <= exchange.seconds < 5
     assert TOKEN not in repr(exchange) + caplog.text
     assert ("LookupError" in caplog.text) == raising
-
-
-async def test_on_exchange_of_a_query() -> None:
-    """The hook is told of status queries by their operation and the id found."""
-    told: list[Exchange] = []
-    await session_over(Scripted(PENDING), on_exchange=told.append).status(transaction_id=12)
-    assert [(one.operation, one.transaction_id, one.error) for one in told] == [("status", 12, None)]
 
 
 async def test_on_exchange_of_a_cancelled_call_and_of_a_time_out() -> None:

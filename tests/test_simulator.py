@@ -189,7 +189,6 @@ def test_the_crowd_can_be_written_as_text() -> None:
     ],
 )
 def test_a_wrong_crowd_says_what_is_wrong(text: str, fault: str) -> None:
-    """Each mistake in the text is named."""
     with pytest.raises(ValueError, match=fault):
         Answers.parse(text)
 

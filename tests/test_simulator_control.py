@@ -122,7 +122,6 @@ async def test_the_control_routes_stay_on_the_machine(
 
 
 def test_every_operation_is_of_python_by_the_same_names() -> None:
-    """Nothing exists only in one of them."""
     lifecycle = {"url", "scenario", "start", "stop", "restart_soon", "serve", "notify_merchant"}
     of_python = {name for name in vars(Simulator) if not name.startswith("_")} - lifecycle
     assert of_python <= set(OPERATIONS)
@@ -154,18 +153,7 @@ async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Cal
     counts = {name: count for name, count in (await call("counts"))[1].items() if count}
     executed = {"requests": 4, "created": 4, "approved": 1, "rejected": 1, "pending": 2, "collected": 1150}
     assert counts == {**executed, "duplicates": {"order-1": 2}}
-
-
-async def test_the_newest_sale_of_an_id_is_meant(client: Client, service: Simulator) -> None:
-    """LookupError for none."""
-    await client.sale()
-    await service.reject("order-1")
-    await client.sale()
-    await service.approve("order-1")
-    assert [sale.how for sale in service.sales.values()] == ["rejected", "approved"]
-    for unknown in (7, "none"):
-        with pytest.raises(LookupError):
-            await service.ignore(unknown)
+    assert (await call("reject", sale="order-1"))[1]["transaction_id"] == 1004, "the newest"
 
 
 async def test_a_forged_notification_arrives(client: Client, call: Call, merchant: Merchant) -> None:
@@ -483,7 +471,6 @@ async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Mer
 
 
 def test_the_help_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each by its name."""
     assert main(["simulate", "--help"]) == 0
     told = capsys.readouterr().out
     assert [name for name in SCENARIOS if name not in told] == []

@@ -110,7 +110,6 @@ async def test_a_form_does_not_open_without_a_referrer(
     ],
 )  # fmt: skip
 async def test_only_a_registered_domain_opens_a_form(referrer: str, opens: bool) -> None:
-    """The form opens from the registered host alone (§4)."""
     async with client_of(Settings(registered_domains=frozenset({"shop.example"}))) as client:
         status, page = await load(client, await client.form(), CARD, {"Referer": referrer})
         assert (status, is_form(page)) == (200, opens)
@@ -156,15 +155,6 @@ async def test_each_link_lives_ten_minutes_from_its_own_first_load(
     await clock.advance(599.9)
     await pressed(client, form, link=WALLET)
     assert form.how == "paid"
-
-
-async def test_the_window_is_a_setting(clock: ManualClock) -> None:
-    """Demos and tests shorten the ten minutes."""
-    async with client_of(Settings(form_window=5), clock=clock) as client:
-        form = await client.form()
-        await load(client, form)
-        await clock.advance(5)
-        assert (await load(client, form))[0] == 410
 
 
 # The page

@@ -233,7 +233,6 @@ async def test_it_ends_and_harms_nobody(
 
 
 def test_a_sync_tracker(exported: Exported) -> None:
-    """As the async one."""
     with (
         SimulatorThread(Simulator(token="secret", settings=PAYPHONE)) as service,
         sync.open_tracker(service.url, "secret", profile="payphone") as tracker,

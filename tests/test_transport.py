@@ -481,7 +481,6 @@ async def test_plain_to_a_tls_port() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_certificate_not_trusted(host: str) -> None:
-    """A certificate that is not trusted gets no byte of the request."""
     async with RawServer((read, write(CREATED)), context=serving()) as server:
         url = server.url.replace("127.0.0.1", host)
         permit = Permit()

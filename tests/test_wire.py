@@ -495,7 +495,6 @@ def test_retry_after_is_total(value: str, date: str) -> None:
 
 
 def test_a_rate_limit_carries_its_seconds() -> None:
-    """Wherever 429 is read."""
     headers = {"Retry-After": "7"}
     assert judged(429, '{"errorCode": 5}', DOCUMENT, headers).retry_after == 7
     assert judged(429, "", SHOP, headers).retry_after == 7

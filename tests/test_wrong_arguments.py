@@ -58,7 +58,6 @@ async def test_an_address_without_a_host_is_told_from_one_that_refuses(
 
 
 async def test_an_id_that_was_used_and_a_wait_that_ended_are_named() -> None:
-    """With the id, and what to do."""
     async with Simulator() as service, payclient.open_tracker(service.url, "token") as tracker:
         pending = await tracker.sale(SaleRequest(**SALE))
         with pytest.raises(

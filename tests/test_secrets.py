@@ -240,18 +240,6 @@ async def outcome_of(call: Awaitable[object]) -> object:
 # --- The operations
 
 
-async def sale(session: PaySession) -> object:
-    return await session.sale(SALE)
-
-
-async def prepare(session: PaySession) -> object:
-    return await session.prepare(PREPARE)
-
-
-async def status(session: PaySession) -> object:
-    return await session.status(transaction_id=12)
-
-
 @asynccontextmanager
 async def tracking(
     session: PaySession,
@@ -302,18 +290,6 @@ async def batch(session: PaySession) -> object:
         return result.outcome
 
 
-async def confirm(session: PaySession) -> object:
-    return await session.confirm(12, "order-1")
-
-
-async def cancel(session: PaySession) -> None:
-    await session.cancel(transaction_id=12)
-
-
-async def reverse(session: PaySession) -> None:
-    await session.reverse(transaction_id=12)
-
-
 async def returned(session: PaySession) -> object:
     """A form comes back, with all that a browser could add."""
     ledger = MemoryLedger()
@@ -325,15 +301,24 @@ async def returned(session: PaySession) -> object:
     return outcome, [attrs.asdict(change) for change in await ledger.history("form-1")]
 
 
-OPERATIONS: dict[str, Callable[[PaySession], Awaitable[object]]] = {
-    "sale": sale, "prepare": prepare, "status": status, "confirm": confirm, "tracker.sale": tracker_sale,
-    "tracker.prepare": tracker_prepare, "tracker.live_form": live_form, "charge_all": batch,
-}  # fmt: skip
+Operation = Callable[[PaySession], Awaitable[object]]
 
+OPERATIONS: dict[str, Operation] = {
+    "sale": lambda session: session.sale(SALE),
+    "prepare": lambda session: session.prepare(PREPARE),
+    "status": lambda session: cast("Awaitable[object]", session.status(transaction_id=12)),
+    "confirm": lambda session: session.confirm(12, "order-1"),
+    "tracker.sale": tracker_sale,
+    "tracker.prepare": tracker_prepare,
+    "tracker.live_form": live_form,
+    "charge_all": batch,
+}
 #: What withdraws and gives back, and a form that comes back: no answer below is a success of theirs.
-UNDOING: dict[str, Callable[[PaySession], Awaitable[object]]] = {
-    "cancel": cancel, "reverse": reverse, "returned": returned,
-}  # fmt: skip
+UNDOING: dict[str, Operation] = {
+    "cancel": lambda session: session.cancel(transaction_id=12),
+    "reverse": lambda session: session.reverse(transaction_id=12),
+    "returned": returned,
+}
 #: One of each way to the network: once, repeated, and with a tracker.
 NETWORK = {name: OPERATIONS[name] for name in ("sale", "status", "tracker.sale")}
 

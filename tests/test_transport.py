@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import re
 import socket
 import ssl
 import tracemalloc
@@ -887,24 +886,6 @@ async def test_the_environment_takes_no_request_elsewhere(
             assert (await session.sale(sale_request())).transaction_id == 12
         assert f"Authorization: Bearer {TOKEN}".encode() in server.data
         assert proxy.connections == []
-
-
-async def test_a_fresh_token_reaches_the_wire() -> None:
-    """After a 401 the same connection carries the new token, and the old one no more."""
-    tokens = iter(["canary-old", "canary-new"])
-
-    async def token() -> str:
-        return next(tokens)
-
-    refused, pending = answer({"message": "who?"}, 401), answer({"state": "Pendiente"})
-    async with (
-        RawServer((read, write(refused), read, write(pending), read, write(pending))) as server,
-        PaySession(server.url, token, profile=QUERIES) as session,
-    ):
-        for _ in range(2):
-            await session.status(transaction_id=12)
-        assert len(server.connections) == 1
-    assert re.findall(rb"Bearer (\S+)", server.data) == [b"canary-old", b"canary-new", b"canary-new"]
 
 
 async def test_as_many_connections_as_calls() -> None:

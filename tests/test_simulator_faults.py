@@ -162,22 +162,15 @@ async def test_a_late_answer_is_an_answer(service: Simulator, tracker: Tracker, 
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (None, payclient.NotCreatedError),
-        (2061, payclient.CustomerBusyError),
-        (800, payclient.ValidationFailedError),
-        (99, payclient.RefusedError),
-    ],
+    ("code", "error"), [(None, payclient.NotCreatedError), (2061, payclient.CustomerBusyError)]
 )
 async def test_a_refused_sale_raises(
     service: Simulator, tracker: Tracker, code: int | None, error: type[payclient.PayError]
 ) -> None:
     """The error object proves that nothing was created, so the same id may be sent again."""
     service.fail_next(Fault("refuse", error_code=code))
-    with pytest.raises(error) as raised:
+    with pytest.raises(error):
         await tracker.sale(request())
-    assert type(raised.value) is error
     pending = await tracker.sale(request())
     await service.reject("order-1")
     assert (await pending.wait()).state is State.CANCELLED
@@ -286,54 +279,39 @@ async def sold(shop: Shop) -> payclient.PendingSale:
     return await shop.tracker.sale(request(response_url=shop.url))
 
 
-async def test_a_lost_notification_is_made_up_for_by_asking(service: Simulator, shop: Shop) -> None:
-    """It was never sent; the last query after the five minutes finds the money."""
-    service.fail_next(Fault("lost"))
+@pytest.mark.parametrize(
+    ("fault", "arriving", "receipt"),
+    [
+        (Fault("lost"), 0, None),  # the last query after the five minutes finds the money
+        (Fault("late", seconds=60.0), 1, payclient.Receipt.MATCHED),
+        (Fault("duplicate"), 2, payclient.Receipt.MATCHED),  # the second one changes nothing
+        (
+            Fault("early"),
+            1,
+            payclient.Receipt.EARLY,
+        ),  # ours exists before its first byte left; the answer binds it
+        (Fault("forged"), 2, payclient.Receipt.CONFLICT),  # the true one beside it is taken
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+async def test_a_notification_that_goes_wrong(
+    service: Simulator, shop: Shop, fault: Fault, arriving: int, receipt: payclient.Receipt | None
+) -> None:
+    """The sale is paid once, under its own id, whatever comes of its notification."""
+    service.fail_next(fault)
     pending = await sold(shop)
-    await service.approve("order-1")
-    assert (shop.receipts, service.counts.notifications_sent) == ([], 0)
+    if fault.kind != "early":
+        assert shop.receipts == []
+        await service.approve("order-1")
+    if fault.kind == "late":
+        assert shop.receipts == []
+        await service.advance(60)
+    await until(lambda: len(shop.receipts) == arriving)
+    assert receipt is None or receipt in shop.receipts
     outcome = await settled(service, pending.wait())
-    assert (outcome.paid, outcome.notified_at) == (True, None)
-
-
-async def test_a_late_notification_comes_when_its_time_has(service: Simulator, shop: Shop) -> None:
-    service.fail_next(Fault("late", seconds=60.0))
-    pending = await sold(shop)
-    await service.approve("order-1")
-    assert shop.receipts == []
-    await service.advance(60)
-    assert (await pending.wait()).paid is True
-    assert shop.receipts == [payclient.Receipt.MATCHED]
-
-
-async def test_a_duplicate_notification_is_taken_once(service: Simulator, shop: Shop) -> None:
-    service.fail_next(Fault("duplicate"))
-    pending = await sold(shop)
-    await service.approve("order-1")
-    await until(lambda: len(shop.receipts) == 2)
-    assert (await pending.wait()).paid is True
-    assert shop.receipts[0] is payclient.Receipt.MATCHED
-    assert service.counts.notifications_sent == 2
-
-
-async def test_a_notification_that_overtakes_the_answer_is_early(service: Simulator, shop: Shop) -> None:
-    """Ours exists before its first byte left, so it is known; the answer binds it, and it is paid."""
-    service.fail_next(Fault("early"))
-    pending = await sold(shop)
-    assert shop.receipts == [payclient.Receipt.EARLY]
-    assert (await pending.wait()).paid is True
-    assert service.counts.approved == 1
-
-
-async def test_a_forged_notification_is_a_conflict(service: Simulator, shop: Shop) -> None:
-    """A foreign transaction id overwrites nothing; the true one beside it is taken."""
-    service.fail_next(Fault("forged"))
-    pending = await sold(shop)
-    await service.approve("order-1")
-    await until(lambda: len(shop.receipts) == 2)
-    assert (await pending.wait()).paid is True
-    assert payclient.Receipt.CONFLICT in shop.receipts
-    assert (await pending.wait()).transaction_id in service.sales
+    assert (outcome.paid, outcome.transaction_id) == (True, 1001)
+    assert (outcome.notified_at is None) == (arriving == 0)
+    assert (service.counts.approved, service.counts.created) == (1, 1)
 
 
 async def test_a_forged_approval_pays_nothing(service: Simulator, shop: Shop) -> None:
@@ -377,14 +355,14 @@ async def _flaky(seed: int) -> tuple[dict[str, str], int]:
             pending = await tracker.sale(request(identifier, phone_number=f"09{number:08}"))
             states[identifier] = (await pending.wait()).state
 
-        await settled(service, asyncio.gather(*(one(number) for number in range(20))), step=5.0)
+        await settled(service, asyncio.gather(*(one(number) for number in range(12))), step=5.0)
         assert max(service.created_per_client_id.values()) == 1
         assert service.counts.approved == list(states.values()).count("accepted")
     return states, service.faults.done["html"]
 
 
 async def test_chance_repeats_by_its_seed_and_nobody_is_charged_twice() -> None:
-    """Twenty charges at once through a flaky service: what was not executed is refused, the rest is paid once."""
+    """Charges at once through a flaky service: what was not executed is refused, the rest is paid once."""
     first = await _flaky(3)
     assert await _flaky(3) == first
     assert set(first[0].values()) == {"accepted", "refused"}

@@ -54,11 +54,11 @@ from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleReques
 from payclient.notifications import parse_return
 from payclient.profile import ConfirmProfile, ReturnProfile, UndoProfile
 from payclient.session import Exchange, PaySession
+from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from ports import kept_port
 from raw_server import (
-    Connection,
     ConnectProxy,
     RawServer,
     Step,
@@ -68,7 +68,6 @@ from raw_server import (
     hang,
     next_turns,
     read,
-    requests_in,
     reset,
     server_context,
     turns,
@@ -973,48 +972,22 @@ queries_per_minute = 60000
 [status]
 by_transaction_id = "/api/Sale/{transaction_id}"
 by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
-state_field = "state"
-[status.states]
-Approved = "Aceptado"
+state_field = "transactionStatus"
+states = { Pending = "Pendiente", Approved = "Aceptado", Canceled = "Cancelado" }
 """
 
+#: A service whose reports have every field of the real one's: the phone, an e-mail, a document, what the request gave.
+SERVICE = attrs.evolve(PAYPHONE, queries_per_minute=None)
 
-class Charging:
-    """A service that does with each Sale what its id says, and calls accepted whatever it is asked about."""
-
-    def __init__(self) -> None:
-        self.created: list[str] = []
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            before = connection.complete
-            await connection.request()
-            if connection.complete == before:
-                return
-            *_, (first, body) = requests_in(bytes(connection.data))
-            said = (
-                self.queried(first.split()[1]) if first.startswith("GET") else self.charged(json.loads(body))
-            )
-            await connection.write(said)
-            if not said.endswith(b"}"):
-                connection.close("fin")
-                return
-
-    def charged(self, sale: dict[str, Any]) -> bytes:
-        name = sale["clientTransactionId"]
-        refusals = {"refused": error_object(22), "invalid": error_object(800), "limited": error_object(21)}
-        if name in refusals:
-            return answer(refusals[name], 400)
-        self.created.append(name)
-        broken = {"closed": b"", "garbage": ECHOED, "html": answer(PAGE, 502)}
-        return broken.get(name) or answer({"transactionId": len(self.created), **ECHO}) * (name != "closed")
-
-    def queried(self, path: str) -> bytes:
-        name = path.rpartition("/")[2]
-        if name.isdigit():
-            name = self.created[int(name) - 1]
-        found = report("Approved", transactionId=self.created.index(name) + 1, clientTransactionId=name)
-        return answer([found] if "client" in path else found)
+#: What befalls a row of this id, and the state that it comes to.
+ROWS: dict[str, tuple[Fault | None, str]] = {
+    "good": (None, "accepted"),
+    "refused": (Fault("refuse", error_code=22, client_transaction_id="refused"), "refused"),
+    "invalid": (Fault("refuse", error_code=800, client_transaction_id="invalid"), "refused"),
+    "html": (Fault("html", when="after", client_transaction_id="html"), "accepted"),
+    "cut": (Fault("cut", client_transaction_id="cut"), "accepted"),
+    "closed": (Fault("reset", when="after", client_transaction_id="closed"), "accepted"),
+}
 
 
 def command(folder: Path, rows: list[dict[str, Any]], url: str) -> list[str]:
@@ -1039,44 +1012,34 @@ async def charge(folder: Path, rows: list[dict[str, Any]], url: str) -> tuple[in
 
 
 def row(name: str, number: int) -> dict[str, Any]:
-    request = attrs.evolve(SALE, client_transaction_id=name, store_id=f"S{number}")
+    request = attrs.evolve(
+        SALE, client_transaction_id=name, store_id=f"S{number}", response_url="http://127.0.0.1:1/canary-hook"
+    )
     body: dict[str, Any] = json.loads(session_over().encode_sale(request).body)
     return body
 
 
-NAMES = ("good", "good-2", "refused", "invalid", "limited", "html", "garbage", "closed")
-
-
 async def test_charge(tmp_path: Path) -> None:
     """All outcomes of a file of charges: output, log, report and ledger show none of what the file holds."""
-    service = Charging()
-    async with RawServer((service,)) as server:
-        code, said = await charge(
-            tmp_path, [row(name, number) for number, name in enumerate(NAMES)], server.url
-        )
+    async with Simulator(settings=SERVICE, answers=Answers.parse("approve=1", delay=(0.1, 0.1))) as service:
+        for fault, _ in ROWS.values():
+            if fault is not None:
+                service.fail_next(fault)
+        rows = [row(name, number) for number, name in enumerate(ROWS)]
+        code, said = await charge(tmp_path, rows, service.url)
     assert code == 3, said
-    assert sorted(service.created) == ["closed", "garbage", "good", "good-2", "html"]
     with (tmp_path / "report.csv").open(newline="") as file:
-        lines = {line["client_transaction_id"]: line["state"] for line in csv.DictReader(file)}
-    assert lines == {
-        name: "refused" if name in ("refused", "invalid", "limited") else "accepted" for name in NAMES
-    }
+        states = {line["client_transaction_id"]: line["state"] for line in csv.DictReader(file)}
+    assert states == {name: state for name, (_, state) in ROWS.items()}
+    assert set(service.created_per_client_id) == {name for name in ROWS if states[name] == "accepted"}
     assert b"DEBUG" in said
-    assert found_in(said) == []
-
-
-async def test_charge_with_a_token_that_is_not_taken(tmp_path: Path) -> None:
-    """A row that was never sent is said to be so, and no more."""
-    async with RawServer((read, write(answer({"message": "who?", **ECHO}, 401))) * TRIES) as server:
-        code, said = await charge(tmp_path, [row("good", 1)], server.url)
-    assert (code, b"401" in said) == (4, True), said
     assert found_in(said) == []
 
 
 def test_charge_of_what_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Faults name the line and the field, or the setting, never what stands there."""
+    """Faults name the line and the field, the setting or the answer, never what stands there."""
     good = row("good", 1)
     bad: list[dict[str, Any]] = [
         {"phoneNumber": f"{PHONE}\x00"}, {"phoneNumber": [PHONE]}, {"amount": EMAIL}, {"currency": PHONE},
@@ -1086,9 +1049,17 @@ def test_charge_of_what_cannot_be(
     ]  # fmt: skip
     rows = [good | change | {"clientTransactionId": f"bad-{number}"} for number, change in enumerate(bad)]
     lines = [rf"lines? (\d+, )*{number + 1}\b" for number in range(len(bad))]
-    for token, wanted, charges in ((TOKEN, lines, rows), (f"Bearer {TOKEN}", ["token must "], [good])):
-        monkeypatch.setenv("PAYCLIENT_TOKEN", token)
-        code = main(command(tmp_path, charges, "https://pay.example"))
-        said = "".join(capfd.readouterr())
-        assert (code, [one for one in wanted if not re.search(one, said)]) == (2, []), said
-        assert found_in(said) == []
+    with SimulatorThread(Simulator(token="another")) as service:
+        for token, wanted, charges, expected in (
+            (TOKEN, lines, rows, 2),
+            (f"Bearer {TOKEN}", ["token must "], [good], 2),
+            (TOKEN, ["401"], [good], 4),  # that the row was never sent is said, and no more
+        ):
+            monkeypatch.setenv("PAYCLIENT_TOKEN", token)
+            code = main(command(tmp_path, charges, service.url))
+            said = "".join(capfd.readouterr())
+            assert (code, [one for one in wanted if not re.search(one, said)]) == (expected, []), said
+            assert (
+                found_in(said, *(path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".jsonl"))
+                == []
+            )

@@ -272,18 +272,12 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 def advance(record: Record, event: Event) -> Record:
     """The record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
     if record.archived:
-        raise TransitionError(
-            f"the attempt was archived as {record.state}, and takes no more events",
-            client_transaction_id=record.client_transaction_id,
-        )
+        raise _refusal(record, f"the attempt was archived as {record.state}, and takes no more events")
     table = TRANSITIONS[record.state]
     try:
         target = table[type(event)]
     except KeyError:
-        raise TransitionError(
-            f"{record.state} does not take {type(event).__name__}",
-            client_transaction_id=record.client_transaction_id,
-        ) from None
+        raise _refusal(record, f"{record.state} does not take {type(event).__name__}") from None
     changes = _facts(record, event)
     changes["version"] = record.version + 1
     if target is not None:
@@ -300,6 +294,10 @@ def advance(record: Record, event: Event) -> Record:
     elif isinstance(event, FoundAccepted):  # another transaction is paid in the place of the one before
         changes["receipt"] = event.receipt
     return _changed(record, changes)
+
+
+def _refusal(record: Record, words: str) -> TransitionError:
+    return TransitionError(words, client_transaction_id=record.client_transaction_id)
 
 
 def _facts(record: Record, event: Event) -> dict[str, Any]:
@@ -346,10 +344,7 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
         and isinstance(event, FoundAccepted)
         and event.at < (record.expires_at or 0.0)
     ):
-        raise TransitionError(
-            "the request to give it back may be on its way",
-            client_transaction_id=record.client_transaction_id,
-        )
+        raise _refusal(record, "the request to give it back may be on its way")
     if record.transaction_id is None:
         # A form whose card was declined may yet be paid by another, which is another transaction.
         if record.kind == "sale" or not isinstance(event, FoundCancelled):
@@ -359,10 +354,7 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
     elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:
         return {"transaction_id": event.transaction_id}
     elif event.transaction_id not in (None, record.transaction_id):
-        raise TransitionError(
-            f"a report of transaction {event.transaction_id} is not this one's",
-            client_transaction_id=record.client_transaction_id,
-        )
+        raise _refusal(record, f"a report of transaction {event.transaction_id} is not this one's")
     return {}
 
 

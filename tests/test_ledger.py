@@ -133,7 +133,7 @@ async def test_only_the_newest_attempt_may_turn_out_to_be_paid(ledger: Ledger) -
 
 async def test_permit_inserts(ledger: Ledger) -> None:
     """A permit is granted once and keeps every field of its record."""
-    record = attrs.evolve(fresh(), kind="form", expires_at=NOW + 600)
+    record = attrs.evolve(fresh(), kind="form", links_dead_at=NOW + 600)
     assert await ledger.permit(record) is True
     assert await ledger.get("order-1") == record
     assert await ledger.permit(record) is False
@@ -663,7 +663,7 @@ STEPS = st.lists(
 
 def asked_for(step: Step) -> Record:
     record = fresh(step.key, step.attempt, NOW + ord(step.key) % 3)  # some at the same time
-    return record if step.key < "e" else attrs.evolve(record, kind="form", expires_at=NOW + 600)
+    return record if step.key < "e" else attrs.evolve(record, kind="form", links_dead_at=NOW + 600)
 
 
 async def carried_out(url: str, steps: list[Step]) -> list[object]:

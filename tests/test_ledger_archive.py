@@ -582,7 +582,7 @@ async def test_no_archived_permit_is_written_by_hand(
     assert await archive_ledger(url, BEFORE, tmp_path / "archive") == 2
     names = (
         "client_transaction_id, attempt, purchase, kind, digest, lane, credentials, amount, currency, created_at, "
-        "expires_at, links_dead_at, beside_open_form"
+        "links_dead_at, beside_open_form"
     )
     own = ", owner, ask" if url.startswith("postgresql") else ""
     values = names.replace("client_transaction_id, attempt, purchase", f"'retried', {attempt}, 'retried'")

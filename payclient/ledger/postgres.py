@@ -47,7 +47,7 @@ LEASE = 60.0
 #: Seconds that closing waits for a server that cannot be reached.
 CLOSING = 30.0
 
-_PERMIT_COLUMNS, _CHANGE_COLUMNS = 13, 20
+_PERMIT_COLUMNS, _CHANGE_COLUMNS = 12, 20
 #: Behind a pooler the next statement may meet another server, which does not know the prepared one.
 _UNPREPARED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 

@@ -28,7 +28,6 @@ CREATE TABLE payclient.attempts (
     owner bigint NOT NULL,
     amount bigint NOT NULL,
     created_at double precision NOT NULL,
-    expires_at double precision,
     links_dead_at double precision,
     attempt integer NOT NULL CHECK (attempt >= 1),
     ask integer NOT NULL,
@@ -120,8 +119,8 @@ CREATE VIEW payclient.live_records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
-    coalesce(c.expires_at, a.expires_at) AS expires_at, notified_at, decided_at, error_code, error_type, messages,
-    purchase, links_dead_at, beside_open_form, reason, receipt, false AS archived
+    expires_at, notified_at, decided_at, error_code, error_type, messages, purchase, links_dead_at, beside_open_form,
+    reason, receipt, false AS archived
 FROM payclient.attempts AS a LEFT JOIN LATERAL (
     SELECT * FROM payclient.changes WHERE attempt_id = a.id ORDER BY version DESC LIMIT 1
 ) AS c ON true;
@@ -161,8 +160,8 @@ SELECT transaction_id, credentials, client_transaction_id FROM payclient.archive
 -- and one plan for all calls, since to plan this takes thrice as long as to do it.
 CREATE FUNCTION payclient.write(
     bigint, bigint, double precision,
-    text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], double precision[],
-    text[], double precision[], boolean[],
+    text[], integer[], text[], bytea[], bytea[], bytea[], bigint[], text[], double precision[], text[],
+    double precision[], boolean[],
     text[], integer[], integer[], double precision[], text[], text[], text[], text[], text[], text[], bigint[],
     double precision[], text[], double precision[], double precision[], bigint[], text[], text[], text[], text[]
 ) RETURNS SETOF text LANGUAGE plpgsql
@@ -173,15 +172,15 @@ BEGIN
     IF cardinality($4) > 0 THEN
         RETURN QUERY WITH permitted AS (
             INSERT INTO payclient.attempts AS a (id, client_transaction_id, attempt, kind, digest, lane, credentials,
-                amount, currency, created_at, expires_at, purchase, links_dead_at, beside_open_form, owner, ask)
+                amount, currency, created_at, purchase, links_dead_at, beside_open_form, owner, ask)
             SELECT new.*, $1,
                 1 + greatest((SELECT coalesce(max(ask), 0) FROM payclient.attempts WHERE purchase = new.purchase),
                     (SELECT max(ask) FROM payclient.archived WHERE purchase = new.purchase))
             FROM (
                 SELECT nextval('payclient.cursors'), u.*
-                FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) AS u (client_transaction_id,
-                    attempt, kind, digest, lane, credentials, amount, currency, created_at, expires_at, purchase,
-                    links_dead_at, beside_open_form)
+                FROM unnest($4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS u (client_transaction_id, attempt,
+                    kind, digest, lane, credentials, amount, currency, created_at, purchase, links_dead_at,
+                    beside_open_form)
             ) AS new
             WHERE (new.attempt = 1 OR EXISTS (
                 SELECT FROM payclient.records AS r WHERE r.client_transaction_id = new.client_transaction_id
@@ -204,7 +203,7 @@ BEGIN
         )
         SELECT client_transaction_id FROM permitted;
     END IF;
-    IF cardinality($17) > 0 THEN
+    IF cardinality($16) > 0 THEN
         RETURN QUERY WITH changed AS (
             INSERT INTO payclient.changes AS c (attempt_id, version, at, event, evidence, detail, before, after,
                 state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
@@ -212,8 +211,8 @@ BEGIN
             SELECT a.id, v.version, v.at, v.event, v.evidence, v.detail, v.before, v.after,
                 v.state_evidence, v.transaction_id, v.expires_at, v.candidate_ids, v.notified_at, v.decided_at,
                 v.error_code, v.error_type, v.messages, v.reason, v.receipt
-            FROM unnest($17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35,
-                $36)
+            FROM unnest($16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34,
+                $35)
                 AS v (client_transaction_id, attempt, version, at, event, evidence, detail, before, after,
                     state_evidence, transaction_id, expires_at, candidate_ids, notified_at, decided_at, error_code,
                     error_type, messages, reason, receipt)
@@ -478,7 +477,7 @@ UPDATE payclient.meta SET environment = $1
 
 -- name: write
 SELECT payclient.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-    $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36)
+    $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35)
 
 -- name: attempts
 SELECT {record} FROM payclient.find($1)

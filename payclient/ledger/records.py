@@ -62,7 +62,7 @@ _HOLDS = f"""({_any_of("state", _PAID)} OR (kind <> 'form' AND (
 COLUMNS: dict[str, tuple[str, ...]] = {
     "whole_attempt": (
         "id", "client_transaction_id", "attempt", "kind", "digest", "lane", "credentials", "amount", "currency",
-        "created_at", "expires_at", "purchase", "links_dead_at", "beside_open_form",
+        "created_at", "purchase", "links_dead_at", "beside_open_form",
     ),
     "whole_change": (
         "cursor", "attempt_id", "version", "at", "event", "evidence", "detail", "before", "after", "state_evidence",

@@ -26,7 +26,6 @@ CREATE TABLE attempts (
     amount INTEGER NOT NULL,
     currency TEXT NOT NULL,
     created_at REAL NOT NULL,
-    expires_at REAL,
     purchase TEXT NOT NULL,
     links_dead_at REAL,
     beside_open_form INTEGER NOT NULL,
@@ -105,8 +104,8 @@ CREATE VIEW live_records AS
 SELECT id, client_transaction_id, attempt, kind, digest, lane, credentials, amount, currency,
     coalesce(after, 'sending') AS state, coalesce(state_evidence, 'permit') AS evidence,
     coalesce(version, 0) AS version, transaction_id, candidate_ids, created_at,
-    coalesce(changes.expires_at, attempts.expires_at) AS expires_at, notified_at, decided_at,
-    error_code, error_type, messages, purchase, links_dead_at, beside_open_form, reason, receipt, 0 AS archived
+    expires_at, notified_at, decided_at, error_code, error_type, messages, purchase, links_dead_at, beside_open_form,
+    reason, receipt, 0 AS archived
 FROM attempts LEFT JOIN changes ON cursor = (
     SELECT cursor FROM changes AS newest WHERE newest.attempt_id = id ORDER BY newest.version DESC LIMIT 1
 );
@@ -248,7 +247,7 @@ UPDATE meta SET environment = ?
 
 -- A statement for many rows repeats what follows VALUES, or the one question mark of IN.
 -- name: permit
-INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- Most changes leave the last eight columns NULL.
 -- name: change

@@ -189,7 +189,6 @@ class Confirmer:
             if not form.knows(transaction_id):
                 # Before anything is confirmed, so that it is confirmed again after a crash.
                 await self._write_return(form, transaction_id)
-                form = self._form(form.record)
             confirmation = self._confirm(form, transaction_id)
             if confirmation.open:
                 with suppress(TimeoutError):

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import json
+import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -30,6 +32,7 @@ from fake_service import (
     seen_dead,
     tracking,
 )
+from payclient.batch.charges import KNOWN_FOR
 from payclient.batch.lanes import CHUNK
 from payclient.batch.retries import BUSY_FOR, UNKNOWN_IN_A_ROW, send_rate
 from payclient.ledger.memory import MemoryLedger
@@ -898,3 +901,71 @@ def test_a_row_checks_its_purchase(purchase: Any) -> None:
     """What could be taken for another purchase's key is refused where the row is made."""
     with pytest.raises(payclient.InvalidRequestError, match="purchase"):
         payclient.ChargeRow(request=sale("row"), purchase=purchase)
+
+
+async def _all(results: AsyncIterator[payclient.ChargeResult]) -> list[payclient.ChargeResult]:
+    return [each async for each in results]
+
+
+@pytest.mark.parametrize("max_pending", [1, 5])
+async def test_a_tracker_that_closes_ends_its_batches(service: FakeService, max_pending: int) -> None:
+    """Each row has its result: what waits for its customer is open, and the rest was not sent."""
+    async with (
+        tracking(service) as tracker,
+        payclient.charge_all(tracker, rows(3), max_pending=max_pending) as results,
+    ):
+        reading = asyncio.create_task(_all(results))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert service.posted
+        await tracker.aclose()
+        async with asyncio.timeout(10):
+            found = await reading
+    assert {each.request_key: each.paid for each in found} == dict.fromkeys(("row-0", "row-1", "row-2"))
+
+
+async def test_a_closed_ledger_ends_the_batches_that_share_it(service: FakeService) -> None:
+    """A row that would look again at what other processes did has its result as well."""
+    async with (
+        tracking(service, ledger := SharedLedger()) as tracker,
+        payclient.charge_all(tracker, rows(2, customers=1)) as results,
+    ):
+        reading = asyncio.create_task(_all(results))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await service.clock.advance(KNOWN_FOR + 1)
+        await ledger.aclose()
+        await tracker.aclose()
+        async with asyncio.timeout(10):
+            found = await reading
+    assert {each.request_key: each.paid for each in found} == {"row-0": None, "row-1": None}
+    assert service.posted == {"row-0": 1}
+
+
+async def test_rows_that_a_shared_ledger_cannot_show_are_logged_once_a_minute(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many rows look again, and however often."""
+
+    class Failing(SharedLedger):
+        fails = False
+
+        async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
+            if self.fails:
+                raise payclient.LedgerUnavailableError("gone")
+            return await super().get_many(client_transaction_ids)
+
+    async with (
+        tracking(service, ledger := Failing()) as tracker,
+        payclient.charge_all(tracker, rows(50), rate=1.0) as results,
+    ):
+        reading = asyncio.create_task(_all(results))
+        await service.clock.advance(10)
+        ledger.fails = True
+        for _ in range(100):
+            await service.clock.advance(1)
+        assert 1 <= len([each for each in caplog.records if each.levelno >= logging.WARNING]) <= 3
+        ledger.fails = False
+        results.stop("that is all")
+        while not reading.done():
+            await service.clock.advance(10)

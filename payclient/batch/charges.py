@@ -12,7 +12,7 @@ from typing import Self
 from payclient.batch.lanes import ChargeResult, ChargeRow, Lane, LaneRow, Turns, rows_of
 from payclient.batch.retries import RetryPolicy, send_rate, sends_per_second
 from payclient.clock import Timer, sleep, start
-from payclient.errors import LedgerError, NotSentError, StillPendingError
+from payclient.errors import LedgerError, NotSentError, StillPendingError, UsageError
 from payclient.lifecycle import State
 from payclient.logs import Log
 from payclient.models import SaleRequest
@@ -260,9 +260,10 @@ class Charges(AsyncIterator[ChargeResult]):
         try:
             row.known = (await self._attempts.find([identifier])).get(identifier)
         except LedgerError as error:
-            what = "what other processes did cannot be read now: %s"
-            log("warning", "batch_ledger_unavailable", "", what, type(error).__name__)
+            self._attempts.ledger_failed(error)
             return False
+        except UsageError:
+            pass  # it was closed, as the send will say
         row.looked_at = self._clock.monotonic()
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -130,6 +130,8 @@ class Attempts:
         self._clock = poller.clock
         self._total = poller.session.timeouts.total
         self.refusals: Refusals = Refusals(poller)
+        #: Logs that the ledger fails: one line a minute.
+        self.ledger_failed: Callable[[Exception], None] = poller.asks.late.failed
         self._in_flight: dict[str, tuple[Attempt, asyncio.Task[Record]]] = {}
         #: Transaction id, or a form's payment id -> the client transaction id that was answered with it, newest last.
         self._answered: dict[int | str, str] = {}

@@ -16,6 +16,7 @@ from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 
 TOKEN = "token-never-shown"
+Said = pytest.CaptureFixture[str]
 
 
 def sold(service: SimulatorThread, identifier: str) -> int:
@@ -55,9 +56,7 @@ def environment(service: SimulatorThread, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PAYCLIENT_PROFILE", "payphone")
 
 
-def test_a_paid_form_is_confirmed_and_may_be_again(
-    service: SimulatorThread, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_paid_form_is_confirmed_and_may_be_again(service: SimulatorThread, capfd: Said) -> None:
     number = paid(service, "cli-form-1")
     for _ in range(2):
         arguments = ["confirm", "--transaction-id", str(number), "--client-transaction-id", "cli-form-1"]
@@ -69,47 +68,33 @@ def test_a_paid_form_is_confirmed_and_may_be_again(
     assert TOKEN not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("by", ["transaction", "client"])
-def test_a_push_is_withdrawn_once(
-    service: SimulatorThread, by: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    number = sold(service, f"cli-sale-{by}")
-    arguments = ["cancel", "--yes"]
-    arguments += (
-        ["--transaction-id", str(number)]
-        if by == "transaction"
-        else ["--client-transaction-id", f"cli-sale-{by}"]
-    )
-    assert main(arguments) == 0
-    assert "withdrawn" in capfd.readouterr().out
-    assert main(arguments) == 3
-    assert "25" in capfd.readouterr().err
+def test_a_push_is_withdrawn_once(service: SimulatorThread, capfd: Said) -> None:
+    """By either id."""
+    sold(service, "sale-b")
+    for which in (["--transaction-id", str(sold(service, "sale-a"))], ["--client-transaction-id", "sale-b"]):
+        assert main(["cancel", "--yes", *which]) == 0
+        assert "withdrawn" in capfd.readouterr().out
+        assert main(["cancel", "--yes", *which]) == 3
+        assert "25" in capfd.readouterr().err
 
 
-def test_a_payment_is_given_back_once(service: SimulatorThread, capfd: pytest.CaptureFixture[str]) -> None:
-    number = paid(service, "cli-form-2")
-    assert service.collected_per_client_id["cli-form-2"] == 1150
-    assert main(["reverse", "--transaction-id", str(number), "--yes"]) == 0
-    assert "reversed" in capfd.readouterr().out
-    assert service.collected_per_client_id["cli-form-2"] == 0
-
-
-def test_a_payment_is_not_given_back_after_its_hour(
-    service: SimulatorThread, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The refusal says until when it could be, and what to do instead."""
-    number = paid(service, "cli-form-late")
+def test_a_payment_is_given_back_until_its_hour(service: SimulatorThread, capfd: Said) -> None:
+    """Later the refusal says until when it could be, and what to do instead."""
+    arguments = ["reverse", "--transaction-id", str(paid(service, "form-2")), "--yes"]
     service.change_settings({"reversal_hour": 0})
-    assert main(["reverse", "--transaction-id", str(number), "--yes"]) == 3
+    assert main(arguments) == 3
     assert "too late to reverse" in " ".join(capfd.readouterr().err.split())
-    assert service.collected_per_client_id["cli-form-late"] == 1150
+    assert service.collected_per_client_id["form-2"] == 1150
     service.change_settings({"reversal_hour": 24})
+    assert main(arguments) == 0
+    assert "reversed" in capfd.readouterr().out
+    assert service.collected_per_client_id["form-2"] == 0
 
 
 @pytest.mark.parametrize("command", ["cancel", "reverse"])
 @pytest.mark.parametrize(("answer", "code"), [("", 2), ("no", 2), ("y", 3)])
 def test_on_a_terminal_it_asks(
-    command: str, answer: str, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str, answer: str, code: int, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """Only a yes is one; then the service knows no such transaction."""
     asked: list[str] = []
@@ -138,7 +123,7 @@ def test_on_a_terminal_it_asks(
     ],
 )
 def test_bad_input_is_2_and_nothing_is_sent(
-    command: str, arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]
+    command: str, arguments: list[str], says: str, capfd: Said
 ) -> None:
     """Said in one line."""
     assert main([command, *arguments]) == 2
@@ -147,7 +132,7 @@ def test_bad_input_is_2_and_nothing_is_sent(
     assert err.count("\n") == 1
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch, capfd: Said) -> None:
     """Proven not sent, or unknown: 4 either way, and the error says which."""
     monkeypatch.setenv("PAYCLIENT_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("payclient.session.RETRY_DELAYS", ())
@@ -161,7 +146,7 @@ def test_reversed_by_the_ledger(
     by: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capfd: Said,
 ) -> None:
     """The ledger keeps what came of it, and the same command sends nothing again; what it does not have is refused."""
     name, url = f"cli-kept-{by}", f"sqlite:{tmp_path / 'charges.db'}"

@@ -62,8 +62,10 @@ def test_the_sample_is_refused_until_its_bad_rows_are_left_out(
         assert "98411122" not in text
         assert "5,93985" not in text
         assert "HYPERLINK" not in text
-    with bad.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.DictReader(file, delimiter=";"))
+    text = bad.read_text("utf-8-sig")
+    assert ";\"'=HYPERLINK(" in text, "as text that no spreadsheet calculates"
+    assert "2026-0003;984111223;593;;20,00;3,00;23,00;USD;Sin cero inicial;telefono: has 9 digits" in text
+    rows = list(csv.DictReader(text.splitlines(), delimiter=";"))
     assert len(rows) == 8
     good = [row | {"telefono": "0984111223"} for row in rows if row["clave"] == "2026-0003"]
     with bad.open("w", newline="", encoding="utf-8") as file:

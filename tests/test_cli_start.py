@@ -42,11 +42,13 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_each_command_ends_with_an_example_that_can_be_read(
-    command: str, capfd: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its options exist, and none that must be given is missing."""
+    """Its options exist, and none that must be given is missing; the token of the environment is not shown."""
+    monkeypatch.setenv("PAYCLIENT_TOKEN", "never-shown")
     assert main([*command.split(), "--help"]) == 0
     out = capfd.readouterr().out
+    assert "never-shown" not in out
     _, begin, example = " ".join(out.split()).rpartition("Example: ")
     words = shlex.split(example)
     assert begin
@@ -54,13 +56,12 @@ def test_the_help_of_each_command_ends_with_an_example_that_can_be_read(
     make_app(words[1]).parse_args(words[1:], print_error=False, exit_on_error=False)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
     """The first sentence stands twice, so that the list needs no import."""
-    place, sentence, _ = COMMANDS[name]
-    module, _, function = place.partition(":")
-    said = inspect.getdoc(getattr(importlib.import_module(f"payclient.cli.{module}"), function)) or ""
-    assert " ".join(said.split()).startswith((sentence or "").removesuffix("."))
+    for place, sentence, _ in COMMANDS.values():
+        module, _, function = place.partition(":")
+        said = inspect.getdoc(getattr(importlib.import_module(f"payclient.cli.{module}"), function)) or ""
+        assert " ".join(said.split()).startswith((sentence or "").removesuffix(".")), place
 
 
 def test_completion_is_installed_by_one_command(

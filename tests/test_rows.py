@@ -602,22 +602,6 @@ def test_a_file_that_cannot_be_read_is_one_error(
 # --- What is left out
 
 
-def test_what_is_left_out_is_written_to_be_corrected(tmp_path: Path) -> None:
-    """As it stands, with why, as text that no spreadsheet calculates; corrected, it is charged by the same options."""
-    left_out = tmp_path / "bad.csv"
-    text = bad_rows(read_file(SAMPLE, SAMPLE_FORM), left_out, Dialect(delimiter=";")).decode("utf-8-sig")
-    assert text.count("\n") == 9
-    assert text.splitlines()[0].endswith(";referencia;fault")
-    assert "2026-0003;984111223;593;;20,00;3,00;23,00;USD;Sin cero inicial;telefono: has 9 digits" in text
-    assert ";\"'=HYPERLINK(" in text
-    corrected = text.replace("5,93985E+11", "0984111990").replace(";984111223;", ";0984111223;")
-    corrected = corrected.replace("usd", "USD").replace("2026-0006;0984111226", "2026-0007;0984111226")
-    left_out.write_bytes(corrected.encode())
-    file = read_file(left_out, SAMPLE_FORM)
-    assert {error.line for error in file.errors} == {4, 8}
-    assert len(file.requests) == 6
-
-
 def test_what_is_left_out_of_json(read: Read, tmp_path: Path) -> None:
     """Each line as it stands."""
     row = '{"phone_number": "1", "country_code": "593", "currency": "usd", "tip": 5.0, "client_transaction_id": "a"}'

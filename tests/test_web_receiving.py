@@ -107,6 +107,12 @@ ANYTHING: list[tuple[str, str, bytes, str]] = [
 ]
 
 
+RECEIPTS = [
+    ("order-17", Receipt.MATCHED), *[("order-17", Receipt.DUPLICATE)] * 3, ("order-17", Receipt.CONFLICT),
+    ("nobody", Receipt.UNMATCHED),
+]  # fmt: skip
+
+
 async def test_the_answer_is_the_same_whatever_came(tracker: payclient.Tracker) -> None:
     """Any method, query, form or JSON; known, unknown, forged or garbage; in Starlette."""
     heard = Heard()
@@ -116,12 +122,7 @@ async def test_the_answer_is_the_same_whatever_came(tracker: payclient.Tracker) 
     ]
     assert len({(one.status, one.body, tuple(one.headers.items())) for one in answers}) == 1
     assert (answers[0].status, answers[0].body) == (200, b"OK")
-    assert heard.told == [
-        ("order-17", Receipt.MATCHED),
-        *[("order-17", Receipt.DUPLICATE)] * 3,
-        ("order-17", Receipt.CONFLICT),
-        ("nobody", Receipt.UNMATCHED),
-    ]
+    assert heard.told == RECEIPTS
     assert answers[0].headers["cache-control"] == "no-store"
 
 
@@ -139,9 +140,7 @@ async def test_the_answer_is_the_same_in_aiohttp(tracker: payclient.Tracker) -> 
                 answers.append((response.status, await response.read(), {*response.headers} - {"Date"}))
     assert answers == [answers[0]] * len(answers)
     assert answers[0][:2] == (200, b"OK")
-    assert [receipt for _, receipt in heard.told] == [
-        Receipt.MATCHED, *[Receipt.DUPLICATE] * 3, Receipt.CONFLICT, Receipt.UNMATCHED,
-    ]  # fmt: skip
+    assert heard.told == RECEIPTS
 
 
 async def test_a_body_without_end_is_not_read(tracker: payclient.Tracker) -> None:
@@ -169,7 +168,7 @@ def compressed(size: int) -> bytes:
 
 
 async def test_a_bomb_is_not_inflated_by_aiohttp(tracker: payclient.Tracker) -> None:
-    """A notification that would be 200 MB is answered; no more than a little of it is ever inflated."""
+    """A notification that would be 60 MB is answered; no more than a little of it is ever inflated."""
     contents: list[aiohttp.StreamReader] = []
 
     @web.middleware
@@ -178,7 +177,7 @@ async def test_a_bomb_is_not_inflated_by_aiohttp(tracker: payclient.Tracker) -> 
         response: web.StreamResponse = await handler(request)
         return response
 
-    bomb = compressed(200 * 2**20)
+    bomb = compressed(60 * 2**20)
     head = (
         f"POST /pay/notify{HINT} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nConnection: close\r\n"
         f"Content-Length: {len(bomb)}\r\n\r\n"

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import payclient
-from fake_service import FakeService, answer, lost_answer, sale, tracking
+from fake_service import FakeService, Held, lost_answer, sale, tracking
 from fake_service import form as request
 from payclient.web import is_waiting, sale_status, waiting_page
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from test_web_redirect import Read, assert_policy_fits
 
 
@@ -45,20 +44,24 @@ async def test_the_page_says_what_to_do_and_how_long(pending: payclient.PendingS
     assert_policy_fits(page)
 
 
-async def test_the_page_is_loaded_anew_whatever_its_script_does(pending: payclient.PendingSale) -> None:
-    """Soon without JavaScript, and slowly in any case."""
-    text = waiting_page(pending, "/s").body.decode()
-    assert '<noscript><meta http-equiv="refresh" content="4"></noscript>' in text
-    assert '\n<meta http-equiv="refresh" content="30">' in text
-
-
 async def test_the_page_offers_another_way(pending: payclient.PendingSale) -> None:
-    """A link of the shop's, escaped; without one there is none."""
+    """A link of the shop's, escaped; without one there is none. It loads itself anew, sooner without JavaScript."""
     text = waiting_page(pending, "/s", "en", cancel_url="/cart?a=1&b=2").body.decode()
     assert '<a href="/cart?a=1&amp;b=2">Wrong number? Pay in another way</a>' in text
+    assert '<noscript><meta http-equiv="refresh" content="4"></noscript>' in text
+    assert '\n<meta http-equiv="refresh" content="30">' in text
     assert "<a " not in waiting_page(pending, "/s").body.decode()
+
+
+async def test_what_cannot_be_a_page(pending: payclient.PendingSale) -> None:
+    """The route is the app's own, the other way an address, and the language one of two."""
+    for address in ("javascript:x", "//evil.example/s"):
+        with pytest.raises(payclient.ConfigurationError, match="status_url"):
+            waiting_page(pending, address)
     with pytest.raises(payclient.ConfigurationError, match="cancel_url"):
         waiting_page(pending, "/s", cancel_url="javascript:x")
+    with pytest.raises(payclient.ConfigurationError, match="language"):
+        waiting_page(pending, "/s", "fr")  # type: ignore[arg-type]  # meant
 
 
 async def test_style_and_script_may_be_files(pending: payclient.PendingSale) -> None:
@@ -116,13 +119,7 @@ async def test_the_wait_ends_with_the_time_and_not_with_a_verdict(service: FakeS
 
 async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
     """The customer's page may be loaded before the service has answered the Sale."""
-    go = asyncio.Event()
-
-    async def held(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        await go.wait()
-        return answer(200, {"transactionId": service.create(request)})
-
+    held = Held()
     service.scripts = [held]
     async with tracking(service) as tracker:
         sending = asyncio.create_task(tracker.sale(sale()))
@@ -131,14 +128,5 @@ async def test_a_push_on_its_way_is_waited_for(service: FakeService) -> None:
         found = await tracker.find("order-17")
         assert found is not None
         assert (found.state, sale_status(found)["waiting"]) == (payclient.State.SENDING, True)
-        go.set()
+        held.go.set()
         await sending
-
-
-@pytest.mark.parametrize("address", ["javascript:x", "//evil.example/s"])
-async def test_the_route_is_the_apps_own(pending: payclient.PendingSale, address: str) -> None:
-    """And the language one of two."""
-    with pytest.raises(payclient.ConfigurationError, match="status_url"):
-        waiting_page(pending, address)
-    with pytest.raises(payclient.ConfigurationError, match="language"):
-        waiting_page(pending, "/s", "fr")  # type: ignore[arg-type]  # meant

@@ -19,9 +19,10 @@ from typing import Any, ParamSpec
 import attrs
 
 import payclient
+from fake_service import PROFILE
+from fake_service import sale as push
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
-from payclient.profile import StatusProfile
 from payclient.simulator import Answers, Settings, Simulator
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 from virtual_loop import VirtualClock
@@ -36,16 +37,6 @@ WINDOW = 300.0
 BOUND = 900.0
 #: Of a crowd over real sockets.
 SHORT_WINDOW = 6.0
-
-PROFILE = payclient.ServiceProfile(
-    name="crowd",
-    not_found_codes=frozenset({20}),
-    status=StatusProfile(
-        by_transaction_id="/api/Sale/{transaction_id}",
-        by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-        state_field="state",
-    ),
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -128,14 +119,6 @@ class Crowd:
     @staticmethod
     def _answer(value: object) -> HttpResponse:
         return HttpResponse(200, {}, json.dumps(value).encode())
-
-
-def push(identifier: str, phone: str = "0984111222") -> payclient.SaleRequest:
-    """A small Sale."""
-    return payclient.SaleRequest(
-        phone_number=phone, country_code="593", amount_without_tax=500, currency="USD",
-        client_transaction_id=identifier, store_id="S1",
-    )  # fmt: skip
 
 
 def hint(pending: payclient.PendingSale) -> payclient.Notification:

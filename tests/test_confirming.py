@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -35,7 +34,7 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
-from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS, ReturnedForm
+from payclient.tracking.confirmations import MOST_IDS, MOST_REFUSALS
 from payclient.tracking.recovery import LOOK_BACK
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -180,7 +179,6 @@ async def test_a_crash_between_return_and_confirm_is_recovered(service: FakeServ
 
 
 async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
-    """Who came back late has paid all the same."""
     async with prepared(service, BLIND) as tracker:
         pending = await pending_of(tracker, "form-1")
         await outcome_of(service, pending)
@@ -189,7 +187,6 @@ async def test_an_expired_form_is_still_confirmed(service: FakeService) -> None:
 
 
 async def test_a_notification_of_a_form_confirms_it(service: FakeService) -> None:
-    """A hint is enough to ask."""
     async with prepared(service, BLIND) as tracker:
         service.pay("form-1")
         assert await tracker.notify(hint(5001, "form-1")) is payclient.Receipt.MATCHED
@@ -262,7 +259,6 @@ async def test_rubbish_is_refused_by_one_error(service: FakeService, query: obje
     | st.dictionaries(st.sampled_from(["id", "ID", "clientTransactionId", "msg"]), st.text())
 )
 async def test_any_query_is_an_outcome_or_that_error(query: str | dict[str, str]) -> None:
-    """Whatever a browser brings, without its making a state."""
     service = FakeService()
     ledger = MemoryLedger()
     async with prepared(service, PROFILE, ledger) as tracker:
@@ -377,7 +373,6 @@ async def test_a_refused_form_stays_refused(service: FakeService) -> None:
 
 
 async def test_what_somebody_else_decided_is_asked_no_more(service: FakeService) -> None:
-    """Another process confirmed it meanwhile."""
     ledger = MemoryLedger()
     service.confirm_scripts = [lost] * 3
     async with prepared(service, BLIND, ledger) as tracker:
@@ -458,7 +453,6 @@ async def test_other_refusals_of_a_confirmation_are_never_enough(service: FakeSe
 
 
 async def test_after_the_window_it_gives_up_and_a_reload_begins_anew(service: FakeService) -> None:
-    """No wait without an end; who comes back once more is asked about once more."""
     service.confirm_scripts = [lost] * 1000
     async with prepared(service, BLIND) as tracker:
         query = service.pay("form-1")
@@ -713,16 +707,6 @@ async def test_a_payment_that_is_not_ours_is_not_confirmed_because_a_query_found
         assert not service.confirms
 
 
-async def test_a_fresh_return_is_asked_ahead_of_forged_ones(service: FakeService) -> None:
-    """A crowd of ids that stand in line for their next try does not hold up the customer."""
-    async with prepared(service, BLIND) as tracker:
-        for number in range(1, MOST_IDS):
-            await passing(service, tracker.returned(back(number)))
-        began = service.clock.monotonic()
-        assert (await passing(service, tracker.returned(service.pay("form-1")))).paid is True
-        assert service.clock.monotonic() - began <= 2
-
-
 async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeService) -> None:
     """The service hangs with another id of the form: nobody knows, and the page is answered."""
     stalled = asyncio.Event()
@@ -807,18 +791,6 @@ async def test_a_tracker_closed_while_a_return_is_written_asks_nothing(service: 
         await until(service, lambda: 5001 in service.confirmed, 5)
 
 
-async def test_nothing_is_kept_of_forms_that_are_asked_no_more(service: FakeService) -> None:
-    """However many of them nobody ever pays."""
-    async with tracking(service, profile=BLIND) as tracker:
-        for number in range(20):
-            await tracker.prepare(form(f"idle-{number}"))
-            await tracker.returned(f"id={number + 1}&clientTransactionId=idle-{number}")
-        await service.clock.advance(60)
-        gc.collect()
-        forms = [each.record for each in gc.get_objects() if type(each) is ReturnedForm]
-        assert not [record for record in forms if record.client_transaction_id.startswith("idle-")]
-
-
 async def test_a_restart_gives_a_confirmation_no_more_time(service: FakeService) -> None:
     """`confirm_by` counts from the return that the first process wrote: the service began no window anew."""
     ledger = MemoryLedger()
@@ -831,19 +803,6 @@ async def test_a_restart_gives_a_confirmation_no_more_time(service: FakeService)
         health = await tracker.health()
         assert health.confirm_by is not None
         assert ends - 30 <= health.confirm_by <= ends
-
-
-async def test_the_newest_of_many_returns_are_recovered(service: FakeService) -> None:
-    """A thousand forged ones stand before it in the history."""
-    ledger = MemoryLedger()
-    async with prepared(service, BLIND, ledger):
-        pass
-    record = await record_in(ledger, "form-1")
-    service.pay("form-1")
-    for transaction_id in [*range(1, 1000), 5001]:
-        await ledger.apply(record, Returned(at=service.clock.time(), transaction_id=transaction_id))
-    async with tracking(service, ledger, BLIND):
-        await until(service, lambda: 5001 in service.confirmed, 3)
 
 
 async def test_a_form_declined_and_then_paid_is_paid(service: FakeService) -> None:

@@ -13,8 +13,7 @@ import attrs
 
 import payclient
 from manual_clock import ManualClock
-from payclient.events import Evidence
-from payclient.simulator import PAYPHONE, Answers, Simulator
+from payclient.simulator import PAYPHONE, Simulator
 
 ROOT = Path(payclient.__file__).parents[1]
 
@@ -117,35 +116,3 @@ async def test_a_form_paid_before_a_crash_is_confirmed_and_not_reversed(tmp_path
         assert service.collected_per_client_id["form-1"] == 1150
         assert service.forms[other.payment_id].reversal is not None
         assert service.collected_per_client_id["form-2"] == 0
-
-
-async def test_pushes_withdrawn_and_forms_given_up_over_real_http() -> None:
-    """The customer may have been quicker; the X of a form leads back, and the service knows of no payment."""
-    answers = Answers(approve=0.0, reject=0.0, ignore=1.0, delay=(60.0, 0.0))
-    async with (
-        Simulator(token="token", settings=UNLIMITED, answers=answers) as service,
-        payclient.open_tracker(service.url, "token", profile=PROFILE) as tracker,
-    ):
-        for number, quicker in enumerate((False, True)):
-            pending = await tracker.sale(
-                payclient.SaleRequest(
-                    phone_number=f"098411122{number}", country_code="593", amount_without_tax=100,
-                    currency="USD", client_transaction_id=f"order-{number}", store_id="S1",
-                )
-            )  # fmt: skip
-            assert pending.transaction_id is not None
-            if quicker:
-                await service.approve(pending.transaction_id)
-            async with asyncio.timeout(60):
-                outcome = await tracker.cancel(pending)
-            assert outcome.paid is quicker
-        form = await tracker.prepare(
-            payclient.PrepareRequest(
-                amount_without_tax=100, currency="USD", client_transaction_id="form-3", store_id="S1",
-                response_url="https://shop.example/back",
-            )
-        )  # fmt: skip
-        back = await service.cancel_form(form.payment_id)
-        assert back is not None
-        outcome = await tracker.returned(back.partition("?")[2])
-        assert (outcome.paid, outcome.evidence) == (False, Evidence.UNPAID)

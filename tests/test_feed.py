@@ -162,7 +162,6 @@ async def test_the_feed_survives_a_restart_of_postgres(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What was told before is not told again, and what comes afterwards is."""
     monkeypatch.setattr(postgres_ledger, "PATIENCE", 0.2)
     ledger = await payclient.open_ledger(postgres.url(new_database))
     async with tracking(service, ledger) as tracker:
@@ -233,7 +232,6 @@ def test_an_outcome_says_what_its_record_says() -> None:
 
 
 def test_a_refused_outcome_has_its_error() -> None:
-    """Code and messages are those that the ledger keeps."""
     refused = attrs.evolve(
         RECORD, state=State.REFUSED, evidence=Evidence.ANSWER, error_code=22, messages=("one", "two")
     )
@@ -245,7 +243,6 @@ def test_a_refused_outcome_has_its_error() -> None:
 
 @pytest.mark.parametrize("evidence", [Evidence.NOT_SENT, Evidence.ABSENT, Evidence.OPERATOR])
 def test_a_refusal_without_words_says_its_evidence(evidence: Evidence) -> None:
-    """Nobody wrote a message where no error object came."""
     error = Outcome.of(attrs.evolve(RECORD, state=State.REFUSED, evidence=evidence)).error
     assert str(error) == f"nothing was created ({evidence})"
 
@@ -259,7 +256,6 @@ def test_an_outcome_of_the_past_has_its_cursor() -> None:
 
 
 def test_an_outcome_of_the_past_has_the_error_of_its_own_state() -> None:
-    """A later attempt's success is no refusal, and a refusal keeps its words."""
     refused = attrs.evolve(RECORD, state=State.REFUSED, error_code=22, messages=("one",))
     error = Outcome.at(change(State.REFUSED), refused).error
     assert isinstance(error, RefusedError)

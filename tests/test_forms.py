@@ -81,7 +81,6 @@ async def test_no_link_is_handed_out_after_a_long_pause(service: FakeService) ->
 
 
 async def test_live_form_prepares_once_however_many_ask(service: FakeService) -> None:
-    """Single flight, and a new client transaction id for each generation."""
     async with tracking(service) as tracker:
         forms = await asyncio.gather(*(tracker.live_form("cart-9", request) for _ in range(50)))
         assert len({form.payment_id for form in forms}) == 1
@@ -124,7 +123,6 @@ async def test_a_cancelled_caller_leaves_the_form_to_the_others(service: FakeSer
 
 
 async def test_a_failed_prepare_leaves_no_form_and_the_next_asks_again(service: FakeService) -> None:
-    """Every waiter gets the error; nothing dead is kept."""
     service.scripts = [refuses(800)]
     async with tracking(service) as tracker:
         results = await asyncio.gather(

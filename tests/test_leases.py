@@ -14,7 +14,7 @@ import pytest
 import payclient
 from cutting_proxy import cutting_proxy
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE, FakeService, Held, events_of, hint, sale, tracking
+from fake_service import PROFILE, FakeService, events_of, hint, sale, tracking
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -219,27 +219,6 @@ async def test_a_late_notification_ends_the_wait_of_a_process_that_stood_still(
         assert (await soon(waiting)).state is State.CANCELLED
 
 
-async def test_a_sale_that_another_sends_is_left_alone(service: FakeService, url: str) -> None:
-    """Who enters meanwhile calls it neither unknown nor its own; whoever waits for it there hears its end."""
-    held = Held()
-    service.scripts.append(held)
-    async with working(service, url) as first:
-        sending = asyncio.ensure_future(first.tracker.sale(sale()))
-        await until(lambda: service.posted)
-        async with working(service, url) as second:
-            found = await second.find()
-            assert found.state is State.SENDING
-            waiting = asyncio.ensure_future(found.wait())
-            held.go.set()
-            pending = await sending
-            service.decide("Aceptado")
-            await pending.check()
-            assert (await soon(waiting)).paid is True
-            assert found.outcome.paid is True  # also what was found while it was being sent
-    history = await history_of(url)
-    assert history == ["Permitted", "Created", "FoundAccepted"]
-
-
 async def history_of(url: str, identifier: str = "order-17") -> list[str]:
     async with aclosing(await PostgresLedger.open(Secret(url))) as ledger:
         return await events_of(ledger, identifier)
@@ -280,7 +259,6 @@ class FailingOnce(SharedLedger):
 async def test_a_failure_does_not_end_the_sharing(
     service: FakeService, quick: None, error: Exception
 ) -> None:
-    """Leases are renewed, and what nobody holds is claimed, after it as before."""
     ledger = FailingOnce(error)
     async with tracking(service, ledger):
         await until(lambda: ledger.renewals > 1)
@@ -397,20 +375,10 @@ async def test_whoever_waits_too_long_asks_himself(service: FakeService, url: st
         assert second.queries >= 7
 
 
-async def test_a_check_by_hand_queries_whoever_follows(service: FakeService, url: str) -> None:
-    """One query, at once, also where another process follows the sale."""
-    async with working(service, url) as first, working(service, url) as second:
-        await first.tracker.sale(sale())
-        service.decide("Aceptado")
-        outcome = await asyncio.wait_for((await second.find()).check(), 60)
-        assert (outcome.paid, first.queries, second.queries) == (True, 0, 1)
-
-
 # One rate
 
 
 async def test_one_rate_for_all(url: str) -> None:
-    """Two processes take turns, a gap apart, whatever each would like."""
     clock, slots = SystemClock(), []
 
     async def taking() -> None:
@@ -481,14 +449,10 @@ def rows(count: int, each: int = 1) -> list[payclient.SaleRequest]:
     ]
 
 
-async def charge(
-    worker: Worker, requests: list[payclient.SaleRequest], *, max_in_flight: int = 50, max_pending: int = 1000
-) -> dict[str, State]:
+async def charge(worker: Worker, requests: list[payclient.SaleRequest]) -> dict[str, State]:
     """One host's run of the batch: what it says of each row."""
     said: dict[str, State] = {}
-    async with charge_all(
-        worker.tracker, requests, max_in_flight=max_in_flight, max_pending=max_pending
-    ) as results:
+    async with charge_all(worker.tracker, requests) as results:
         async for result in results:
             assert result.outcome is not None
             assert result.request_key not in said
@@ -504,23 +468,6 @@ async def passing_time(service: FakeService, runs: list[asyncio.Task[dict[str, S
                 each["state"] = "Aceptado"
             await service.clock.advance(1.0)
             await asyncio.sleep(0.005)
-
-
-async def test_a_batch_on_two_hosts(service: FakeService, url: str) -> None:
-    """Each row is charged once, a customer's rows one after another, and both hosts tell of all."""
-    requests = rows(24, each=3)
-    async with working(service, url) as first, working(service, url) as second:
-        runs = [
-            asyncio.create_task(charge(worker, order, max_in_flight=2, max_pending=4))
-            for worker, order in ((first, requests), (second, requests[12:] + requests[:12]))
-        ]
-        await passing_time(service, runs)
-        for run in runs:
-            assert run.result() == {request.client_transaction_id: State.ACCEPTED for request in requests}
-        assert set(service.posted.values()) == {1}
-        assert len(service.posted) == 24
-        assert first.posts > 0
-        assert second.posts > 0
 
 
 async def test_a_customer_of_another_host_is_waited_for(service: FakeService, url: str) -> None:

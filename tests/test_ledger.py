@@ -132,7 +132,6 @@ async def test_only_the_newest_attempt_may_turn_out_to_be_paid(ledger: Ledger) -
 
 
 async def test_permit_inserts(ledger: Ledger) -> None:
-    """A permit is granted once and keeps every field of its record."""
     record = attrs.evolve(fresh(), kind="form", links_dead_at=NOW + 600)
     assert await ledger.permit(record) is True
     assert await ledger.get("order-1") == record
@@ -140,7 +139,6 @@ async def test_permit_inserts(ledger: Ledger) -> None:
 
 
 async def test_permit_is_granted_to_one(ledger: Ledger) -> None:
-    """Of 200 who ask at once for one id, one gets it."""
     granted = await asyncio.gather(*(ledger.permit(fresh()) for _ in range(200)))
     assert granted.count(True) == 1
     assert len(await ledger.history("order-1")) == 1
@@ -155,7 +153,6 @@ async def test_permits_at_once_do_not_disturb_each_other(ledger: Ledger) -> None
 
 @pytest.mark.parametrize("state", State)
 async def test_second_attempt(ledger: Ledger, state: State) -> None:
-    """Attempt 2 is permitted where attempt 1 is refused, and nowhere else."""
     await brought(ledger, state)
     assert await ledger.permit(fresh()) is False
     assert await ledger.permit(fresh(attempt=2)) is (state is State.REFUSED)
@@ -176,7 +173,6 @@ async def test_no_attempt_is_skipped(ledger: Ledger) -> None:
     "record", [attrs.evolve(fresh(), version=1), attrs.evolve(fresh(), state=State.PENDING)]
 )
 async def test_permit_is_for_a_fresh_attempt(ledger: Ledger, record: Record) -> None:
-    """What has moved already is not permitted."""
     with pytest.raises(TransitionError):
         await ledger.permit(record)
     assert await ledger.get("order-1") is None
@@ -217,7 +213,6 @@ async def test_apply_to_a_newer_record(ledger: Ledger) -> None:
 
 
 async def test_apply_to_what_is_not_there(ledger: Ledger) -> None:
-    """An attempt that was never permitted takes nothing."""
     with pytest.raises(TransitionError):
         await ledger.apply(fresh(), NotSent(at=NOW))
     await ledger.permit(fresh())
@@ -248,7 +243,6 @@ async def test_what_is_queued_is_carried_out_in_order(ledger: Ledger) -> None:
 
 
 async def test_apply_of_an_older_attempt(ledger: Ledger) -> None:
-    """Late news of a refused attempt goes to that one, not to the newest."""
     first = await brought(ledger, State.REFUSED)
     await ledger.permit(fresh(attempt=2))
     await ledger.apply(first, Notified(at=NOW + 5, transaction_id=9))
@@ -272,7 +266,6 @@ async def test_a_cancelled_caller_changes_nothing(ledger: Ledger) -> None:
 
 
 async def test_get_many(ledger: Ledger) -> None:
-    """Those that exist, each with its newest attempt."""
     await brought(ledger, State.REFUSED, "a")
     await ledger.permit(fresh("a", attempt=2))
     await brought(ledger, State.PENDING, "b")
@@ -286,7 +279,6 @@ async def test_get_many(ledger: Ledger) -> None:
 
 
 async def test_reads_see_what_was_queued_before_them(ledger: Ledger) -> None:
-    """Without waiting for the permit, a read after it sees it."""
     permit, found, history = await asyncio.gather(
         ledger.permit(fresh()), ledger.get("order-1"), ledger.history("order-1")
     )
@@ -487,7 +479,6 @@ async def test_digest_key(ledger: Ledger) -> None:
 
 
 async def test_closed(ledger: Ledger) -> None:
-    """A closed ledger says so; closing it twice is nothing."""
     await ledger.aclose()
     await ledger.aclose()
     for use in (
@@ -609,7 +600,6 @@ async def test_forgotten(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "memory:x", "sqlite:", "sqlite", "postgres://host/db", "charges.db"])
 async def test_unknown_urls(url: str) -> None:
-    """What is no ledger is refused by name."""
     with pytest.raises(ConfigurationError, match="memory:, sqlite:PATH or postgresql:"):
         await open_ledger(url)
 

@@ -417,7 +417,6 @@ async def test_a_file_that_is_not_the_archive(tmp_path: Path, harm: str) -> None
 
 
 async def test_what_cannot_be_archived(tmp_path: Path) -> None:
-    """Each says why, and no file is made."""
     file, url = tmp_path / "archive", f"sqlite:{tmp_path / 'charges.db'}"
     with pytest.raises(LedgerMissingError):
         await archive_ledger(url, BEFORE, file)
@@ -495,7 +494,6 @@ async def is_refused(url: str, sql: str) -> bool:
 
 
 async def test_nothing_is_left_behind(url: str, tmp_path: Path) -> None:
-    """With an attempt all its changes leave; those of others stay."""
     async with opened(url) as ledger:
         for state in (State.ACCEPTED, State.EXPIRED):
             await brought(ledger, state, state.value)

@@ -186,7 +186,6 @@ async def test_what_is_written_stays(shell: Shell, sql: str) -> None:
     ],
 )  # fmt: skip
 async def test_permits(shell: Shell, state: State, attempt: int, granted: bool) -> None:
-    """The next attempt after a refused one, and no other."""
     await brought(shell.ledger, state)
     if shell.kind == "sqlite":
         assert not await shell.add_attempt(1, verb="REPLACE")
@@ -195,7 +194,6 @@ async def test_permits(shell: Shell, state: State, attempt: int, granted: bool) 
 
 
 async def test_the_key_alone_refuses_a_second_permit(shell: Shell) -> None:
-    """Without its guard the database still has the unique key."""
     await brought(shell.ledger, State.PENDING)
     if shell.kind == "sqlite":
         await shell.run("DROP TRIGGER guard_permit")

@@ -80,7 +80,6 @@ async def test_no_foreign_close_makes_a_second_owner(tmp_path: Path, foreign: st
 
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    """A killed owner leaves a lock file that keeps nobody out."""
     path = tmp_path / "charges.db"
     program = OPEN.replace(
         '.aclose()\n        print("opened")', ".get('order-1')\n        import os; os._exit(0)"
@@ -311,7 +310,6 @@ def test_a_system_without_locks(tmp_path: Path) -> None:
 
 
 async def test_a_refused_file_is_let_go_of(tmp_path: Path) -> None:
-    """What is refused after the lock was taken leaves no lock behind."""
     path = tmp_path / "charges.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE users (name TEXT)")
@@ -375,7 +373,6 @@ async def test_a_file_out_of_its_place_grants_no_permit(tmp_path: Path, harm: ob
 
 
 async def test_batches_out_of_place(tmp_path: Path) -> None:
-    """Of a permit and an outcome in one commit, the permit alone is refused."""
     path = tmp_path / "charges.db"
     ledger = await open_ledger(f"sqlite:{path}")
     assert await ledger.permit(fresh())

@@ -87,7 +87,6 @@ async def until(true: Callable[[], Awaitable[object]]) -> None:
 
 
 async def test_the_first_processes_make_it_together(postgres: PostgresServer, new_database: str) -> None:
-    """Of several that find no ledger one makes it, and all have the same."""
     ledgers = await asyncio.gather(*(open_ledger(postgres.url(new_database)) for _ in range(6)))
     assert len({ledger.digest_key for ledger in ledgers}) == 1
     for ledger in ledgers:
@@ -121,7 +120,6 @@ async def test_a_schema_made_for_us(postgres: PostgresServer, new_database: str)
 async def test_what_is_no_ledger(
     postgres: PostgresServer, new_database: str, damage: str, words: str
 ) -> None:
-    """A newer, foreign or damaged schema is refused and left alone."""
     url = postgres.url(new_database)
     await (await open_ledger(url)).aclose()
     for statement in damage.split(";"):
@@ -187,7 +185,6 @@ async def configured(postgres: PostgresServer, setting: str, value: str) -> Asyn
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
 async def test_settings_of_the_server(postgres: PostgresServer, url: str, setting: str) -> None:
-    """A server that does not write what it says is refused."""
     async with configured(postgres, setting, "off"):
         with pytest.raises(ConfigurationError, match=f"{setting} is off"):
             await open_ledger(url)
@@ -700,8 +697,6 @@ async def test_a_listener_without_a_server(
 async def test_a_watcher_that_fails(
     url: str, ledger: PostgresLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Costs the other watchers nothing."""
-
     def failing(_: str | None) -> None:
         raise ValueError("secret")
 
@@ -835,7 +830,6 @@ async def test_processes_that_write_and_renew_at_once(url: str, ledger: Postgres
 
 
 async def test_one_rate_of_queries(url: str, ledger: PostgresLedger) -> None:
-    """All processes together have one rate; a pause is for all."""
     async with opened(url) as other:
         waits = [await each.reserve(60.0) for each in (ledger, other, ledger)]
         assert waits[0] == 0

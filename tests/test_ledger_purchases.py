@@ -197,7 +197,6 @@ async def test_a_form_whose_links_nobody_timed(ledger: Ledger) -> None:
 
 
 async def test_a_purchase_is_the_id_where_none_is_given(ledger: Ledger) -> None:
-    """An ask that names that id as its purchase is another ask of it."""
     record = await brought(ledger, State.PENDING, "order")
     assert record.purchase == "order"
     assert not await granted(ledger, sale("other"))
@@ -294,7 +293,6 @@ async def test_two_processes_race_for_each_purchase(postgres: PostgresServer) ->
 
 
 async def test_links_are_kept_while_they_live(ledger: Ledger) -> None:
-    """Of each purchase its own, until their time is over."""
     record = await ledger.apply(await _permitted(ledger, form("form")), PREPARED)
     await ledger.keep_links(record, '{"card": "one"}', NOW + 500)
     await ledger.keep_links(record, '{"card": "two"}', NOW + 600)

@@ -80,7 +80,6 @@ async def test_only_the_owner_may_read(path: Path) -> None:
 
 
 async def test_a_readable_file_is_tightened(path: Path) -> None:
-    """What others could read they can no more, nor the group."""
     await filled(path)
     os.chmod(path, 0o644)
     ledger = await SqliteLedger.open(str(path))
@@ -130,7 +129,6 @@ HARMS: dict[str, str | Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("words", HARMS)
 def test_what_is_no_ledger(path: Path, words: str) -> None:
-    """A clear refusal, and the file stays as it was."""
     if words not in ("another program's", "not a regular file"):
         asyncio.run(filled(path))
     harm = HARMS[words]
@@ -524,7 +522,6 @@ async def test_a_read_beside_a_write_that_fails(path: Path) -> None:
 
 
 async def test_reads_that_fail(path: Path) -> None:
-    """A reader is told; the next one reads."""
     connection, connect = failing_at()
     ledger = await SqliteLedger.open(str(path), connect=connect)
     connection.failing = frozenset({connection.number + 1})

@@ -131,7 +131,6 @@ def reachable(*starts: State) -> set[State]:
 
 
 def test_the_moves_are_exactly_these() -> None:
-    """No event moves a sale in any other way."""
     moves: dict[tuple[State, State], set[type[Event]]] = {}
     for state, event, after in taken():
         if after is not None:
@@ -155,13 +154,11 @@ def test_what_changes_no_state_is_exactly_this() -> None:
 
 
 def test_every_state_has_its_row() -> None:
-    """The table is about all states, and only about events."""
     assert set(TRANSITIONS) == set(State)
     assert {event for _, event, _ in taken()} == set(EXAMPLES) == set(EVIDENCE)
 
 
 def test_every_event_of_the_module_is_in_the_table() -> None:
-    """But the bases, which nothing takes."""
     kinds = {kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)}
     assert kinds - {Event, Found, Decision} == set(EXAMPLES)
 
@@ -213,7 +210,6 @@ def test_nobody_but_the_service_or_an_operator_says_paid() -> None:
 
 
 def test_no_row_can_be_added() -> None:
-    """The table is read by ledgers at import; nobody may change it after."""
     table: Any = TRANSITIONS
     with pytest.raises(TypeError):
         table[SENDING] = {}
@@ -224,7 +220,6 @@ def test_no_row_can_be_added() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_paid_follows_from_the_state(state: State) -> None:
-    """True or False only when decided; else nobody knows."""
     expected = {ACCEPTED: True, CANCELLED: False, REFUSED: False, REVERSED: False}
     assert state.paid is expected.get(state)
     assert state.decided is (state in DECIDED)

@@ -67,7 +67,6 @@ async def test_a_decision_ends_the_waits(as_: Any, paid: bool) -> None:
 
 
 async def test_another_process_hears_of_it() -> None:
-    """Whoever waits there gets the decision, too."""
     service = unknowing()
     ledger = SharedLedger()
     async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
@@ -96,7 +95,6 @@ async def test_what_is_not_decided_by_hand() -> None:
 
 @pytest.mark.parametrize("change", [{"as_": "pending"}, {"actor": " "}, {"reason": ""}])
 async def test_what_may_not_be_said(change: dict[str, Any]) -> None:
-    """A decision has a name and a reason."""
     async with tracking(unknowing()) as tracker:
         pending = await tracker.sale(sale())
         with pytest.raises(payclient.UsageError, match="nothing was changed"):
@@ -120,7 +118,6 @@ async def test_a_ledger_that_fails() -> None:
 
 
 async def test_a_decision_after_a_restart() -> None:
-    """The ledger keeps it."""
     service, ledger = unknowing(), MemoryLedger()
     async with tracking(service, ledger) as tracker:
         await tracker.sale(sale())

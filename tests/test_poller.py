@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -21,7 +20,6 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.schedule import phase
 from payclient.tracking import poller
-from payclient.tracking.followup import Followed
 from payclient.tracking.poller import EXPIRIES_AT_ONCE
 
 State = payclient.State
@@ -107,30 +105,6 @@ async def test_first_queries_come_by_the_id_and_the_permit_alone() -> None:
             assert when - permits[name] == pytest.approx(8.0 * (0.5 + phase(name)), abs=0.3)
 
 
-def followed(identifier: str) -> list[Followed]:
-    """What any poller of this process still holds of a sale."""
-    gc.collect()
-    # By type: where Django is loaded, isinstance sets up what it made lazily.
-    found = [each for each in gc.get_objects() if type(each) is Followed]
-    return [each for each in found if each.record.client_transaction_id == identifier]
-
-
-@in_virtual_time
-async def test_a_sale_that_was_decided_early_is_never_planned() -> None:
-    """Nothing of it is left once the first of its time may be due."""
-
-    service = Crowd(1, faults=False)
-    async with crowding(service, schedule=payclient.Fixed(8.0)) as tracker:
-        pending = await tracker.sale(push("early-1"))
-        service.truth["early-1"] = (0.0, "Aceptado")
-        assert (await pending.check()).paid is True
-        assert followed("early-1")
-        del pending
-        await asyncio.sleep(8.0)
-        assert not followed("early-1")
-    assert len(service.queries) == 1
-
-
 @in_virtual_time
 async def test_a_stream_of_new_sales_keeps_nothing_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is due is looked at while they are planned, however many there are."""
@@ -159,8 +133,6 @@ async def test_an_expiry_is_noted_before_the_first_query() -> None:
 
 @in_virtual_time
 async def test_a_schedule_may_change() -> None:
-    """New sales go by what it says when they come."""
-
     @attrs.define
     class Changing:
         seconds: float

@@ -130,7 +130,7 @@ async def settle(service: Simulator, workers: list[Worker]) -> None:
             await workers[-1].ask("back", back.partition("?")[2])
 
 
-@pytest.mark.parametrize("ways", ["push", "both"])
+@pytest.mark.parametrize("ways", ["form", "both"])
 async def test_one_of_many_processes_collects(postgres: PostgresServer, database: str, ways: str) -> None:
     """Three processes ask for two purchases, each at once; one is killed amid them, and another takes its place."""
     ledger, keys = postgres.url(database), [f"{ways}-{number}" for number in range(2)]

@@ -11,7 +11,7 @@ import pytest
 import payclient
 from crowd import PROFILE as CROWD
 from crowd import Service, hint, in_virtual_time, now, push, tracking
-from fake_service import form, pending_of
+from fake_service import form
 from payclient.ledger.memory import MemoryLedger
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -65,19 +65,6 @@ async def test_a_backlog_of_late_notifications_delays_a_new_one_by_one_query() -
 
 
 @in_virtual_time
-async def test_a_late_notification_finds_the_correction() -> None:
-    """Cancelled, and yet accepted: however many wait with it, it is found when its turn comes."""
-
-    service = Service()
-    async with tracking(service, profile=PROFILE) as tracker:
-        (old,) = await cancelled(tracker, service, 1)
-        service.truth["old-0"] = (0.0, "Aceptado")
-        await tracker.notify(hint(old))
-        await asyncio.sleep(2 * GAP)
-        assert (await pending_of(tracker, "old-0")).outcome.paid is True
-
-
-@in_virtual_time
 async def test_a_crowd_that_checks_keeps_the_rate() -> None:
     """200 ask by hand at once: each call ends within the total time-out, and a notified sale waits for two queries."""
 
@@ -113,8 +100,6 @@ async def test_a_check_within_the_rate_is_one_query_now() -> None:
 
 @in_virtual_time
 async def test_a_first_look_after_a_restart_keeps_the_rate() -> None:
-    """Two hundred open sales and what is due of them at once."""
-
     service = Service(undecided=True)
     ledger = MemoryLedger()
     async with tracking(service, ledger=ledger, schedule=payclient.Fixed(1000.0)) as tracker:

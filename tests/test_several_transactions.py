@@ -222,7 +222,6 @@ async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
 async def test_two_accepted_is_accepted_with_an_alarm(
     service: FakeService, profile: payclient.ServiceProfile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The customer paid twice: a critical line and an event name the other one."""
     service.scripts = [posted(1, lost_answer)]
     ledger = MemoryLedger()
     async with tracking(service, ledger, profile) as tracker:
@@ -461,17 +460,6 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
     assert service.posted == {"order-17": 1}
     assert (await events_of(ledger)).count("Conflicted") == 1
     assert sum("refused, and yet the customer may approve it" in each for each in caplog.messages) == 1
-
-
-async def test_a_second_ledger_finds_what_the_first_one_charged(service: FakeService) -> None:
-    """Code 23 for a paid row is a paid row."""
-    async with tracking(service) as tracker:
-        await tracker.sale(sale())
-        service.decide("Aceptado")
-    service.scripts = [DUPLICATE]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert (pending.state, pending.transaction_id) == (State.ACCEPTED, 1000)
 
 
 def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.usefixtures("delays")
 
 
 async def test_an_accepted_sale_is_paid(service: FakeService) -> None:
-    """The service says `Aceptado`: ACCEPTED, and `paid` is True."""
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
         assert (pending.state, pending.transaction_id) == (State.PENDING, 1000)
@@ -167,7 +166,6 @@ async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService)
 
 
 async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:
-    """Ten checks at once are one query, and at most one a second."""
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
         await asyncio.gather(*(pending.check() for _ in range(10)))
@@ -190,7 +188,6 @@ async def test_closing_waits_for_the_send_in_flight(service: FakeService) -> Non
 
 
 async def test_closing_ends_a_wait_by_an_error_of_its_own(service: FakeService) -> None:
-    """Nobody waits for ever."""
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
         wait = asyncio.create_task(pending.wait())
@@ -289,7 +286,6 @@ async def test_the_feed_has_decisions_presumptions_and_corrections(service: Fake
 
 
 async def test_as_decided_gives_outcomes_in_the_order_of_their_decision(service: FakeService) -> None:
-    """The second customer is quicker than the first."""
     async with tracking(service) as tracker:
         pendings = [await tracker.sale(sale(f"o{n}", phone=f"09841112{n:02}")) for n in range(2)]
         service.decide("Aceptado", 1001)

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 
@@ -17,7 +18,7 @@ from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import StatusProfile
 from payclient.session import PaySession
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse, Transport
 
 PROFILE = payclient.ServiceProfile(
     name="test",
@@ -123,6 +124,13 @@ class FakeService:
         }  # fmt: skip
         return identifier
 
+    def add_sale(self, transaction_id: int = 1000, /, **changes: object) -> None:
+        """A paid sale of order-17 that no answer told of."""
+        self.sales[transaction_id] = {
+            "transactionId": transaction_id, "clientTransactionId": "order-17", "amount": 1150,
+            "currency": "USD", "state": "Aceptado", **changes,
+        }  # fmt: skip
+
     def status(self, path: str) -> HttpResponse:
         """Answer a query by either id."""
         self.reverse_late()
@@ -180,18 +188,17 @@ async def tracking(
     ledger: Ledger | None = None,
     profile: payclient.ServiceProfile = PROFILE,
     status: payclient.StatusSource | None = None,
-    schedule: payclient.Schedule | None = None,
+    *,
+    transport: Transport | None = None,
+    **options: Any,
 ) -> AsyncIterator[payclient.Tracker]:
-    """A tracker over the service, on its clock."""
+    """A tracker over the service, or over what stands in front of it, on its clock."""
+    book = MemoryLedger() if ledger is None else ledger
     async with (
-        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
-        payclient.Tracker(
-            session,
-            ledger if ledger is not None else MemoryLedger(),
-            clock=service.clock,
-            status=status,
-            schedule=schedule,
-        ) as tracker,
+        PaySession(
+            "https://pay.example", "token", profile=profile, transport=transport or service
+        ) as session,
+        payclient.Tracker(session, book, clock=service.clock, status=status, **options) as tracker,
     ):
         yield tracker
 

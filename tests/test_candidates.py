@@ -148,10 +148,7 @@ async def test_a_candidate_that_does_not_match_binds_nothing(
     service.scripts = [lost_request]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        service.sales[2000] = {
-            "transactionId": 2000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-            "state": "Aceptado", **changes,
-        }  # fmt: skip
+        service.add_sale(2000, **changes)
         await tracker.notify(hint(2000))
         for _ in range(10):
             outcome = await pending.check()
@@ -165,7 +162,7 @@ async def test_anothers_transaction_is_asked_for_once(service: Lagging) -> None:
     service.scripts = [lost_request]
     async with tracking(service) as tracker:
         pending = await tracker.sale(sale())
-        service.sales[2000] = {"transactionId": 2000, "clientTransactionId": "order-18", "state": "Aceptado"}
+        service.add_sale(2000, clientTransactionId="order-18")
         await tracker.notify(hint(2000))
         await service.clock.advance(5)
         for _ in range(10):
@@ -293,10 +290,7 @@ async def test_an_early_candidate_survives_a_crash_before_the_answer(ledger: Led
     async with tracking(service, ledger) as tracker:
         await ledger.permit(record)  # as of a process that dies while it sends
         assert await tracker.notify(hint(1000)) is Receipt.EARLY
-    service.sales[1000] = {
-        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-        "state": "Aceptado",
-    }  # fmt: skip
+    service.add_sale()
     async with tracking(service, ledger) as later:
         pending = await pending_of(later)
         assert (await outcome_of(service, pending, ledger=ledger)).transaction_id == 1000

@@ -716,10 +716,7 @@ async def test_a_return_waits_no_longer_than_the_total_time_out(service: FakeSer
             await stalled.wait()
         return await service(request, before_send)
 
-    async with (
-        PaySession("https://pay.example", "token", profile=BLIND, transport=hanging) as session,
-        payclient.Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
-    ):
+    async with tracking(service, profile=BLIND, transport=hanging) as tracker:
         await tracker.prepare(form())
         forged = asyncio.create_task(tracker.returned(back(1)))
         real = asyncio.create_task(tracker.returned(service.pay("form-1")))

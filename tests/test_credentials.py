@@ -355,10 +355,7 @@ async def test_a_refused_sale_is_not_paid_by_another_accounts_sale_of_its_id(
     async with tracking(service, ledger, "token-1") as tracker:
         with pytest.raises(payclient.CustomerBusyError):
             await tracker.sale(sale())
-    service.sales[1000] = {
-        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-        "state": "Aceptado",
-    }  # fmt: skip
+    service.add_sale()
     service.owners[1000] = "other"
     async with tracking(service, ledger, "token-2") as tracker:
         with pytest.raises(payclient.NotSentError, match="other credentials"):

@@ -23,7 +23,6 @@ from payclient.ledger.postgres import PostgresLedger
 from payclient.lifecycle import Record, State
 from payclient.notifications import Receipt
 from payclient.secret import Secret
-from payclient.session import PaySession
 from payclient.tracking import leases
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import SharedRateLimit
@@ -65,19 +64,10 @@ async def working(
     profile: payclient.ServiceProfile = PROFILE,
     poll: float = 5.0,
 ) -> AsyncIterator[Worker]:
-    ledger = await PostgresLedger.open(Secret(url), poll=poll)
-    worker = Worker(service, ledger)
-    try:
-        async with (
-            PaySession(
-                "https://pay.example", "token", profile=profile, transport=worker.transport
-            ) as session,
-            Tracker(session, ledger, clock=service.clock) as tracker,
-        ):
-            worker.tracker = tracker
+    async with aclosing(await PostgresLedger.open(Secret(url), poll=poll)) as ledger:
+        worker = Worker(service, ledger)
+        async with tracking(service, ledger, profile, transport=worker.transport) as worker.tracker:
             yield worker
-    finally:
-        await ledger.aclose()
 
 
 @pytest.fixture

@@ -80,16 +80,8 @@ async def in_turns(task: asyncio.Future[payclient.Outcome]) -> payclient.Outcome
 # --- Notifications
 
 
-def paid_after_all(service: FakeService) -> None:
-    """Something in front of the service repeated the POST: the refused attempt has a sale, and it is paid."""
-    service.sales[1000] = {
-        "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-        "state": "Aceptado",
-    }  # fmt: skip
-
-
 async def refused(service: FakeService, tracker: payclient.Tracker) -> None:
-    """Charge, and be refused."""
+    """Charge, and be refused. What is added then is what something in front repeated: it has a sale, and it is paid."""
     service.scripts = [refuses(22)]
     with pytest.raises(payclient.NotCreatedError):
         await tracker.sale(sale())
@@ -102,7 +94,7 @@ async def test_a_notification_while_a_late_query_runs_earns_another(service: Wit
         service.open.clear()
         assert await tracker.notify(hint(999)) is Receipt.LATE
         await service.clock.advance(2)  # the service has answered, and the answer is on its way
-        paid_after_all(service)
+        service.add_sale()
         assert await tracker.notify(hint(1000)) is Receipt.LATE
         service.open.set()
         await service.clock.advance(10)
@@ -117,7 +109,7 @@ async def test_every_late_notification_earns_a_query(service: Withheld, seconds:
         await tracker.notify(hint(999))
         await service.clock.advance(seconds)
         assert len(service.queries) <= 2
-        paid_after_all(service)
+        service.add_sale()
         await tracker.notify(hint(1000))
         await service.clock.advance(10)
         assert (await pending_of(tracker)).outcome.paid is True
@@ -361,7 +353,7 @@ async def test_what_a_crash_left_in_its_send_is_followed_by_whoever_enters(servi
     async with tracking(service, ledger) as tracker:
         found = await pending_of(tracker)
         assert (found.state, found.expires_at) == (State.UNKNOWN, began + 30 + 300)
-    paid_after_all(service)
+    service.add_sale()
     async with tracking(service, ledger):
         await service.clock.advance(120)
     newest = await record_in(ledger)
@@ -651,7 +643,7 @@ async def test_a_conflict_is_noted_of_each_attempt(service: Withheld) -> None:
     async with tracking(service, ledger) as tracker:
         for _ in range(2):
             await refused(service, tracker)
-            paid_after_all(service)
+            service.add_sale()
             service.sales[1000]["amount"] = 7
             await tracker.notify(hint(1000))
             await service.clock.advance(5)
@@ -681,7 +673,7 @@ async def test_a_cancelled_transaction_that_was_named_hides_no_paid_one(service:
     """Before a refused sale is sent again, everything under its id is looked at."""
     async with tracking(service) as tracker:
         await refused(service, tracker)
-        paid_after_all(service)
+        service.add_sale()
         paid = service.sales[1000] | {"transactionId": 1001}
         service.decide("Cancelado")
         await tracker.notify(hint(1000))

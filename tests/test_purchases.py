@@ -17,7 +17,6 @@ from payclient.events import Evidence, Exhausted
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
-from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 pytestmark = pytest.mark.usefixtures("delays")
@@ -237,9 +236,8 @@ async def test_kept_links_are_a_choice(service: FakeService) -> None:
     """Without them the process that prepared a form hands it out, and another one says until when it is open."""
     ledger = SharedLedger()
     async with (
-        PaySession("https://pay.example", "token", transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock, keep_links=False) as one,
-        payclient.Tracker(session, SharedLedger(ledger), clock=service.clock) as other,
+        tracking(service, ledger, keep_links=False) as one,
+        tracking(service, SharedLedger(ledger)) as other,
     ):
         form = await one.live_form("order-17", form_of)
         assert await one.live_form("order-17", form_of) is form

@@ -317,11 +317,8 @@ async def test_one_that_is_not_ours_proves_nothing(service: FakeService, change:
     service.scripts = [posted(1, BUSY)]
     ledger = MemoryLedger()
     async with tracking(service, ledger) as tracker:
-        body = {
-            "transactionId": 1000, "clientTransactionId": "order-17", "amount": 1150, "currency": "USD",
-            "state": "Aceptado",
-        }  # fmt: skip
-        service.status = lambda path: HttpResponse(200, {}, json.dumps([body | change]).encode())  # type: ignore[method-assign]  # whatever is asked
+        service.add_sale(1000, **change)
+        service.status = lambda path: answer(200, [service.sales[1000]])  # type: ignore[method-assign]  # whatever is asked
         pending = await tracker.sale(sale())
         assert pending.state is State.UNKNOWN
         assert (await outcome_of(service, pending)).paid is None
@@ -467,6 +464,7 @@ def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
 
     async def main() -> Record:
         service = FakeService()
+        service.clock = VirtualClock()  # type: ignore[assignment]  # as far as it is used
         service.scripts = [posted(1, BUSY)]
         asked = asyncio.Event()
 
@@ -477,10 +475,7 @@ def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:
             return await service(request, before_send)
 
         ledger = MemoryLedger()
-        async with (
-            payclient.PaySession("https://pay.example", "t", profile=PROFILE, transport=hanging) as session,
-            payclient.Tracker(session, ledger, clock=VirtualClock()) as tracker,
-        ):
+        async with tracking(service, ledger, transport=hanging) as tracker:
             sending = asyncio.create_task(tracker.sale(sale()))
             await asked.wait()
         await sending

@@ -14,17 +14,17 @@ import attrs
 import pytest
 
 import payclient
+from crowd import in_virtual_time
 from fake_service import PROFILE, FakeService, outcome_of, pending_of, record_in, sale, tracking
 from manual_clock import ManualClock
 from payclient.events import Event, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
-from payclient.session import PaySession
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 from shops.serving import ROOT, UVICORN, serving
 from test_web_shops import HeldSimulator
-from virtual_loop import VirtualClock, run
+from virtual_loop import VirtualClock
 
 State = payclient.State
 
@@ -97,6 +97,11 @@ async def test_sigterm_while_a_charge_is_on_its_way(server: str, answered: bool,
         assert service.created_per_client_id == {"order-1-1": 1}
 
 
+REVERSING = attrs.evolve(
+    PROFILE, reverse=UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
+)
+
+
 async def never() -> HttpResponse:
     await asyncio.Event().wait()
     raise AssertionError
@@ -113,10 +118,7 @@ async def test_a_sale_that_is_not_answered_in_time_is_unknown() -> None:
         return await never()
 
     service.scripts.append(hang)
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
-    ):
+    async with tracking(service, ledger, drain=0) as tracker:
         callers = [asyncio.create_task(tracker.sale(sale())) for _ in range(2)]
         await sent.wait()
     for caller in callers:
@@ -140,10 +142,7 @@ async def test_a_sale_that_was_not_sent_in_time_created_nothing() -> None:
         return await never()
 
     service.scripts.append(connect)
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
-    ):
+    async with tracking(service, ledger, drain=0) as tracker:
         caller = asyncio.create_task(tracker.sale(sale()))
         await connecting.wait()
     with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
@@ -155,20 +154,13 @@ async def test_a_sale_that_was_not_sent_in_time_created_nothing() -> None:
 async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
     """It is REVERSING, and the next tracker finds out."""
     service, ledger, reversing = FakeService(), MemoryLedger(), asyncio.Event()
-    undo = UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
 
     async def reverse(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
         await before_send()
         reversing.set()
         return await never()
 
-    profile = payclient.ServiceProfile(
-        name="undo", not_found_codes=PROFILE.not_found_codes, status=PROFILE.status, reverse=undo
-    )
-    async with (
-        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
-        payclient.Tracker(session, ledger, clock=service.clock, drain=0) as tracker,
-    ):
+    async with tracking(service, ledger, REVERSING, drain=0) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid
@@ -184,7 +176,6 @@ async def test_a_reversal_that_is_not_answered_in_time_stays_open() -> None:
 async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_so() -> None:
     """It is not its caller who is cancelled."""
     service, asked = FakeService(), asyncio.Event()
-    undo = UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
 
     class Stuck(MemoryLedger):
         async def apply(self, record: Record, event: Event) -> Record:
@@ -193,11 +184,7 @@ async def test_a_reversal_closed_while_the_ledger_is_asked_for_its_permit_says_s
                 await asyncio.Event().wait()
             return await super().apply(record, event)
 
-    profile = attrs.evolve(PROFILE, reverse=undo)
-    async with (
-        PaySession("https://pay.example", "token", profile=profile, transport=service) as session,
-        payclient.Tracker(session, Stuck(), clock=service.clock, drain=0) as tracker,
-    ):
+    async with tracking(service, Stuck(), REVERSING, drain=0) as tracker:
         pending = await tracker.sale(sale())
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid
@@ -220,10 +207,8 @@ async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_se
             await asyncio.Event().wait()
             return True
 
-    async with (
-        PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-        payclient.Tracker(session, ledger := Stuck(), clock=service.clock, drain=0) as tracker,
-    ):
+    ledger = Stuck()
+    async with tracking(service, ledger, drain=0) as tracker:
         caller = asyncio.create_task(tracker.sale(sale()))
         await asked.wait()
     with pytest.raises(payclient.TrackerClosedError, match="nothing was sent"):
@@ -233,7 +218,8 @@ async def test_a_sale_closed_while_the_ledger_is_asked_for_its_permit_was_not_se
     assert (record and record.state) == (State.REFUSED if committed else None)
 
 
-def test_closing_waits_as_long_as_a_charge_may_take() -> None:
+@in_virtual_time
+async def test_closing_waits_as_long_as_a_charge_may_take() -> None:
     """By default: one that is answered just within the total time-out is pending, and not unknown."""
 
     async def slow(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
@@ -241,18 +227,13 @@ def test_closing_waits_as_long_as_a_charge_may_take() -> None:
         await asyncio.sleep(28)
         return response
 
-    async def main() -> None:
-        service = FakeService()
-        service.scripts.append(slow)
-        async with (
-            PaySession("https://pay.example", "token", profile=PROFILE, transport=service) as session,
-            payclient.Tracker(session, MemoryLedger(), clock=VirtualClock()) as tracker,
-        ):
-            sending = asyncio.create_task(tracker.sale(sale()))
-            await asyncio.sleep(1)
-        assert (await sending).state is State.PENDING
-
-    run(main())
+    service = FakeService()
+    service.clock = VirtualClock()  # type: ignore[assignment]  # as far as it is used
+    service.scripts.append(slow)
+    async with tracking(service) as tracker:
+        sending = asyncio.create_task(tracker.sale(sale()))
+        await asyncio.sleep(1)
+    assert (await sending).state is State.PENDING
 
 
 @pytest.mark.parametrize("drain", [-1.0, float("nan"), float("inf")])

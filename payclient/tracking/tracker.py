@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
@@ -130,7 +131,7 @@ class Tracker:
             else:
                 await take_over(self._poller, [record async for record in self._ledger.unfinished()])
             await self._poller.confirmer.recover_abandoned(LOOK_BACK)
-        except BaseException:  # nobody leaves what was not entered
+        except (Exception, asyncio.CancelledError):  # nobody leaves what was not entered
             await self.aclose()
             raise
         return self

@@ -16,10 +16,11 @@ from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
 from payclient.cli.report import Report, carried_from
 from payclient.cli.run import Run
-from payclient.cli.settings import ChargeOptions, Limits, Service, profile_of
+from payclient.cli.settings import ChargeOptions, Limits, profile_of
 from payclient.cli.tables import Dialect, bad_rows
 from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError
+from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
 from payclient.rows.format import Format, delimiter_of
@@ -85,7 +86,7 @@ def charge(
     interrupted, run it again.
     """
     look, profile = shown.look(), profile_of(options.profile)
-    service = options.told_service() if shown.dry_run else options.service()
+    options.check(profile, dry_run=shown.dry_run)
     _check_apart(file, options, written, shown)
     rows = read_file(file, written, profile=profile)
     good = can_go_on(rows, written.skip_bad)
@@ -108,8 +109,8 @@ def charge(
         skip_bad=written.skip_bad,
         guessed_cents=written.amounts is None and rows.records.delimiter != "",
     )
-    _show_plan(plan, shown, service)
-    if shown.dry_run or service is None:
+    _show_plan(plan, shown)
+    if shown.dry_run:
         if good:
             key = "file.dry_bad" if rows.bad else "file.dry"
             terminal.say(text(key, name=file.name, count=len(rows.requests), bad=len(rows.bad)))
@@ -118,12 +119,14 @@ def charge(
     if not terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send):
         return 2
     # Without --yes the plan showed that the ledger is new.
-    service = attrs.evolve(service, new_ledger=service.new_ledger or (plan.known.new and not shown.yes))
+    options = attrs.evolve(options, new_ledger=options.new_ledger or (plan.known.new and not shown.yes))
     if written.skip_bad is not None and left_out:
         write_file("--skip-bad", written.skip_bad, left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
-    code, run = asyncio.run(charge_file(rows, service, limits, report, page=page, look=look))
-    for line in next_steps(run.tally, service.ledger, code, profile.sale_window) if look != "quiet" else ():
+    code, run = asyncio.run(charge_file(rows, options, profile, limits, report, page=page, look=look))
+    for line in (
+        next_steps(run.tally, options.ledger or "", code, profile.sale_window) if look != "quiet" else ()
+    ):
         terminal.say(line, whole=True)
     return code
 
@@ -158,7 +161,7 @@ def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> bytes:
     return content
 
 
-def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None:
+def _show_plan(plan: Plan, shown: ShownOptions) -> None:
     """Print the plan, unless `--yes` wants none. Raises `ConfigurationError` for a bad one."""
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
@@ -166,8 +169,8 @@ def _show_plan(plan: Plan, shown: ShownOptions, service: Service | None) -> None
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
     plan.check(shown.report)
-    if plan.known.new and shown.yes and service is not None:
-        service.check_consent()
+    if plan.known.new and shown.yes and plan.options.ledger:
+        plan.options.check_consent()
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
@@ -197,7 +200,8 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
 
 async def charge_file(
     file: ChargeFile,
-    service: Service,
+    options: ChargeOptions,
+    profile: ServiceProfile,
     limits: Limits,
     report: Report | None,
     *,
@@ -206,7 +210,7 @@ async def charge_file(
 ) -> tuple[int, Run]:
     """Charge the rows, print the outcome, and return the exit code with the run."""
     run = Run(file.requests, limits, purchases=file.purchases, report=report, page=page, look=look)
-    code = await run.charge(service)
+    code = await run.charge(options, profile)
     written = {"report": report if run.reported else None, "html": page}
     files = {name: str(one.path) for name, one in written.items() if one is not None}
     run.progress.end(code, **files)

@@ -17,7 +17,7 @@ from payclient.cli import terminal
 from payclient.cli.charge import charge_file
 from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
-from payclient.cli.settings import Limits, Service
+from payclient.cli.settings import ChargeOptions, Limits
 from payclient.cli.simulate import settings_of
 from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
@@ -74,12 +74,14 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
     async with Simulator(settings=settings, answers=answers) as simulator:
         charges = place / CHARGES
         terminal.say(text("demo.begin", count=ROWS, file=charges))
-        service = Service(
-            base_url=simulator.url, token=TOKEN, profile=profile, ledger=f"sqlite:{place / 'demo.db'}"
+        options = ChargeOptions(
+            base_url=simulator.url, token_file=place / "token.txt", ledger=f"sqlite:{place / 'demo.db'}"
         )
         page = RunPage(place / "report.html", title=CHARGES, window=profile.sale_window)
         rows = read_file(charges, profile=profile)
-        code, run = await charge_file(rows, service, Limits(), Report(place / "report.csv"), page=page)
+        code, run = await charge_file(
+            rows, options, profile, Limits(), Report(place / "report.csv"), page=page
+        )
     if code == 130:
         terminal.say(text("demo.interrupted"))
         return code
@@ -116,10 +118,11 @@ def _compare(tally: Tally, simulator: Simulator) -> bool:
 def _write(place: Path) -> frozenset[str]:
     """Write the charges and the profile, and return the phones that the service will refuse."""
     place.mkdir(parents=True, exist_ok=True)
-    for name in (CHARGES, "profile.toml", "demo.db", "report.csv", "report.html"):
+    for name in (CHARGES, "profile.toml", "token.txt", "demo.db", "report.csv", "report.html"):
         if (place / name).exists():
             raise ConfigurationError(f"--dir: {place / name} is there already")
     (place / "profile.toml").write_text(PROFILE, encoding="utf-8")
+    (place / "token.txt").write_text(TOKEN, encoding="utf-8")
     chance = random.Random(7)  # noqa: S311 - the same charges in every demo
     phones = [f"09{number:08}" for number in chance.sample(range(10**8), ROWS)]
     with (place / CHARGES).open("w", newline="", encoding="utf-8") as file:

@@ -14,11 +14,12 @@ from cyclopts.validators import Number as Range
 
 from payclient import Outcome, RefusedError
 from payclient.cli import terminal
-from payclient.cli.settings import ChargeOptions, Service, Whole
+from payclient.cli.settings import ChargeOptions, Whole, profile_of
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
 from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
+from payclient.profile import ServiceProfile
 
 _STDOUT = 1
 
@@ -42,13 +43,15 @@ def follow(
 
     Exit codes: 0 stopped by a signal; 2 bad input, or nobody reads the lines.
     """
-    return asyncio.run(_follow(options.service(), since))
+    profile = profile_of(options.profile)
+    options.check(profile)
+    return asyncio.run(_follow(options, profile, since))
 
 
-async def _follow(service: Service, since: int) -> int:
+async def _follow(options: ChargeOptions, profile: ServiceProfile, since: int) -> int:
     stopped = asyncio.Event()
     with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
-        async with service.tracker() as tracker:
+        async with options.tracker(profile) as tracker:
             printing = asyncio.create_task(_print(tracker.outcomes(since)))
             stopping = asyncio.create_task(stopped.wait())
             await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)

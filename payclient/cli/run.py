@@ -21,13 +21,14 @@ from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
 from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
-from payclient.cli.settings import Limits, Service
+from payclient.cli.settings import ChargeOptions, Limits
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
+from payclient.profile import ServiceProfile
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
@@ -76,12 +77,12 @@ class Run:
         #: False: the report could not be written.
         self.reported: bool = True
 
-    async def charge(self, service: Service) -> int:
+    async def charge(self, options: ChargeOptions, profile: ServiceProfile) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
-            async with service.tracker() as tracker:
-                self.progress.begin(service.ledger)
+            async with options.tracker(profile) as tracker:
+                self.progress.begin(options.ledger or "")
                 # Refused rows may be tried again, and open ones are added once they are decided.
                 async for _, line in self._ledgers_lines(tracker):
                     if line.state and line.state != State.REFUSED and State(line.state).decided:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
-from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number, Service
+from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number, profile_of
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, NotSentError, OutcomeUnknownError, RefusedError
 from payclient.models import PrepareRequest, SaleRequest
@@ -59,11 +59,12 @@ def sale(
 
     Run again, the same command sends nothing: it goes on waiting.
     """
-    service = options.service()
-    request = SaleRequest(**_corrected(fields, service.profile), **attrs.asdict(amounts))
-    encode_sale(request, service.profile)  # what the profile forbids is bad input
+    profile = profile_of(options.profile)
+    options.check(profile)
+    request = SaleRequest(**_corrected(fields, profile), **attrs.asdict(amounts))
+    encode_sale(request, profile)  # what the profile forbids is bad input
     run = Run([request], Limits(wait=wait))
-    code = asyncio.run(run.charge(service))
+    code = asyncio.run(run.charge(options, profile))
     for line in run.lines.values():
         terminal.print_facts(
             {
@@ -124,10 +125,11 @@ def prepare(
     Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
     """
     request = PrepareRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
-    service = options.service()
-    encode_prepare(request, service.profile)  # what the profile forbids is bad input
+    profile = profile_of(options.profile)
+    options.check(profile)
+    encode_prepare(request, profile)  # what the profile forbids is bad input
     try:
-        form, now = asyncio.run(_prepare(service, request))
+        form, now = asyncio.run(_prepare(options, profile, request))
     except RefusedError as error:
         terminal.complain_of(error)
         return 3
@@ -144,6 +146,8 @@ def prepare(
     return 0
 
 
-async def _prepare(service: Service, request: PrepareRequest) -> tuple[PaymentForm, float]:
-    async with service.tracker() as tracker:
+async def _prepare(
+    options: ChargeOptions, profile: ServiceProfile, request: PrepareRequest
+) -> tuple[PaymentForm, float]:
+    async with options.tracker(profile) as tracker:
         return await tracker.prepare(request), tracker.clock.time()

@@ -14,7 +14,7 @@ import attrs
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number as Range
 
-from payclient.auth import TokenFile, TokenSource, check_base_url, token_fault
+from payclient.auth import TokenFile, check_base_url, token_fault
 from payclient.batch.retries import sends_per_second
 from payclient.cli import terminal
 from payclient.cli.files import check_regular
@@ -117,36 +117,44 @@ class ChargeOptions(ServiceOptions):
     new_ledger: bool = False
     """Make the ledger where there is none yet; a new one knows no earlier charge."""
 
-    def service(self) -> Service:
-        """Return all that a charge needs, checked. Raises `ConfigurationError`."""
-        address, token = self.address(), self.token()
-        if not self.ledger:
-            raise ConfigurationError(NO_LEDGER)
-        self._check_ledger(address)
-        return Service(
-            base_url=address,
-            token=token,
-            profile=profile_of(self.profile),
-            ledger=self.ledger,
-            new_ledger=self.new_ledger,
-        )
-
-    def told_service(self) -> Service | None:
-        """Return the service for a dry run, or None where address, token or ledger is missing. Checks what is given."""
-        has_address = bool(self.base_url or profile_of(self.profile).base_url)
-        if has_address and self.has_token and self.ledger:
-            return self.service()
-        if has_address:
-            self._check_ledger(self.address())
-        if self.has_token:
+    def check(self, profile: ServiceProfile, *, dry_run: bool = False) -> None:
+        """Check what is given, and (but for a dry run) that nothing is missing. Raises `ConfigurationError`."""
+        if self.base_url or profile.base_url or not dry_run:
+            host = urlsplit(self.address()).hostname
+            if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
+                raise ConfigurationError(
+                    "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
+                )
+        if self.has_token or not dry_run:
             self.token()
-        return None
+        if not (self.ledger or dry_run):
+            raise ConfigurationError(NO_LEDGER)
 
-    def _check_ledger(self, address: str) -> None:
-        if (self.ledger or "").startswith("memory:") and not is_loopback(urlsplit(address).hostname or ""):
-            raise ConfigurationError(
-                "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
-            )
+    @asynccontextmanager
+    async def tracker(self, profile: ServiceProfile) -> AsyncIterator[Tracker]:
+        """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
+        try:
+            async with open_tracker(
+                self.address(), self.token(), ledger=self.ledger or "", profile=profile, create=self._may_make
+            ) as tracker:
+                yield tracker
+        except LedgerMissingError:
+            raise self._missing() from None
+
+    def check_consent(self) -> None:
+        """Raise `ConfigurationError`, where there is no ledger yet, unless a new one was agreed to."""
+        if not self._may_make:
+            raise self._missing()
+
+    @property
+    def _may_make(self) -> bool:
+        return self.new_ledger or self.ledger == "memory:"
+
+    def _missing(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"the ledger {location_of(self.ledger or '')} is not there, and a new one knows no earlier charge: correct "
+            "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
+        )
 
 
 @Parameter(name="*")
@@ -196,48 +204,6 @@ class Limits:
         sends = sends_per_second(profile, self.rate, self.wait)
         sending = rows * EXCHANGE / self.max_in_flight + (0.0 if sends is None else rows / sends)
         return sending + held * (rows / self.max_pending + longest_lane)
-
-
-@attrs.frozen(kw_only=True)
-class Service:
-    """Where to send, with which token and ledger."""
-
-    base_url: str
-    token: TokenSource = attrs.field(repr=False)
-    profile: ServiceProfile
-    ledger: str = attrs.field(repr=False)  # its address may hold a password
-    #: Whether a ledger may be made where there is none.
-    new_ledger: bool = False
-
-    @asynccontextmanager
-    async def tracker(self) -> AsyncIterator[Tracker]:
-        """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
-        try:
-            async with open_tracker(
-                self.base_url,
-                self.token,
-                ledger=self.ledger,
-                profile=self.profile,
-                create=self._may_make,
-            ) as tracker:
-                yield tracker
-        except LedgerMissingError:
-            raise self._missing() from None
-
-    def check_consent(self) -> None:
-        """Raise `ConfigurationError`, where there is no ledger yet, unless a new one was agreed to."""
-        if not self._may_make:
-            raise self._missing()
-
-    @property
-    def _may_make(self) -> bool:
-        return self.new_ledger or self.ledger == "memory:"
-
-    def _missing(self) -> ConfigurationError:
-        return ConfigurationError(
-            f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
-            "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
-        )
 
 
 def pair_of(option: str, text: str, form: str) -> tuple[str, str]:

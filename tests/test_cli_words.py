@@ -21,9 +21,7 @@ from cli_runs import (
 )
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
-from payclient.cli.terminal import complain_of
 from payclient.cli.texts import choose_language, counted, reason, table, text
-from payclient.errors import ConfigurationError, RefusedError
 
 __all__ = ["clean_environment", "silent", "unwilling", "willing"]  # fixtures
 
@@ -151,17 +149,6 @@ def test_a_frequent_error_is_said_in_spanish(
     monkeypatch.setenv("PAYCLIENT_TOKEN", "token")
     assert main(arguments.split()) in (2, 4)
     assert said in capfd.readouterr().err
-
-
-def test_what_has_no_spanish_form_is_introduced(capfd: pytest.CaptureFixture[str]) -> None:
-    """The service's words, and an error of the package that nobody has translated."""
-    choose_language("es")
-    complain_of(RefusedError("Cliente no registrado", error_code=22))
-    complain_of(ConfigurationError("the moon must be full"))
-    assert capfd.readouterr().err.splitlines() == [
-        "payclient: el servicio dijo: [22] Cliente no registrado",
-        "payclient: el programa dijo, en inglés: the moon must be full",
-    ]
 
 
 def words_of(node: ast.expr) -> str | None:

@@ -140,10 +140,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         known = {name.split()[0] for name in COMMANDS}
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))
-    except PayError as error:
-        terminal.complain_of(error)
-        return 2
-    except CycloptsError as error:
+    except (PayError, CycloptsError) as error:
         terminal.complain(reason(str(error)))
         return 2
     except KeyboardInterrupt:

@@ -18,12 +18,12 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.files import check_apart, check_output, write_file
+from payclient.cli.files import check_apart, write_file
 from payclient.cli.ledger import with_ledger
 from payclient.cli.page import check_page, render
 from payclient.cli.settings import LedgerUrl, Profile, Yes, profile_of
 from payclient.cli.statement import Entry, StatementOptions, read_statement
-from payclient.cli.tables import read_table, table_bytes
+from payclient.cli.tables import read_report, table_bytes
 from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.events import Listed
@@ -198,7 +198,8 @@ def reconcile(
         raise ConfigurationError("--resolve and --actor NAME: give both or none")
     check_apart({"STATEMENT": statement, "--report": report, "--html": html})
     check_page(html)
-    _check_report(report)
+    if report is not None:
+        read_report(report, COLUMNS[0])
     begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
     entries, others, dialect = read_statement(statement, written, profile_of(profile))
     pairs, silent = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
@@ -223,15 +224,6 @@ def reconcile(
             "--html", html, render("reconcile.html.j2", title=statement.name, classes=classes, facts=facts)
         )
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
-
-
-def _check_report(report: Path | None) -> None:
-    """Raise `ConfigurationError` where the path holds something else than a report of this command."""
-    check_output("--report", report, ".csv", ".xlsx", ".jsonl")
-    if report is not None and read_table(report, COLUMNS[0]) is None:
-        raise ConfigurationError(
-            f"--report {report.name}: is there already and is not a report of this command"
-        )
 
 
 def _midnight(day: datetime.date | None, more: int, otherwise: float) -> float:

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import attrs
 
-from payclient.cli.files import atomic_write, check_output
-from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_table, table_bytes
+from payclient.cli.files import atomic_write
+from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_report, table_bytes
 from payclient.cli.terminal import iso
 from payclient.errors import (
     AlreadyPaidError,
@@ -229,18 +229,13 @@ class Report:
 
     def __init__(self, path: Path, carried: Carried = Carried()) -> None:
         """Raises `ConfigurationError` where the path is not a place for a report; nothing is written yet."""
-        check_output("--report", path, ".csv", ".jsonl", ".xlsx")
         self.path = path
         self._kind, self._carried = path.suffix.lower(), carried
         ours, first = {*COLUMNS, "line", "amount_units"}, COLUMNS[0]
         kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
-        before = read_table(path, first, "state", "paid")
-        if before is None:
-            raise ConfigurationError(
-                f"--report {path.name}: is there already and is not a report; nothing was sent"
-            )
+        before = read_report(path, first, "state", "paid")
         self._stands = bool(before)
         sent = [str(row[first]) for row in before if row["state"] and row["paid"] not in (False, "false")]
         #: The client transaction ids that an earlier run's report calls paid, or not decided.

@@ -131,7 +131,7 @@ def prepare(
     try:
         form, now = asyncio.run(_prepare(options, profile, request))
     except RefusedError as error:
-        terminal.complain_of(error)
+        terminal.complain(reason(str(error)))
         return 3
     except (NotSentError, OutcomeUnknownError) as error:
         terminal.complain(text("form.none", why=reason(str(error))))

@@ -206,14 +206,6 @@ class Limits:
         return sending + held * (rows / self.max_pending + longest_lane)
 
 
-def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
-    """Return what stands before and behind the first `=`. Raises `ConfigurationError` where either is missing."""
-    name, _, value = text.partition("=")
-    if not name.strip() or not value.strip():
-        raise ConfigurationError(f"{option}: {form}")
-    return name, value
-
-
 def location_of(ledger: str) -> str:
     """Return a ledger's address for people: the whole path of a file, and no password."""
     kind, _, path = ledger.partition(":")

@@ -16,11 +16,12 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.files import write_file
-from payclient.cli.settings import Number, Profile, Whole, pair_of, profile_of
+from payclient.cli.settings import Number, Profile, Whole, profile_of
 from payclient.cli.signals import handled
 from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
 from payclient.profile import DOCUMENT, ServiceProfile, StatusProfile
+from payclient.rows.format import pair_of
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.validation import is_loopback
 

@@ -13,12 +13,11 @@ import attrs
 from cyclopts import Parameter
 
 from payclient.cli import terminal
-from payclient.cli.settings import pair_of
 from payclient.cli.tables import Dialect, dialect_of
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.profile import ServiceProfile
 from payclient.rows.cells import CellError, Cells, RowError, find_mark
-from payclient.rows.format import KEY, SHOWABLE, Layout, plain
+from payclient.rows.format import KEY, SHOWABLE, Layout, pair_of, plain
 from payclient.rows.records import Records, read_records
 from payclient.validation import to_service
 

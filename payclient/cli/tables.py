@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from payclient.cli.files import check_output
 from payclient.cli.texts import language, reason
 from payclient.errors import ConfigurationError, InvalidRequestError
 from payclient.ledger.records import sanitize_text
@@ -152,19 +153,26 @@ def _guard(cell: str) -> str:
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 
-def read_table(path: Path, *wanted: str) -> list[dict[str, Any]] | None:
-    """Return the rows of a table that `table_bytes` may have made, without one that a crash cut; none where there is no
-    file yet. None: it is another one, which lacks one of these columns.
+def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
+    """Return the rows of an earlier report, without one that a crash cut; none where there is no file yet.
+
+    Raises `ConfigurationError` where the path is no place for a report, or holds a table that lacks one of these
+    columns.
     """
+    check_output("--report", path, ".csv", ".jsonl", ".xlsx")
     if not path.exists() or not path.stat().st_size:
         return []
     try:
         table = read_records(path, Format(ignore_rest=True))
     except InvalidRequestError:
-        return None
+        table = Records(description="", records=[])
     rows = [
         dict(zip(each.names, each.cells, strict=True))
         for each in table.records
         if not isinstance(each.cells, CellError) and len(each.names) == len(each.cells)
     ]
-    return rows if {*wanted} <= {*table.names, *(rows[0] if rows else ())} else None
+    if {*wanted} - {*table.names, *(rows[0] if rows else ())}:
+        raise ConfigurationError(
+            f"--report {path.name}: is there already and is not a report; nothing was sent"
+        )
+    return rows

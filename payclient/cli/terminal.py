@@ -25,7 +25,7 @@ from rich.text import Text
 
 from payclient.cli.texts import counted as counted  # for all commands
 from payclient.cli.texts import language, reason, sentence, text
-from payclient.errors import ConfigurationError, PayError, RefusedError
+from payclient.errors import ConfigurationError
 
 
 class _StandardStream(io.TextIOBase):
@@ -130,16 +130,6 @@ def plain(text: str) -> None:
 def complain(text: str) -> None:
     """Write an error in one line."""
     err.print(f"[bold red]payclient:[/] {escape(' '.join(text.split()))}")
-
-
-def complain_of(error: PayError) -> None:
-    """Write an error of the package, or the service's words; what has no form in this language is introduced in it."""
-    words = reason(str(error))
-    if words == str(error):
-        words = text(
-            "ask.service_said" if isinstance(error, RefusedError) else "ask.program_said", words=words
-        )
-    complain(words)
 
 
 def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from payclient.cli import terminal
 from payclient.cli.ledger import newest, with_ledger
 from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
-from payclient.cli.texts import label, text
+from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
 from payclient.ledger import Ledger, open_ledger
 from payclient.lifecycle import Record, State
@@ -204,7 +204,7 @@ def _call(options: ServiceOptions, request: Callable[[PaySession], Awaitable[T]]
 
 def _complain(error: RefusedError | TransportError, *, refused: int = 3) -> int:
     """Print what came instead, and return the exit code."""
-    terminal.complain_of(error)
+    terminal.complain(reason(str(error)))
     return refused if isinstance(error, RefusedError) else 4
 
 

@@ -48,13 +48,19 @@ def plain(name: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)).casefold()
 
 
+def pair_of(option: str, text: str, form: str) -> tuple[str, str]:
+    """Return what stands before and behind the first `=`. Raises `ConfigurationError` where either is missing."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if not name or not value:
+        raise ConfigurationError(f"{option}: {form}")
+    return name, value
+
+
 def _pairs(option: str, form: str, given: Sequence[str]) -> dict[str, str]:
     """Return what `FIELD=VALUE` gives, by the model's names. Raises `ConfigurationError`."""
     pairs: dict[str, str] = {}
     for each in given:
-        name, value = (part.strip() for part in (*each.split("=", 1), "")[:2])
-        if not name or not value:
-            raise ConfigurationError(f"{option}: {form}")
+        name, value = pair_of(option, each, form)
         if (field := _field_of(name)) is None or field == "order":
             raise ConfigurationError(f"there is no field {name!r} of a row")
         if field in pairs:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import attrs
 import pytest
 from aiohttp import web
 
-import payclient
 from manual_clock import ManualClock
 from payclient import Tracker
 from payclient.errors import (
@@ -21,9 +19,7 @@ from payclient.errors import (
     UnauthorizedError,
     ValidationFailedError,
 )
-from payclient.events import Evidence
 from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import State
 from payclient.models import PrepareRequest, SaleRequest
 from payclient.profile import ServiceProfile, StatusProfile
 from payclient.session import PaySession
@@ -61,25 +57,19 @@ PREPARE = PrepareRequest(**with_order(sample("prepare_request.json")))
 
 
 class Wire:
-    """aiohttp as ever, and what it carried: each answer's status and body, by the path of its request."""
+    """aiohttp as ever, and the answers that it carried."""
 
     def __init__(self, url: str) -> None:
         self.transport = AiohttpTransport(url, connect_timeout=5.0)
-        self.carried: list[tuple[HttpRequest, HttpResponse]] = []
-        self.on_its_way = 0
+        self.carried: list[HttpResponse] = []
 
     async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
-        self.on_its_way += 1
-        try:
-            response = await self.transport(request, before_send)
-        finally:
-            self.on_its_way -= 1
-        self.carried.append((request, response))
-        return response
+        self.carried.append(await self.transport(request, before_send))
+        return self.carried[-1]
 
     @property
     def last(self) -> Any:
-        return json.loads(self.carried[-1][1].body)
+        return json.loads(self.carried[-1].body)
 
 
 @asynccontextmanager
@@ -180,91 +170,6 @@ async def test_a_status_is_read_like_the_sampled_one() -> None:
     assert report is not None
     assert wanted is not None
     assert attrs.evolve(report, raw={}, transaction_id=1) == attrs.evolve(wanted, raw={}, transaction_id=1)
-
-
-# --- To the outcome
-
-
-class Shop:
-    """A tracker on a simulator, whose time passes while somebody waits."""
-
-    def __init__(self, service: Simulator, tracker: Tracker, wire: Wire) -> None:
-        assert isinstance(service.clock, ManualClock)
-        self.service, self.tracker, self.clock = service, tracker, service.clock
-        self._wire = wire
-
-    async def outcome(self, client_transaction_id: str, limit: int = 6000) -> payclient.Outcome:
-        """Let virtual time pass until the wait ends; a query is let through before time goes on."""
-        pending = await self.tracker.find(client_transaction_id)
-        assert pending is not None
-        wait = asyncio.ensure_future(pending.wait())
-        for _ in range(limit):
-            for _ in range(3):
-                await asyncio.sleep(0)
-                while self._wire.on_its_way:  # noqa: ASYNC110 - the loop's sockets need real turns
-                    await asyncio.sleep(0.001)
-            if wait.done():
-                break
-            await self.clock.advance(1.0)
-        assert wait.done(), "the wait did not end"
-        return await wait
-
-
-@asynccontextmanager
-async def shop() -> AsyncIterator[Shop]:
-    async with (
-        serving() as (service, session, wire),
-        Tracker(session, MemoryLedger(), clock=service.clock) as tracker,
-    ):
-        yield Shop(service, tracker, wire)
-
-
-FormStep = Callable[[Shop, payclient.PaymentForm], Awaitable[object]]
-
-
-async def close(here: Shop, form: payclient.PaymentForm) -> None:
-    """Closed by its X it is no transaction: nobody's word says what became of it, so `paid` stays None."""
-    await here.service.cancel_form(form.payment_id)
-
-
-async def open_too_long(here: Shop, form: payclient.PaymentForm) -> None:
-    """Ten minutes after its load a link is dead there too (§8), and the tracker never says that it was paid."""
-    here.service.open_form(form.payment_id, "card")
-    form.card.mark_loaded(here.clock.time())
-    await here.clock.advance(600.0)
-    with pytest.raises(ValueError, match="has expired"):
-        await here.service.pay(form.payment_id, "card")
-    assert not form.card.is_live(here.clock.time())
-
-
-async def pay_at_the_last_moment(here: Shop, form: payclient.PaymentForm) -> None:
-    """Loaded just before it dies, and paid just before that life ends: nearly twenty minutes, and still found."""
-    await here.clock.advance(599.0)
-    here.service.open_form(form.payment_id, "card")
-    await here.clock.advance(599.0)
-    await here.service.pay(form.payment_id, "card")
-
-
-@pytest.mark.parametrize(
-    ("step", "how", "state", "paid", "evidence"),
-    [
-        (pay_at_the_last_moment, "paid", State.ACCEPTED, True, Evidence.QUERY),
-        (close, "cancelled", State.EXPIRED, None, Evidence.LAST_QUERY),
-        (open_too_long, None, State.EXPIRED, None, Evidence.LAST_QUERY),
-    ],
-)
-async def test_a_form_to_its_end(
-    step: FormStep, how: str | None, state: State, paid: bool | None, evidence: Evidence
-) -> None:
-    """Prepared, handed out, and whatever its customer does: the wait says what is true, as far as anybody knows."""
-    async with shop() as here:
-        form = await here.tracker.prepare(PREPARE)
-        await step(here, form)
-        outcome = await here.outcome(ID)
-        assert (outcome.state, outcome.paid, outcome.evidence) == (state, paid, evidence)
-        assert here.service.forms[form.payment_id].how == how
-        if paid:
-            assert outcome.transaction_id == here.service.forms[form.payment_id].transaction_id
 
 
 def test_every_sample_goes_through() -> None:

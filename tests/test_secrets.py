@@ -52,7 +52,6 @@ from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import Record
 from payclient.models import BillTo, LineItem, Order, PrepareRequest, SaleRequest
 from payclient.notifications import parse_return
-from payclient.profile import ConfirmProfile, ReturnProfile, UndoProfile
 from payclient.session import Exchange, PaySession
 from payclient.simulator import PAYPHONE, Answers, Fault, Simulator, SimulatorThread
 from payclient.tracking.tracker import Tracker
@@ -120,12 +119,7 @@ PREPARE = PrepareRequest(
 PROFILE = attrs.evolve(
     fake_service.PROFILE,
     nick_name_flag="byNickName",
-    confirm=ConfirmProfile(
-        path="/confirm", transaction_id_field="id", client_transaction_id_field="clientTxId", window=300
-    ),
-    cancel=UndoProfile(by_transaction_id="/cancel", transaction_id_field="id"),
-    reverse=UndoProfile(by_transaction_id="/reverse", transaction_id_field="id"),
-    returned=ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId"),
+    **{name: getattr(payclient.PAYPHONE, name) for name in ("confirm", "cancel", "reverse", "returned")},
 )
 
 #: Long enough never to be reached, and what only a time-out ends: whatever a slow machine does then, nothing shows.

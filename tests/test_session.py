@@ -284,27 +284,20 @@ def test_forked() -> None:
     assert (done.stdout, done.stderr) == (said, b"")
 
 
-async def test_borrowed_connector_stays_open() -> None:
-    async with RawServer((read, write(answer({"transactionId": 12})))) as server:
-        connector = aiohttp.TCPConnector()
-        async with PaySession(server.url, TOKEN, connector=connector) as session:
-            await session.sale(SALE)
-        assert not connector.closed
-        await connector.close()
-
-
 async def test_close_ends_calls_over_a_borrowed_connector() -> None:
-    """Calls that still run over a borrowed connector end as if cut."""
-    async with RawServer((read, hang)) as server:
+    """Calls that still run end as if cut, and the connector stays open."""
+    async with RawServer((read, write(answer({"transactionId": 12})), read, hang)) as server:
         connector = aiohttp.TCPConnector()
         session = PaySession(server.url, TOKEN, connector=connector)
+        await session.sale(SALE)
         call = asyncio.create_task(cast("Any", session.sale(SALE)))
         try:
-            await server.charged()
+            await server.charged(2)
             await session.aclose()
             done, _ = await asyncio.wait([call], timeout=60)
             assert done
             assert type(call.exception()) is OutcomeUnknownError
+            assert not connector.closed
         finally:
             call.cancel()
             await asyncio.wait([call])

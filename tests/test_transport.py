@@ -119,6 +119,14 @@ async def outcome_of(call: Coroutine[Any, Any, SaleResult]) -> Outcome:
         return error
 
 
+async def sold(server: RawServer, before_send: Permit | None = None, **options: Any) -> Outcome:
+    """What comes of one Sale over a session of its own, once the server has seen its end."""
+    async with session_to(**{"url": server.url, **options}) as session:
+        outcome = await outcome_of(session.sale(sale_request(), before_send=before_send))
+    await server.settle()
+    return outcome
+
+
 def check_clean(error: BaseException) -> None:
     """Check that an error chains nothing of aiohttp's, which holds the token; tests/test_secrets.py looks further."""
     assert error.__cause__ is error.__context__ is None
@@ -251,9 +259,7 @@ async def test_any_server(row: Row, context: ssl.SSLContext | None, caplog: pyte
     jump_after(SILENCE)
     permit = Permit()
     async with RawServer(row.steps, context=context) as server:
-        async with session_to(server.url) as session:
-            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
-        await server.settle()
+        outcome = await sold(server, permit)
         refuses = any(isinstance(kind, type) and issubclass(kind, RefusedError) for kind in row.allowed)
         check_no_lie(outcome, server.data, refused=refuses)
     said = outcome.transaction_id if isinstance(outcome, SaleResult) else type(outcome)
@@ -373,9 +379,7 @@ async def test_redirects_are_not_followed(status: int) -> None:
     async with RawServer((read, write(CREATED))) as other:
         script = (read, write(answer(BUSY, status, f"Location: {other.url}/api/Sale")))
         async with RawServer(script) as server:
-            async with session_to(server.url) as session:
-                outcome = await outcome_of(session.sale(sale_request()))
-            await server.settle()
+            outcome = await sold(server)
             check_no_lie(outcome, server.data)
         assert type(outcome) is OutcomeUnknownError
         assert outcome.http_status == status
@@ -471,8 +475,7 @@ async def test_tls_to_a_plain_port() -> None:
 async def test_plain_to_a_tls_port() -> None:
     """Plain http to a TLS port is written, so it is unknown, though the server understood none of it."""
     async with RawServer((read, write(CREATED)), context=serving()) as server:
-        async with session_to(server.url.replace("https", "http")) as session:
-            outcome = await outcome_of(session.sale(sale_request()))
+        outcome = await sold(server, url=server.url.replace("https", "http"))
         assert isinstance(outcome, (OutcomeUnknownError, NotSentError))
         check_clean(outcome)
         assert server.complete == 0
@@ -484,8 +487,7 @@ async def test_certificate_not_trusted(host: str) -> None:
         url = server.url.replace("127.0.0.1", host)
         permit = Permit()
         connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(), family=socket.AF_INET)
-        async with session_to(url, connector=connector) as session:
-            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        outcome = await sold(server, permit, url=url, connector=connector)
         check_no_lie(outcome, server.data)
         assert type(outcome) is NotSentError
         assert permit.entered == 0
@@ -805,8 +807,7 @@ async def test_proxy_refuses(refusal: bytes, delays: list[float]) -> None:
     """What goes wrong at the proxy is not sent: no permit is spent, and it is tried again."""
     async with RawServer((read, write(CREATED)), context=serving()) as server, ConnectProxy(refusal) as proxy:
         permit = Permit()
-        async with session_to(server.url, proxy=proxy.url) as session:
-            outcome = await outcome_of(session.sale(sale_request(), before_send=permit))
+        outcome = await sold(server, permit, proxy=proxy.url)
         check_no_lie(outcome, server.data)
         assert type(outcome) is NotSentError
         assert permit.entered == 0

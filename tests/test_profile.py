@@ -38,32 +38,17 @@ sale_window = 300
 form_window = 600
 absent_after = 600.5
 link_hosts = ["pay.example"]
-
-[max_lengths]
-client_transaction_id = 50
-
-[ranges]
-amount = [100, 500_000]
-time_zone = [-12, 14]
-
-[phone_shapes]
-593 = "0#########"
+max_lengths = { client_transaction_id = 50 }
+ranges = { amount = [100, 500_000], time_zone = [-12, 14] }
+phone_shapes = { 593 = "0#########" }
 
 [status]
 by_transaction_id = "/api/Sale/{transaction_id}"
 by_client_transaction_id = "/api/Sale/client/{client_transaction_id}"
 state_field = "transactionStatus"
+states = { Pending = "Pendiente", Approved = "Aceptado", Canceled = "Cancelado" }
 code_field = "statusCode"
-
-[status.states]
-Pending = "Pendiente"
-Approved = "Aceptado"
-Canceled = "Cancelado"
-
-[status.codes]
-1 = "Pendiente"
-2 = "Cancelado"
-3 = "Aceptado"
+codes = { 1 = "Pendiente", 2 = "Cancelado", 3 = "Aceptado" }
 
 [confirm]
 path = "/api/button/V2/Confirm"
@@ -187,46 +172,32 @@ def test_document_has_only_what_the_document_shows() -> None:
 
 def test_a_complete_file_is_read(tmp_path: Path) -> None:
     """Every setting has a TOML form."""
-    profile = ServiceProfile.load(write(tmp_path, COMPLETE))
-    assert profile.status is not None
-    assert attrs.asdict(profile.status, recurse=False) == {
-        "by_transaction_id": "/api/Sale/{transaction_id}",
-        "by_client_transaction_id": "/api/Sale/client/{client_transaction_id}",
-        "state_field": "transactionStatus",
-        "states": {"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
-        "code_field": "statusCode",
-        "codes": {1: "Pendiente", 2: "Cancelado", 3: "Aceptado"},
-    }
-    assert profile.confirm == ConfirmProfile(
-        path="/api/button/V2/Confirm",
-        transaction_id_field="id",
-        client_transaction_id_field="clientTxId",
-        window=300,
-    )
-    assert profile.cancel == UndoProfile(
-        by_transaction_id="/api/Cancel",
-        transaction_id_field="id",
-        by_client_transaction_id="/api/Cancel/Client",
-        client_transaction_id_field="clientId",
-        too_late_codes=frozenset({25, 2029}),
-    )
-    assert profile.reverse == UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id")
-    assert profile.returned == ReturnProfile(
-        transaction_id="id", client_transaction_id="clientTransactionId", message="msg"
-    )
-    flat = attrs.evolve(profile, status=None, confirm=None, cancel=None, reverse=None, returned=None)
-    assert attrs.asdict(flat, recurse=False) == {
-        "name": "shop", "base_url": "https://pay.example", "message_language": "es",
-        "nick_name_flag": "byNickName", "phone_optional_with_nick_name": True, "language_field": "lang",
-        "wallet_link_field": "payWithBrand", "response_url_field": "ResponseUrl", "duplicate_codes": {23},
-        "uncertain_codes": {500, 501},
-        "not_found_codes": {20}, "queries_per_minute": 30, "refusing_statuses": {429}, "sale_window": 300,
-        "form_window": 600, "absent_after": 600.5, "link_hosts": {"pay.example"},
-        "max_lengths": {"client_transaction_id": 50}, "ranges": {"amount": (100, 500_000), "time_zone": (-12, 14)},
-        "receipt_fields": ("authorizationCode", "message"), "reason_fields": ("message",),
-        "phone_shapes": {"593": "0#########"}, "status": None,
-        "confirm": None, "cancel": None, "reverse": None, "returned": None,
-    }  # fmt: skip
+    assert ServiceProfile.load(write(tmp_path, COMPLETE)) == ServiceProfile(
+        name="shop", base_url="https://pay.example", message_language="es", nick_name_flag="byNickName",
+        phone_optional_with_nick_name=True, language_field="lang", wallet_link_field="payWithBrand",
+        response_url_field="ResponseUrl", duplicate_codes=frozenset({23}), uncertain_codes=frozenset({500, 501}),
+        not_found_codes=frozenset({20}), receipt_fields=("authorizationCode", "message"), reason_fields=("message",),
+        queries_per_minute=30, refusing_statuses=frozenset({429}), sale_window=300, form_window=600, absent_after=600.5,
+        link_hosts=frozenset({"pay.example"}), max_lengths={"client_transaction_id": 50},
+        ranges={"amount": (100, 500_000), "time_zone": (-12, 14)}, phone_shapes={"593": "0#########"},
+        status=StatusProfile(
+            by_transaction_id="/api/Sale/{transaction_id}",
+            by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
+            state_field="transactionStatus", code_field="statusCode",
+            states={"Pending": "Pendiente", "Approved": "Aceptado", "Canceled": "Cancelado"},
+            codes={1: "Pendiente", 2: "Cancelado", 3: "Aceptado"},
+        ),
+        confirm=ConfirmProfile(
+            path="/api/button/V2/Confirm", transaction_id_field="id", client_transaction_id_field="clientTxId",
+            window=300,
+        ),
+        cancel=UndoProfile(
+            by_transaction_id="/api/Cancel", transaction_id_field="id", by_client_transaction_id="/api/Cancel/Client",
+            client_transaction_id_field="clientId", too_late_codes=frozenset({25, 2029}),
+        ),
+        reverse=UndoProfile(by_transaction_id="/api/Reverse", transaction_id_field="id"),
+        returned=ReturnProfile(transaction_id="id", client_transaction_id="clientTransactionId", message="msg"),
+    )  # fmt: skip
 
 
 def test_the_complete_file_is_complete() -> None:

@@ -143,11 +143,7 @@ async def test_a_sale_is_answered_forgotten_and_listed(client: Client, call: Cal
     assert await call("notification_query", sale=1001) == (200, "id=1001&clientTransactionID=order-1")
     _, sales = await call("sales")
     assert sales == [one.as_json() for one in client.service.sales.values()]
-    assert (sales[0]["client_transaction_id"], sales[0]["how"], sales[0]["amount"]) == (
-        "order-1",
-        "approved",
-        1150,
-    )
+    assert {"client_transaction_id": "order-1", "how": "approved", "amount": 1150}.items() <= sales[0].items()
     assert "0900000001" not in json.dumps(sales)
     await client.sale(4, clientTransactionId="order-1")
     counts = {name: count for name, count in (await call("counts"))[1].items() if count}
@@ -492,34 +488,25 @@ def test_a_thread_is_controlled_from_code_without_a_loop() -> None:
     with SimulatorThread(Simulator(answers=Answers.parse("ignore=1"))) as service:
         with pytest.raises(LookupError):
             service.approve(1001)
-        for number in (1, 2, 3):
+        for number in (1, 2):
             service.create_sale(sale_of(number))
         assert service.approve("order-1").how == "approved"
-        service.reject("order-2")
-        service.ignore(1003)
         with pytest.raises(ValueError, match="not pending"):
             service.approve("order-1")
         service.advance(300)
-        assert [sale.how for sale in service.sales.values()] == ["approved", "rejected", "expired"]
-        assert (service.counts.created, service.counts.pending) == (3, 0)
-        assert service.notification_query("order-1") == "id=1001&clientTransactionID=order-1"
-        with pytest.raises(ValueError, match="responseUrl"):
-            service.forge("order-1")
+        assert [sale.how for sale in service.sales.values()] == ["approved", "expired"]
+        assert (service.counts.created, service.counts.pending) == (2, 0)
         service.notifications_done()
         service.use_scenario("by-hand")
         service.fail_next(Fault("error"))
         service.stop()
         service.start()
         assert asyncio.run(sell(service.url)) == 503
-        assert service.faults.done == {"error": 1}
-        assert service.created_per_client_id == {"order-1": 1, "order-2": 1, "order-3": 1}
-        assert service.log[-1].fault == "error"
-        first, second = (
-            service.create_form(prepare_of(number, cancellationUrl=None)).payment_id for number in (1, 2)
-        )
-        assert service.pay(first, declined=True).startswith("https://shop.example/paid?id=")
-        assert service.cancel_form(second, "wallet") is None
-        assert [form.how for form in service.forms.values()] == ["declined", "cancelled"]
+        assert (service.faults.done, service.log[-1].fault) == ({"error": 1}, "error")
+        assert service.created_per_client_id == {"order-1": 1, "order-2": 1}
+        form = service.create_form(prepare_of())
+        assert service.pay(form.payment_id, declined=True).startswith("https://shop.example/paid?id=")
+        assert [form.how for form in service.forms.values()] == ["declined"]
         with pytest.raises(AttributeError, match="nothing_such"):
             service.nothing_such()
     with pytest.raises(RuntimeError, match="not open"):

@@ -55,17 +55,11 @@ async def test_a_valid_request_gives_an_id_and_two_links(client: Client, clock: 
     assert len(payment_id) >= 20
     assert second["paymentId"] != payment_id
     form = client.service.forms[payment_id]
-    assert (form.client_transaction_id, form.amount, form.currency) == (
-        SAMPLE["clientTransactionId"],
-        315,
-        "USD",
-    )
-    assert (form.state, form.how, form.transaction_id, form.created_at) == (
-        "Pendiente",
-        None,
-        None,
-        clock.time(),
-    )
+    shown = form.as_json()
+    paid_for = {"client_transaction_id": SAMPLE["clientTransactionId"], "amount": 315, "currency": "USD"}
+    undecided = {"state": "Pendiente", "how": None, "transaction_id": None}
+    assert (paid_for | undecided).items() <= shown.items()
+    assert form.created_at == clock.time()
     counts = client.service.counts
     assert (counts.prepared, counts.created, counts.requests) == (2, 0, 2)
 
@@ -184,40 +178,24 @@ class _Checker(HTMLParser):
 @pytest.mark.parametrize(
     ("language", "words"),
     [
-        (
-            "es",
-            ["Servicio simulado: no se mueve dinero real", "Pagar", "Comercio", "Motivo", "Cancelar el pago"],
-        ),
-        (
-            "en",
-            ["Simulated service: no real money moves", "Pay", "Merchant", "Reference", "Cancel the payment"],
-        ),
+        ("es", "Servicio simulado: no se mueve dinero real|Pagar|Comercio|Motivo|Cancelar el pago"),
+        ("en", "Simulated service: no real money moves|Pay|Merchant|Reference|Cancel the payment"),
     ],
 )
-async def test_the_page_shows_what_is_paid(language: str, words: list[str]) -> None:
+async def test_the_page_shows_what_is_paid(language: str, words: str) -> None:
     """In either language: the money, the store, the reference, that nothing is real, and two ways out."""
+    shown = f'USD 11.50|S1|Two coffees|order-1|value="cancel"|<html lang="{language}">'
     async with client_of(Settings(language_field="lang")) as client:
         form = await client.form(lang=language, reference="Two coffees")
         for link in (CARD, WALLET):
             _, page = await load(client, form, link)
             assert is_form(page)
-            for word in [
-                *words,
-                "USD 11.50",
-                "S1",
-                "Two coffees",
-                "order-1",
-                'value="cancel"',
-                f'<html lang="{language}">',
-            ]:
-                assert word in page
+            assert [word for word in f"{words}|{shown}".split("|") if word not in page] == []
             checker = _Checker(page)
             assert (checker.addresses, checker.open) == (["/style.css"], [])
             assert 'name="viewport" content="width=device-width, initial-scale=1"' in page
-            assert (client.headers["Cache-Control"], client.headers["Referrer-Policy"]) == (
-                "no-store",
-                "no-referrer",
-            )
+            assert client.headers["Cache-Control"] == "no-store"
+            assert client.headers["Referrer-Policy"] == "no-referrer"
             policy = client.headers["Content-Security-Policy"]
             assert policy.startswith("default-src 'none'; style-src 'self';")
             assert "unsafe" not in policy
@@ -365,11 +343,8 @@ async def test_a_paid_form_is_found_by_both_ids(client: Client) -> None:
         assert (status, error["errorCode"]) == (404, 20)
     await client.service.pay(form.payment_id)
     _, answer = await client.get(f"/api/Sale/{form.transaction_id}")
-    assert (answer["clientTransactionId"], answer["amount"], answer["transactionStatus"]) == (
-        "order-2",
-        1150,
-        "Aceptado",
-    )
+    paid = {"clientTransactionId": "order-2", "amount": 1150, "transactionStatus": "Aceptado"}
+    assert paid.items() <= answer.items()
     assert await client.get("/api/Sale/client/order-2") == (200, [answer])
     assert form.transaction_id != sale_id
     again = await client.form(2)

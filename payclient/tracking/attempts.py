@@ -248,7 +248,7 @@ class Attempts:
         if found is None:
             number = 1 if known is None else known.attempt + 1
             purchase = attempt.purchase or (identifier if known is None else known.purchase)
-            if purchase != identifier:
+            if attempt.purchase is not None or purchase != identifier:
                 await self._check_purchase(attempt, number, purchase)
             try:
                 event = await self._post(attempt, partial(self._permit, attempt, number, purchase))

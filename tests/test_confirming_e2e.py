@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 import payclient
+from fake_service import form
 from manual_clock import ManualClock
 from payclient.simulator import PAYPHONE, Simulator
 
@@ -98,21 +99,16 @@ async def test_a_form_paid_before_a_crash_is_confirmed_and_not_reversed(tmp_path
             assert await shop.wait() == -signal.SIGKILL
         assert service.forms[payment_id].confirmed_at is None
         async with payclient.PaySession(service.url, "token", profile=PROFILE) as session:
-            other = await session.prepare(
-                payclient.PrepareRequest(
-                    amount_without_tax=100, currency="USD", client_transaction_id="form-2", store_id="S1",
-                    response_url="https://shop.example/back",
-                )
-            )  # fmt: skip
+            other = await session.prepare(form("form-2"))
         await service.pay(other.payment_id)
         await clock.advance(240)  # the machine comes back after four minutes
         async with running(SECOND, service.url, ledger) as shop:
             assert await said(shop) == "True query"
             assert await shop.wait() == 0
         await clock.advance(3600)
-        form = service.forms[payment_id]
-        assert form.confirmed_at is not None
-        assert form.reversal is None
+        confirmed = service.forms[payment_id]
+        assert confirmed.confirmed_at is not None
+        assert confirmed.reversal is None
         assert service.collected_per_client_id["form-1"] == 1150
         assert service.forms[other.payment_id].reversal is not None
         assert service.collected_per_client_id["form-2"] == 0

@@ -7,6 +7,7 @@ import pytest
 
 import payclient
 import payclient.sync
+from fake_service import sale
 from payclient.simulator import PAYPHONE, Simulator
 from payclient.tracking.context import TrackerOptions
 
@@ -19,13 +20,6 @@ ENVIRON = {
 }
 
 
-def sale(number: int) -> payclient.SaleRequest:
-    return payclient.SaleRequest(
-        phone_number=f"098411122{number}", country_code="593", amount_without_tax=100, currency="USD",
-        client_transaction_id=f"order-{number}", store_id="S1",
-    )  # fmt: skip
-
-
 async def test_a_tracker_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Address, token, profile and ledger are those of the process's environment."""
     async with Simulator(token=TOKEN, settings=PAYPHONE) as service:
@@ -34,7 +28,7 @@ async def test_a_tracker_by_the_environment(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("PAYCLIENT_BASE_URL", service.url)
         async with payclient.open_tracker_from_env() as tracker:
             assert tracker.profile is payclient.PAYPHONE
-            assert (await tracker.sale(sale(1))).state is payclient.State.PENDING
+            assert (await tracker.sale(sale("order-1"))).state is payclient.State.PENDING
         assert (tmp_path / "a.db").exists()
 
 
@@ -45,11 +39,11 @@ async def test_the_token_of_a_file_is_read_again(tmp_path: Path) -> None:
     async with Simulator(token="the-first", settings=PAYPHONE) as service:
         environ = ENVIRON | {"PAYCLIENT_BASE_URL": service.url, "PAYCLIENT_TOKEN_FILE": str(file)}
         async with payclient.open_tracker_from_env(environ) as tracker:
-            pending = await tracker.sale(sale(1))
+            pending = await tracker.sale(sale("order-1"))
             service.token = "the-second"
             file.write_text("the-second\n", encoding="utf-8")
             assert (await pending.check()).state is payclient.State.PENDING
-            assert (await tracker.sale(sale(2))).state is payclient.State.PENDING
+            assert (await tracker.sale(sale("order-2", "0984111223"))).state is payclient.State.PENDING
 
 
 def test_blocking_code_has_it_too() -> None:

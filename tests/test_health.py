@@ -17,7 +17,7 @@ import payclient.web.aiohttp
 import payclient.web.starlette
 from asgi import ask
 from fake_ledgers import FailingLedger
-from fake_service import PROFILE, FakeService, lost_answer, refusal, sale, tracking
+from fake_service import PROFILE, FakeService, form, lost_answer, refusal, sale, tracking
 from manual_clock import ManualClock
 from payclient.ledger import postgres as postgres_ledger
 from payclient.profile import PAYPHONE
@@ -143,11 +143,7 @@ async def test_forms_whose_confirmation_runs_out() -> None:
     """The first of them is reversed five minutes after its customer came back."""
     service = FakeService()
     async with tracking(service, profile=PAYPHONE) as tracker:
-        request = payclient.PrepareRequest(
-            amount_without_tax=100, currency="USD", store_id="S1", client_transaction_id="form-1",
-            response_url="https://shop.example/back", cancellation_url="https://shop.example/no",
-        )  # fmt: skip
-        await tracker.prepare(request)
+        await tracker.prepare(form())
         service.confirm_scripts = [lambda: refusal(0, status=503)] * 20
         back, came = service.pay("form-1"), service.clock.time()
         await tracker.returned(back)

@@ -1,20 +1,30 @@
-"""Which ledger an address means, and whether it is made: by the public names alone."""
+"""Which ledger an address means, whether it is made, and backups of it: by the public names and the command line."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from payclient import ConfigurationError, LedgerMissingError, open_ledger, open_tracker
+from payclient import (
+    ConfigurationError,
+    LedgerMissingError,
+    LedgerUnavailableError,
+    open_ledger,
+    open_tracker,
+)
 from payclient.cli import main
-from payclient.ledger import Shared, backup_ledger
-from payclient.lifecycle import State
+from payclient.events import Created
+from payclient.ledger import Ledger, Shared, backup_ledger
+from payclient.lifecycle import Record, State
 from postgres_server import PostgresServer
-from test_ledger import brought
+from test_ledger import NOW, brought, fresh
 
 
 async def test_a_new_ledger_is_announced_once(
@@ -145,3 +155,148 @@ async def test_two_slashes_make_no_file_at_the_root(url: str, tmp_path: Path) ->
         ):
             await opening
     assert not Path("/charges.db").exists()
+
+
+# --- Backups, of a ledger that is in use or not
+
+
+async def held(url: str) -> tuple[bytes, list[Record], list[object]]:
+    """All that a ledger says."""
+    ledger = await open_ledger(url, create=False)
+    records = [record async for record in ledger.records()]
+    histories: list[object] = [await ledger.history(each.client_transaction_id) for each in records]
+    await ledger.aclose()
+    return ledger.digest_key, records, histories
+
+
+async def filled(ledger: Ledger, numbers: range) -> None:
+    for number in numbers:
+        record = fresh(f"order-{number}")
+        assert await ledger.permit(record)
+        await ledger.apply(record, Created(at=NOW, transaction_id=number + 1, expires_at=NOW + 300))
+
+
+@pytest.mark.parametrize("how", ["here", "another process", "closed"])
+async def test_a_backup_is_the_ledger(tmp_path: Path, how: str) -> None:
+    """While it is open here, open elsewhere, or closed: the copy holds all, is 0600 and one file, and harms nothing."""
+    path, copy = tmp_path / "charges #1?%41.db", tmp_path / "backups" / "copy.db"
+    copy.parent.mkdir()
+    url = f"sqlite:{path}"
+    ledger = await open_ledger(url)
+    await filled(ledger, range(20))
+    if how == "closed":
+        await ledger.aclose()
+    if how == "another process":
+        command = [sys.executable, "-m", "payclient", "ledger", "backup", str(copy), "--ledger", url]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert str(copy) in done.stderr + done.stdout
+    else:
+        await backup_ledger(url, copy)
+    assert os.listdir(copy.parent) == ["copy.db"]
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert copy.stat().st_nlink == 1
+    assert copy.read_bytes()[18:20] == b"\x01\x01", "it needs a write-ahead log"
+    if how != "closed":
+        await filled(ledger, range(20, 25))
+        await ledger.aclose()
+    key, records, histories = await held(url)
+    copied = await held(f"sqlite:{copy}")
+    assert copied == (key, records[:20], histories[:20])
+
+
+async def test_a_backup_harms_no_owner_without_posix_locks(tmp_path: Path) -> None:
+    """Where the owner's process dropped SQLite's locks by a foreign close, a backup leaves the log alone."""
+    path = tmp_path / "charges.db"
+    ledger = await open_ledger(f"sqlite:{path}")
+    await filled(ledger, range(5))
+    path.read_bytes()
+    command = [sys.executable, "-m", "payclient", "ledger", "backup", "copy.db", "--ledger", f"sqlite:{path}"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    await filled(ledger, range(5, 10))
+    await ledger.aclose()
+    assert len((await held(f"sqlite:{path}"))[1]) == 10
+    assert len((await held(f"sqlite:{tmp_path / 'copy.db'}"))[1]) == 5
+
+
+async def test_a_backup_beside_writes(tmp_path: Path) -> None:
+    """What was acknowledged before the backup began is in it, whatever is written meanwhile."""
+    url = f"sqlite:{tmp_path / 'charges.db'}"
+    ledger = await open_ledger(url)
+    await filled(ledger, range(50))
+    writing = asyncio.create_task(filled(ledger, range(50, 150)))
+    for number in range(3):
+        known = len([record async for record in ledger.records()])
+        await backup_ledger(url, tmp_path / f"{number}.db")
+        _, records, histories = await held(f"sqlite:{tmp_path / f'{number}.db'}")
+        assert len(records) >= known
+        assert len(histories) == len(records)
+    await writing
+    await ledger.aclose()
+    assert len((await held(url))[1]) == 150
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link", "the ledger"])
+async def test_a_backup_goes_over_nothing(tmp_path: Path, kind: str) -> None:
+    """What has the name already stays as it is, and nothing is left beside it."""
+    path, copy = tmp_path / "charges.db", tmp_path / "copy.db"
+    await (await open_ledger(f"sqlite:{path}")).aclose()
+    before = path.read_bytes()
+    if kind == "file":
+        copy.write_text("precious")
+    elif kind == "link":
+        copy.symlink_to(path)
+    elif kind == "dangling link":
+        copy.symlink_to(tmp_path / "nowhere")
+    else:
+        copy = path
+    names = set(os.listdir(tmp_path))
+    with pytest.raises(ConfigurationError, match="must be a new file"):
+        await backup_ledger(f"sqlite:{path}", copy)
+    assert {name for name in os.listdir(tmp_path) if not name.endswith(("-wal", "-shm"))} == names
+    assert path.read_bytes() == before
+    assert kind != "file" or copy.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        ("sqlite:missing.db", LedgerMissingError, "there is no ledger at"),
+        ("sqlite:text.db", LedgerUnavailableError, "NOTADB"),
+        ("sqlite:empty.db", LedgerMissingError, "there is no ledger at"),
+        ("memory:", ConfigurationError, "must be sqlite:PATH"),
+        ("sqlite:", ConfigurationError, "must be sqlite:PATH"),
+        ("postgresql://shop:s3cret@db/shop", ConfigurationError, "pg_dump"),
+    ],
+)
+async def test_what_cannot_be_backed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: type[Exception], words: str
+) -> None:
+    """The error says why, and nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.db").write_text("no database " * 500)
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(kind, match=words) as caught:
+        await backup_ledger(source, "copy.db")
+    assert "s3cret" not in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["empty.db", "text.db"]
+
+
+async def test_a_place_without_room(tmp_path: Path) -> None:
+    """A target that cannot be written is `LedgerUnavailableError`, and the ledger goes on."""
+    url = f"sqlite:{tmp_path / 'charges.db'}"
+    ledger = await open_ledger(url)
+    with pytest.raises(LedgerUnavailableError, match="could not be backed up"):
+        await backup_ledger(url, tmp_path / "no such directory" / "copy.db")
+    await filled(ledger, range(1))
+    await ledger.aclose()
+
+
+def test_the_command_needs_a_ledger(tmp_path: Path) -> None:
+    """Without `--ledger`, or for a ledger that is not there, it ends with 2 and makes nothing."""
+    for options in ([], ["--ledger", f"sqlite:{tmp_path / 'none.db'}"]):
+        assert main(["ledger", "backup", str(tmp_path / "copy.db"), *options]) == 2
+    assert os.listdir(tmp_path) == []

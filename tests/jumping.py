@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["jump_after", "run_jumping"]
+__all__ = ["in_jumping_time", "jump_after", "run_jumping"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Jumps:
-    """Waits `silence` at most; `ahead` is by how much the loop's clock is ahead of the real one."""
+class _Selector(selectors.DefaultSelector):
+    """Waits `silence` at most; `ahead` is by how much its loop's clock is ahead of the real one."""
 
-    def __init__(self, loop: Any) -> None:
-        self.silence = 0.0
-        self.ahead = 0.0
-        self._select, self._time = loop._selector.select, loop.time
-        loop._selector.select, loop.time = self.select, self.time
+    silence = 0.5
+    ahead = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         waits = timeout is None or timeout <= self.silence
-        found: list[tuple[selectors.SelectorKey, int]] = self._select(timeout if waits else self.silence)
+        found = super().select(timeout if waits else self.silence)
         if timeout is not None and not waits and not found:
             self.ahead += timeout - self.silence
         return found
 
+
+class _JumpingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.selector = _Selector()
+        super().__init__(self.selector)
+
     def time(self) -> float:
-        real: float = self._time()
-        return real + self.ahead
-
-
-_JUMPS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Jumps] = WeakKeyDictionary()
+        return super().time() + self.selector.ahead
 
 
 def jump_after(seconds: float) -> None:
@@ -43,16 +43,30 @@ def jump_after(seconds: float) -> None:
     Few are enough where everything that answers runs in this loop, and no thread and no other process.
     """
     loop = asyncio.get_running_loop()
-    if loop not in _JUMPS:
-        _JUMPS[loop] = _Jumps(loop)
-    _JUMPS[loop].silence = seconds
+    assert isinstance(loop, _JumpingLoop)
+    loop.selector.silence = seconds
 
 
 def run_jumping(work: Coroutine[Any, Any, T]) -> T:
     """Run it to its end, where minutes of waiting take half a second."""
+    with asyncio.Runner(loop_factory=_JumpingLoop) as runner:
+        return runner.run(work)
 
-    async def main() -> T:
-        jump_after(0.5)
-        return await work
 
-    return asyncio.run(main())
+def in_jumping_time(
+    silence: float,
+) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """Run a test on such a loop."""
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run_it(*args: P.args, **options: P.kwargs) -> None:
+            async def main() -> None:
+                jump_after(silence)
+                await test(*args, **options)
+
+            run_jumping(main())
+
+        return run_it
+
+    return decorate

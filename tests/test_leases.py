@@ -14,7 +14,7 @@ import pytest
 import payclient
 from cutting_proxy import cutting_proxy
 from fake_ledgers import SharedLedger
-from fake_service import PROFILE, FakeService, events_of, hint, sale, tracking
+from fake_service import PROFILE, FakeService, events_of, hint, pending_of, sale, tracking
 from payclient.batch import charge_all
 from payclient.clock import SystemClock
 from payclient.errors import LedgerUnavailableError
@@ -46,9 +46,7 @@ class Worker:
         return await self.service(request, before_send)
 
     async def find(self, identifier: str = "order-17") -> payclient.PendingSale:
-        found = await self.tracker.find(identifier)
-        assert found is not None
-        return found
+        return await pending_of(self.tracker, identifier)
 
     async def die(self) -> None:
         """As by SIGKILL, its lease over: nothing is said to anybody."""

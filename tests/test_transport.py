@@ -21,7 +21,7 @@ import pytest
 import required
 from fake_service import PROFILE as QUERIES
 from fake_service import Permit
-from jumping import jump_after
+from jumping import in_jumping_time
 from payclient.clock import Timeouts
 from payclient.errors import (
     CustomerBusyError,
@@ -254,9 +254,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@in_jumping_time(SILENCE)
 async def test_any_server(row: Row, context: ssl.SSLContext | None, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a server does, the outcome is the right one, nothing was sent twice and no error holds a secret."""
-    jump_after(SILENCE)
     permit = Permit()
     async with RawServer(row.steps, context=context) as server:
         outcome = await sold(server, permit)
@@ -446,9 +446,9 @@ async def test_connection_refused(scheme: str, delays: list[float]) -> None:
 @pytest.mark.parametrize(
     "timeouts", [Timeouts(connect=600, total=30), Timeouts(connect=30, total=600)], ids=["total", "connect"]
 )
+@in_jumping_time(SILENCE)
 async def test_black_hole(timeouts: Timeouts) -> None:
     """A connection that never stands is not sent, whichever time-out ends it."""
-    jump_after(SILENCE)
     with black_hole() as url:
         async with asyncio.timeout(300):
             await check_never_connected(url, timeouts)
@@ -457,9 +457,9 @@ async def test_black_hole(timeouts: Timeouts) -> None:
 @pytest.mark.parametrize(
     "timeouts", [Timeouts(connect=600, total=30), Timeouts(connect=30, total=600)], ids=["total", "connect"]
 )
+@in_jumping_time(SILENCE)
 async def test_tls_handshake_without_end(timeouts: Timeouts) -> None:
     """The time-out for connecting covers the TLS handshake too."""
-    jump_after(SILENCE)
     async with RawServer((hang,)) as server, asyncio.timeout(300):
         await check_never_connected(server.url.replace("http", "https"), timeouts)
 
@@ -528,9 +528,9 @@ async def test_raising_in_before_send(
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+@in_jumping_time(SILENCE)
 async def test_before_send_without_end(kept: bool, context: ssl.SSLContext | None) -> None:
     """A `before_send` that the total time-out ends is not sent."""
-    jump_after(SILENCE)
     permit = Permit(asyncio.Event().wait)  # type: ignore[arg-type]  # its result is not looked at
     async with RawServer((read, write(CREATED), read, write(CREATED)), context=context) as server:
         async with session_to(server.url) as session:
@@ -816,11 +816,11 @@ async def test_proxy_refuses(refusal: bytes, delays: list[float]) -> None:
         assert server.connections == []
 
 
+@in_jumping_time(SILENCE)
 async def test_a_proxy_that_does_not_answer() -> None:
     """A proxy that is not there, or never answers the CONNECT, is not sent; the total time-out ends it."""
     with kept_port() as port:
         await check_never_connected("https://pay.example", proxy=f"http://127.0.0.1:{port}")
-    jump_after(SILENCE)
     async with RawServer((hang,)) as proxy:
         await check_never_connected("https://pay.example", proxy=proxy.url)
 

@@ -206,6 +206,7 @@ async def test_closed() -> None:
         with pytest.raises(UsageError, match="closed"):
             await cast("Any", call)
     assert len(fake.requests) == 1
+    assert repr(session) == f"<PaySession {BASE} profile=test>"
     for way in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="does not pickle"):
             way(session)

@@ -346,18 +346,10 @@ def test_the_server_is_what_the_document_says(fuzzed: SimulatorThread, operation
 def simulating(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
     """A running `payclient simulate`: what it says in its ready file, which is gone at the end."""
     path = folder / "ready.json"
-    command = [
-        sys.executable,
-        "-m",
-        "payclient",
-        "simulate",
-        "--port",
-        "0",
-        "--ready-file",
-        str(path),
-        *options,
-    ]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    service = [sys.executable, "-m", "payclient", "simulate", "--port", "0", "--ready-file", str(path)]
+    with subprocess.Popen(
+        [*service, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(b"listening on")
@@ -421,19 +413,10 @@ def test_what_the_command_refuses_or_warns_of(
 async def test_the_options_set_what_a_client_meets(tmp_path: Path, merchant: Merchant) -> None:
     """Accounts, CORS, stores, the least amount and the names of a notification, of a service in another process."""
     options = [
-        *("--profile", "payphone", "--time-of-day", "19:59", "--answers", "approve=1", "--delay", "0.1"),
-        *(
-            "--account",
-            "one=first",
-            "--account",
-            "two=second",
-            "--set",
-            "least_amount=100",
-            "--set",
-            "cors=true",
-        ),
-        *("--set", "stores=S1,S2", "--set", "notification_names=id,clientTransactionId"),
-    ]
+        "--profile", "payphone", "--time-of-day", "19:59", "--answers", "approve=1", "--delay", "0.1",
+        "--account", "one=first", "--account", "two=second", "--set", "least_amount=100", "--set", "cors=true",
+        "--set", "stores=S1,S2", "--set", "notification_names=id,clientTransactionId",
+    ]  # fmt: skip
     with simulating(tmp_path, *options) as told:
         async with aiohttp.ClientSession() as session:
             client = Client(cast("Any", SimpleNamespace(url=told["url"])), session)

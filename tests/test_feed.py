@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import FakeService, hint, pending_of, refuses, sale, tracking
 from payclient.errors import RefusedError
 from payclient.events import Evidence
@@ -62,6 +63,34 @@ async def test_a_refused_attempt_is_shown_without_the_next_ones_id(
     assert first.created_at is not None
     assert second.created_at >= first.created_at + 10
     assert second.notified_at == second.created_at
+
+
+async def test_what_was_corrected_is_told_as_it_was(service: FakeService) -> None:
+    """A refusal that a notification corrects: first refused with its error and no id, then accepted."""
+    service.scripts = [refuses(22)]
+    async with tracking(service) as tracker:
+        with pytest.raises(payclient.NotCreatedError):
+            await tracker.sale(sale())
+        service.add_sale()
+        await service.clock.advance(5)
+        assert await tracker.notify(hint()) is payclient.Receipt.LATE
+        await service.clock.advance(1)
+        first, second = await taken(tracker.outcomes(), 2)
+    assert (first.state, first.transaction_id, first.notified_at) == (State.REFUSED, None, None)
+    assert isinstance(first.error, payclient.RefusedError)
+    assert (second.state, second.transaction_id, second.error) == (State.ACCEPTED, 1000, None)
+
+
+async def test_what_another_process_decided_comes_out(service: FakeService) -> None:
+    """Whoever waits for the feed there is woken."""
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as first, tracking(service, SharedLedger(ledger)) as second:
+        coming = asyncio.ensure_future(anext(second.outcomes()))
+        pending = await first.sale(sale())
+        service.decide("Cancelado")
+        await pending.check()
+        async with asyncio.timeout(60):
+            assert (await coming).state is State.CANCELLED
 
 
 async def test_a_refused_sale_that_was_notified_is_worth_one_query(service: FakeService) -> None:

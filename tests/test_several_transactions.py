@@ -200,6 +200,32 @@ async def test_a_look_that_finds_only_another_cancelled_one_is_cancelled(service
     assert (outcome.paid, outcome.transaction_id) == (False, 1000)
 
 
+async def test_a_look_waits_for_its_turn(service: FakeService) -> None:
+    """Twenty cancelled at once, at 30 queries a minute: never more, both kinds together."""
+    async with tracking(service, profile=attrs.evolve(PROFILE, queries_per_minute=30.0)) as tracker:
+        pendings = [
+            await tracker.sale(sale(f"o{number}", phone=f"09841112{number:02}")) for number in range(20)
+        ]
+        for number in service.sales:
+            service.decide("Cancelado", number)
+        await service.clock.advance(120)
+        assert {pending.outcome.paid for pending in pendings} == {False}
+    assert len(service.queried_at) == 40
+    assert min(later - earlier for earlier, later in pairwise(service.queried_at)) >= 1.7
+
+
+async def test_a_look_that_finds_others_only_is_a_conflict(service: FakeService) -> None:
+    """Another amount under our client transaction id: somebody must look at it."""
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Cancelado")
+        service.sales[1001] = service.sales[1000] | {"transactionId": 1001, "state": "Aceptado", "amount": 5}
+        outcome = await outcome_of(service, pending)
+        assert outcome.paid is None
+    assert "Conflicted" in await events_of(ledger)
+
+
 async def test_a_cancelled_sale_that_turns_out_to_be_paid_is_an_alarm(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,6 +304,26 @@ async def test_two_that_were_created_bind_neither(service: FakeService, says: Sc
         assert (pending.state, pending.transaction_id) == (State.PENDING, None)
         service.decide("Aceptado", 1001)
         assert (await outcome_of(service, pending)).transaction_id == 1001
+
+
+async def test_two_that_were_paid_are_an_alarm(
+    service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the first query of all finds them."""
+
+    async def both(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        service.decide("Aceptado", 1000)
+        service.decide("Aceptado", 1001)
+        return await BUSY(service, request, before_send)
+
+    service.scripts = [posted(2, both)]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        assert (await tracker.sale(sale())).state is State.ACCEPTED
+    assert any(
+        record.levelno == logging.CRITICAL and "1001" in record.getMessage() for record in caplog.records
+    )
+    assert "Conflicted" in await events_of(ledger)
 
 
 @pytest.mark.parametrize("says", [BUSY, DUPLICATE, refuses(22, 23)], ids=["2061", "23", "inner 23"])

@@ -215,6 +215,10 @@ def test_a_statement_is_compared_and_told(month: Book, tmp_path: Path, capfd: Sa
         "rent-1": "agreed", "rent-2": "amounts differ", "order-unknown": "paid there, not known here",
         "rent-9": "only there", "order-accepted": "only here",
     }  # fmt: skip
+    assert "only there: rent-9 (line 6)\n" in shown.out
+    assert "paid there, not known here: order-unknown (line 5)\n" in shown.out
+    assert "only here: order-accepted\n" in shown.out
+    assert "agreed:" not in shown.out
     assert rows["rent-9"]["currency"] == "USD"
     assert rows["rent-1"]["there_units"] == "11,50"
     assert rows["rent-2"]["lines"] == "4"
@@ -223,12 +227,16 @@ def test_a_statement_is_compared_and_told(month: Book, tmp_path: Path, capfd: Sa
     assert all(f"{kind.capitalize()}: 1" in text for kind in ("only there", "only here", "amounts differ"))
 
 
-def test_the_terminal_sums_each_class(month: Book, tmp_path: Path, capfd: Said) -> None:
-    """The money of all is in the ledger's one currency."""
+def test_the_terminal_names_the_first_of_each_class(month: Book, tmp_path: Path, capfd: Said) -> None:
+    """And how many more there are; the money of all is in the ledger's one currency."""
     lines = [f"else-{number};1/1;1,50;Aceptado" for number in range(5)]
     file = statement(tmp_path / "enero.csv", *lines)
     assert main(["reconcile", str(file), *MAP]) == 3
     out = capfd.readouterr().out
+    named = (
+        "only there: else-0 (line 3), else-1 (line 4), else-2 (line 5), and 2 more: --report FILE names all\n"
+    )
+    assert named in out
     assert re.search(r"only there +5 +USD 0\.00 +USD 7\.50", out)
     row = out.splitlines()[next(n for n, line in enumerate(out.splitlines()) if line.startswith(" all")) + 1]
     assert not row.strip(), "one currency, one line"

@@ -83,12 +83,25 @@ def test_a_csv_report_is_written_as_the_file_is(willing: Service, tmp_path: Path
     assert "\t125050\t1250.50\tUSD\t" in report.read_text(encoding="utf-8-sig")
 
 
-def test_a_plain_file_has_a_plain_report(willing: Service, tmp_path: Path) -> None:
-    """UTF-8 with commas: no byte order mark, a decimal point."""
+def test_a_report_of_another_file_is_replaced_with_a_word(
+    willing: Service, tmp_path: Path, capfd: Said
+) -> None:
+    """In the plan, and with --yes in a line; nothing where the same file is charged again."""
     report = tmp_path / "r.csv"
-    file = write_csv(tmp_path / "c.csv", rows_of("plainly", 1))
-    assert main(charge_arguments(willing, file, "--report", str(report))) == 0
-    assert report.read_bytes().startswith(b"client_transaction_id,line,")
+    first = charge_arguments(
+        willing, write_csv(tmp_path / "a.csv", rows_of("first", 3)), "--report", str(report)
+    )
+    assert main(first) == 0
+    assert report.read_bytes().startswith(b"client_transaction_id,line,"), "as the file: no byte order mark"
+    assert main(first) == 0
+    assert "is replaced" not in capfd.readouterr().err
+    second = charge_arguments(
+        willing, write_csv(tmp_path / "b.csv", rows_of("first", 1)), "--report", str(report)
+    )
+    assert main([*second, "--dry-run"]) == 0
+    assert "the report that is there tells of 2 rows" in " ".join(capfd.readouterr().out.split())
+    assert main(second) == 0
+    assert "tells of 2 rows that this file lacks, and is replaced" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +162,7 @@ def test_a_spreadsheet_holds_numbers_and_texts(willing: Service, tmp_path: Path)
     assert [row["nombre"].data_type for row in found] == ["s", "s"]
     assert [row["amount_units"].value for row in found] == [1250.5, 0.07]
     assert [(row["paid"].value, row["line"].value) for row in found] == [(True, 2), (False, 4)]
-    assert Report(path, CARRIED).earlier == {"row-1"}
+    assert Report(path, CARRIED).earlier == {"row-1": True, "row-2": False}
 
 
 def test_only_a_report_is_replaced(willing: Service, tmp_path: Path, capfd: Said) -> None:
@@ -360,4 +373,4 @@ def test_a_row_that_a_crash_cut_counts_as_absent(tmp_path: Path) -> None:
     with Report(path).begin() as report:
         report.write(LINE)
     path.write_bytes(path.read_bytes() + b'{"client_transaction_id": "order-2", "state": "acc')
-    assert Report(path).earlier == {"order-1"}
+    assert Report(path).earlier == {"order-1": True}

@@ -79,19 +79,21 @@ def test_a_column_that_the_settings_keep_is_no_column_that_nobody_reads(
     assert "not read" not in capfd.readouterr().out
 
 
-def test_an_option_replaces_the_whole_setting(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_pair_replaces_that_of_its_own_field_only(
+    shop: Path, willing: Service, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An option over the file, and a section over what stands above it; what is lacking then is named."""
+    """An option over the file, and a section over what stands above it; in either spelling of the field."""
     monkeypatch.chdir(shop)
     settings = shop / "payclient.toml"
-    settings.write_text('map = { reference = "nota" }\n' + settings.read_text())
-    (shop / "rent.csv").write_text("clave;telefono;valor\npair-1;0977000001;25,00\n")
-    arguments = ["charge", "rent.csv", "--batch", "rent", "--dry-run"]
-    assert main(arguments) == 0
-    assert "USD 25.00" in " ".join(capfd.readouterr().out.split())
-    assert main([*arguments, "--set", "store_id=S1"]) == 2
-    assert "there is no column country_code" in capfd.readouterr().err
+    settings.write_text('map = { phone_number = "telefono", reference = "nota" }\n' + settings.read_text())
+    (shop / "rent.csv").write_text("clave;celular;valor;nota\npair-1;0977000001;25,00;A\n")
+    arguments = ["charge", "rent.csv", "--batch", "rent", "--dry-run", "--map"]
+    assert main([*arguments, "phoneNumber=celular", "--set", "store_id=S1"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "USD 25.00" in out
+    assert "not read" not in out
+    assert main([*arguments, "phone_number=celular", "--map", "amount_with_tax=monto"]) == 2
+    assert "--map amount_with_tax names the column monto" in capfd.readouterr().err
 
 
 def test_the_users_own_folder_comes_last(

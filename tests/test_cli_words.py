@@ -3,6 +3,7 @@
 import ast
 import re
 import string
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,15 +14,19 @@ from cli_runs import (
     Service,
     charge_arguments,
     clean_environment,
+    crowd,
     rows_of,
     silent,
     unwilling,
+    wait_until,
     willing,
     write_csv,
 )
 from payclient.cli import main
 from payclient.cli.app import COMMANDS
+from payclient.cli.reach import Reach
 from payclient.cli.texts import choose_language, counted, reason, table, text
+from payclient.session import Exchange
 
 __all__ = ["clean_environment", "silent", "unwilling", "willing"]  # fixtures
 
@@ -280,6 +285,59 @@ def test_what_is_to_do_stands_at_the_end(
         r"1 other content \(todo-0\): this id is in the ledger with other content and cancelled", err
     )
     assert re.search(r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", err)
+
+
+def exchange(status: int | None, error: str | None = None) -> Exchange:
+    return Exchange(
+        operation="status", method="GET", path="/", http_status=status, seconds=0.1, sent=True, error=error,
+        client_transaction_id=None,
+    )  # fmt: skip
+
+
+def test_a_service_that_has_gone_is_told_of_once() -> None:
+    """After two requests and ten seconds without any answer; a 5xx is one, and an error of the ledger says nothing."""
+    reach, gone = Reach(), exchange(None, "TransportError")
+    found = [
+        reach.note(gone, 100.0), reach.note(gone, 109.0), reach.note(exchange(502, "TransportError"), 109.5),
+        reach.note(gone, 110.0), reach.note(exchange(None, "LedgerUnavailableError"), 121.0),
+        reach.note(exchange(None, "OutcomeUnknownError"), 122.0), reach.note(gone, 130.0),
+    ]  # fmt: skip
+    assert found == [None, None, None, None, None, "unreachable", None]
+    assert reach.since == 110.0
+    assert [reach.note(exchange(200), 131.0), reach.note(exchange(200), 132.0)] == ["reachable", None]
+
+
+def test_a_run_says_that_the_service_has_gone(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """While it waits for customers whose sales are open."""
+    monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
+    file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
+    arguments: list[list[str]] = []
+    started = threading.Event()
+
+    def serve() -> None:
+        with crowd(tmp_path_factory, "ignore", window=1) as leaving:
+            arguments.append([*charge_arguments(leaving, file), "--language", "es"])
+            started.set()
+            wait_until(lambda: leaving.counts()["created"] == 2)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    started.wait(60)
+    try:
+        code = main(arguments[0])
+    finally:
+        server.join()
+    assert code == 4
+    err = " ".join(capfd.readouterr().err.split())
+    assert err.count("por hacer:") == 1
+    assert "2 filas sin final conocido; ejecute otra vez más tarde" in err
+    assert err.count("el servicio no responde desde las") == 1
+    assert "revise la red de esta máquina" in err
 
 
 def test_doubles_are_suspected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

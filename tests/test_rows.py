@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import attrs
 import openpyxl
@@ -747,14 +748,21 @@ def test_a_table_is_found_under_its_title(tmp_path: Path) -> None:
         ("0987000031", 2550), ("0987000032", 123450),
     ]  # fmt: skip
     assert file.description == "spreadsheet, header in line 3, decimal comma"
-    assert (file.empty, file.total_lines, file.unread) == ([5], [8], ["casa"])
+    assert (file.empty, file.total_lines, file.total_faults, file.unread) == ([5], [8], [], ["casa"])
     assert [row.respelled for row in file.rows] == [False, True]
 
 
-def test_a_total_names_neither_a_key_nor_a_customer(read: Read) -> None:
-    """It is the last line, and holds an amount or the word."""
+def test_a_total_that_is_not_the_sum_of_the_rows_is_named(read: Read) -> None:
+    """The last line has neither a key nor a customer."""
     text = "clave;telefono;valor\nn-1;0987000031;25,50\nn-2;0987000032;10,00\n;;36,50\n"
-    assert read(text, profile=PAYPHONE, **attrs.asdict(FOUND)).total_lines == [4]
+    (fault,) = read(text, profile=PAYPHONE, **attrs.asdict(FOUND)).total_faults
+    assert str(fault) == "line 4, valor: the total is not the sum of the rows, 3550 cents"
+    (fault,) = read(text.replace("0987000031", ""), profile=PAYPHONE, **attrs.asdict(FOUND)).total_faults
+    assert "3550 cents" in str(fault), "whatever else is wrong with the rows"
+    for bad in ("25", "25,5,0"):
+        assert read(text.replace("25,50", bad), **attrs.asdict(FOUND)).total_faults == (
+            [] if "," in bad else [ANY]
+        )
     for last in ("n-3;;5,00", ";0987000033;5,00", ";;;", "TOTAL-3;;5,00"):
         assert read(text.replace(";;36,50", last), **attrs.asdict(FOUND)).total_lines == []
 

@@ -99,7 +99,7 @@ def charge(
     page = None
     if shown.html:
         page = RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
-    earlier = report.earlier if report else frozenset()
+    earlier = report.earlier if report else {}
     plan = Plan(
         file=rows,
         known=asyncio.run(read_ledger(options.ledger, rows, profile, limits.retry, earlier)),
@@ -107,6 +107,7 @@ def charge(
         limits=limits,
         profile=profile,
         skip_bad=written.skip_bad,
+        reported=earlier,
         guessed_cents=written.amounts is None and rows.records.delimiter != "",
     )
     _show_plan(plan, shown)
@@ -168,6 +169,8 @@ def _show_plan(plan: Plan, shown: ShownOptions) -> None:
     elif not shown.yes:
         terminal.check_can_ask("nothing was sent")
         terminal.err.print(plan.picture(), soft_wrap=False)
+    elif plan.replaced:
+        terminal.say(text("plan.replaced", count=plan.replaced))
     plan.check(shown.report)
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_consent()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from cyclopts import App, ArgumentCollection
+from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Dict
 
 from payclient.errors import ConfigurationError
@@ -31,6 +31,8 @@ _WITHOUT = frozenset({"demo", "guide", "simulate"})
 #: What a command reads, beside which the file of settings is looked for.
 _FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
 
+#: Settings of one value for each field: an option replaces that of its own field only.
+_PAIRS = ("map", "set")
 
 #: Each setting that the command line, the environment or the file gives: its value, and where it stands.
 origins: ContextVar[Mapping[str, tuple[Any, str]]] = ContextVar("origins", default={})  # noqa: B039 - never written
@@ -53,6 +55,8 @@ class Configuration:
         reconcile = values.pop("reconcile", {})
         own = reconcile if commands[0] == "reconcile" else {}
         mine = {n: each for n, each in values.items() if n in SHARED or commands[0] in ("charge", "doctor")}
+        for name in _PAIRS:
+            _complete(arguments, own or mine, name, path)
         for table, is_open in ((own, False), (mine, True)):
             for command in reversed(commands):
                 table = {command: table}
@@ -102,7 +106,10 @@ def _read(path: Path, batch: str | None) -> dict[str, Any]:
         _check_names(path, section, None if section is reconcile else SETTINGS)
     values = {}
     for name, value in {**table, **batches.get(batch, {})}.items():
-        values[_plain(name)] = _flat(_beside(path.absolute().parent, _plain(name), value))
+        name, above = _plain(name), table.get(name)
+        if name in _PAIRS and isinstance(value, dict) and isinstance(above, dict):
+            value = above | value
+        values[name] = _flat(_beside(path.absolute().parent, name, value))
     return {**values, "reconcile": {name: _flat(value) for name, value in reconcile.items()}}
 
 
@@ -133,6 +140,19 @@ def _beside(folder: Path, name: str, value: Any) -> Any:
         # Another file would be another memory of what was charged.
         return f"sqlite:{os.path.join(folder, str(value)[7:])}"
     return value
+
+
+def _complete(arguments: ArgumentCollection, values: Mapping[str, Any], name: str, path: Path | None) -> None:
+    """Add the pairs of a file of settings to those of the command line, without those of the same fields."""
+    argument = next((each for each in arguments if each.name == f"--{name}"), None)
+    if argument is None or not argument.tokens:
+        return
+    from payclient.validation import from_service  # `--help` needs none
+
+    given = {from_service(token.value.partition("=")[0]) for token in argument.tokens}
+    for pair in values.get(name, ()):
+        if from_service(str(pair).partition("=")[0]) not in given:
+            argument.append(Token(keyword=argument.name, value=str(pair), source=str(path)))
 
 
 def _flat(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -55,18 +55,19 @@ async def read_ledger(
     file: ChargeFile,
     profile: ServiceProfile,
     retry: str | None,
-    reported: Collection[str],
+    reported: Mapping[str, bool],
 ) -> Known:
-    """Look the rows up, also while another process has the ledger open. `reported`: the ids of `Report.earlier`."""
-    keys = [each.client_transaction_id for each in file.requests]
-    sent = [key for key in keys if url and key in reported]
+    """Look the rows up, also while another process has the ledger open. `reported`: see `Report.earlier`."""
+    sent = [
+        key for key in (each.client_transaction_id for each in file.requests) if url and reported.get(key)
+    ]
     if not url or url.startswith("memory:"):
         return Known(new=True, lost=sent)
     try:
         book = await open_ledger(url, read_only=True)
     except LedgerMissingError:
         return Known(new=True, lost=sent)
-    known, found, purchases = Known(), set[str](), file.purchases
+    known, keys, purchases = Known(), set[str](), file.purchases
     try:
         for begin in range(0, len(file.requests), CHUNK):
             requests = {each.client_transaction_id: each for each in file.requests[begin : begin + CHUNK]}
@@ -74,7 +75,7 @@ async def read_ledger(
                 digest = content_digest(encode_sale(requests[key], profile).body, book.digest_key)
                 is_same = record.digest == digest and purchases.get(key) in (None, record.purchase)
                 is_refused = record.state is State.REFUSED
-                found.add(key)
+                keys.add(key)
                 known.labels[record.state if is_same or is_refused else OTHER_CONTENT] += 1
                 if is_refused:
                     known.again += retry == "refused" or passes(record.evidence, record.error_type)
@@ -82,7 +83,7 @@ async def read_ledger(
                     known.changed.append(key)
     finally:
         await book.aclose()
-    known.lost = [key for key in sent if key not in found]
+    known.lost = [key for key in sent if key not in keys]
     return known
 
 
@@ -97,6 +98,8 @@ class Plan:
     profile: ServiceProfile
     #: Where the bad rows go.
     skip_bad: Path | None
+    #: What an earlier report holds; see `Report.earlier`.
+    reported: Mapping[str, bool] = attrs.field(repr=False)
     #: Nobody said whether whole numbers are cents.
     guessed_cents: bool
 
@@ -110,6 +113,12 @@ class Plan:
         """Whether all amounts may be units that were read as cents, since nobody said which they are."""
         amounts = [each.amount for each in self.file.requests]
         return self.guessed_cents and max(amounts, default=SMALL) < SMALL
+
+    @property
+    def replaced(self) -> int:
+        """Rows of an earlier report that are not in the file, and so not in its next one."""
+        mine = {each.client_transaction_id for each in self.file.requests}
+        return sum(key not in mine and key[:1] != "'" for key in self.reported)
 
     def check(self, report: Path | None) -> None:
         """Raise `ConfigurationError` where nothing may be sent. `report`: that of an earlier run."""
@@ -158,6 +167,8 @@ class Plan:
         ]
         if left:
             yield "left_out", "; ".join(left)
+        for fault in file.total_faults:
+            yield "sum", in_words(fault), bad
         if respelled := [row for row in file.rows if row.respelled and row.request]:
             countries = sorted({row.request.country_code for row in respelled if row.request})
             shapes = ", ".join(f"{self.profile.phone_shapes[each]} ({each})" for each in countries)
@@ -167,6 +178,8 @@ class Plan:
             yield "unread", text("plan.columns", count=len(file.unread), names=terminal.listed(file.unread))
         if doubles := [text("plan.and").join(map(str, lines)) for lines in file.doubles]:
             yield "twice", text("plan.doubles", count=len(doubles), lines=terminal.listed(doubles)), loud
+        if self.replaced:
+            yield "report", text("plan.replaced", count=self.replaced), loud
         if self.are_small:
             largest = max(file.requests, key=lambda each: each.amount)
             yield (

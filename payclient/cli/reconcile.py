@@ -33,6 +33,9 @@ from payclient.lifecycle import Record, State
 #: Words of other states that are shown; all are counted.
 _SHOWN = 20
 
+#: Payments of each class that the terminal names; the report has them all.
+_NAMED = 3
+
 
 COLUMNS = (
     "class", "client_transaction_id", "transaction_id", "state_here", "here", "there", "currency", "here_units",
@@ -289,7 +292,7 @@ def _facts(pairs: Iterable[Pair], others: Counter[str], silent: int) -> list[str
 
 
 def _show(pairs: Sequence[Pair], facts: Iterable[str]) -> Sequence[Totals]:
-    """Print the classes and the facts; return the classes."""
+    """Print the classes, the first payments of those that do not agree, and the facts; return the classes."""
     classes = [_total(kind, [pair for pair in pairs if pair.kind is kind]) for kind in Class]
     names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
@@ -300,6 +303,16 @@ def _show(pairs: Sequence[Pair], facts: Iterable[str]) -> Sequence[Totals]:
         name = label(kind) if kind == "all" else text(f"class.{kind}")
         table.add_row(name, counted(len(own)), *map("\n".join, sides))
     terminal.out().print(table)
+    for kind, own, _ in classes:
+        if own and kind != Class.AGREED:
+            rows = [pair.row() for pair in own]
+            keys = ", ".join(
+                f"{row['client_transaction_id'] or row['transaction_id']}"
+                + (text("reconcile.at_line", line=row["lines"]) if row["lines"] else "")
+                for row in rows[:_NAMED]
+            )
+            more = text("reconcile.more", count=len(rows) - _NAMED) if len(rows) > _NAMED else ""
+            terminal.tell(f"{text(f'class.{kind}')}: {keys}{more}")
     for fact in facts:
         terminal.say(fact)
     return classes

@@ -236,10 +236,11 @@ class Report:
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
         before = read_report(path, first, "state", "paid")
-        self._stands = bool(before)
-        sent = [str(row[first]) for row in before if row["state"] and row["paid"] not in (False, "false")]
-        #: The client transaction ids that an earlier run's report calls paid, or not decided.
-        self.earlier: frozenset[str] = frozenset(sent) | {key.removeprefix("'") for key in sent}  # defused
+        #: The client transaction ids of an earlier run's report; True: it calls them paid, or not decided.
+        self.earlier: dict[str, bool] = {}
+        for row in before:
+            sent = bool(row["state"]) and row["paid"] not in (False, "false")
+            self.earlier[str(row[first])] = self.earlier[str(row[first]).removeprefix("'")] = sent  # defused
 
     @contextmanager
     def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
@@ -248,7 +249,7 @@ class Report:
         Raises `ConfigurationError` where the file cannot be written.
         """
         try:
-            if self._kind != ".xlsx" or not self._stands:
+            if self._kind != ".xlsx" or not self.earlier:
                 self.rewrite(lines)
         except OSError as error:
             words = f"--report {self.path.name}: cannot be written: {error.strerror}; nothing was sent"

@@ -20,6 +20,7 @@ from payclient.batch import ChargeRow, charge_all
 from payclient.cli import terminal
 from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
+from payclient.cli.reach import Reach
 from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
 from payclient.cli.settings import ChargeOptions, Limits
 from payclient.cli.signals import handled
@@ -29,6 +30,7 @@ from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
 from payclient.models import SaleRequest
 from payclient.profile import ServiceProfile
+from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.outcomes import Outcome, PendingSale
 from payclient.tracking.tracker import Tracker
@@ -70,6 +72,7 @@ class Run:
         #: Rows without a result of `charge_all`.
         self._under_way = {request.client_transaction_id: request for request in requests}
         self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
+        self._reach = Reach()
         self._charging: asyncio.Task[None] | None = None
         self._signals = 0
         #: Something failed, or the batch stopped by itself, whatever is left to send.
@@ -81,7 +84,7 @@ class Run:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
-            async with options.tracker(profile) as tracker:
+            async with options.tracker(profile, self._note) as tracker:
                 self.progress.begin(options.ledger or "")
                 # Refused rows may be tried again, and open ones are added once they are decided.
                 async for _, line in self._ledgers_lines(tracker):
@@ -91,6 +94,12 @@ class Run:
                 with nullcontext() if self._report is None else self._report.begin(self.lines.values()):
                     await self._send(tracker)
                     return self._finish()
+
+    def _note(self, exchange: Exchange) -> None:
+        now = time.monotonic()
+        if (news := self._reach.note(exchange, now)) is not None:
+            since = terminal.at(time.time() - (now - self._reach.since))
+            self.progress.note(news, text(f"run.{news}", since=since))
 
     async def _send(self, tracker: Tracker) -> None:
         self.progress.tracker = tracker

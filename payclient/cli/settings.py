@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ from payclient.cli.files import check_regular
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.profile import DOCUMENT, PRESETS, ServiceProfile, find_profile
 from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
-from payclient.session import PaySession
+from payclient.session import Exchange, PaySession
 from payclient.tracking.context import open_tracker
 from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
@@ -131,11 +131,18 @@ class ChargeOptions(ServiceOptions):
             raise ConfigurationError(NO_LEDGER)
 
     @asynccontextmanager
-    async def tracker(self, profile: ServiceProfile) -> AsyncIterator[Tracker]:
+    async def tracker(
+        self, profile: ServiceProfile, on_exchange: Callable[[Exchange], object] | None = None
+    ) -> AsyncIterator[Tracker]:
         """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
         try:
             async with open_tracker(
-                self.address(), self.token(), ledger=self.ledger or "", profile=profile, create=self._may_make
+                self.address(),
+                self.token(),
+                ledger=self.ledger or "",
+                profile=profile,
+                create=self._may_make,
+                on_exchange=on_exchange,
             ) as tracker:
                 yield tracker
         except LedgerMissingError:

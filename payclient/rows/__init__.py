@@ -89,6 +89,8 @@ class ChargeFile:
     unread: list[str] = attrs.field(factory=list)
     empty: list[int] = attrs.field(factory=list)
     total_lines: list[int] = attrs.field(factory=list)
+    #: What is wrong with a total below the rows, such as another sum than theirs.
+    total_faults: list[RowError] = attrs.field(factory=list)
     #: The decimal mark of its amounts; None: they are cents.
     mark: str | None = None
 
@@ -173,6 +175,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         unread=header.unread,
         empty=empty,
         total_lines=[record.line for record in totals],
+        total_faults=list(_check_total(totals[-1], records, header, cells)) if totals else [],
     )
 
 
@@ -218,6 +221,21 @@ def _is_total(record: FileRecord, header: Columns) -> bool:
                 return False
             found = found or is_word or bool(AMOUNTS & {*fields})
     return found
+
+
+def _check_total(
+    total: FileRecord, records: Iterable[FileRecord], header: Columns, cells: Cells
+) -> Iterator[RowError]:
+    """Yield the amounts of a total that are not the sums of the rows above, as far as all of them can be read."""
+    for place, (name, fields) in enumerate(zip(header.names, header.fields, strict=True)):
+        for field in AMOUNTS & {*fields}:
+            try:
+                column = [record.cells[place] for record in (total, *records)]  # type: ignore[index]  # caught below
+                stated, *amounts = (None if cell == "" else cells.read(cell, field) for cell in column)
+            except (CellError, IndexError, TypeError):
+                continue
+            if stated not in (None, found := sum(amount or 0 for amount in amounts)):
+                yield RowError(total.line, name, f"the total is not the sum of the rows, {found} cents")
 
 
 def _amounts(records: Iterable[FileRecord], header: Columns, form: Format) -> Iterator[str]:

@@ -131,22 +131,17 @@ def test_a_full_disk_under_the_ledger_and_the_log_hangs_nothing(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """No file of the run may grow: what was sent is followed, the rest is never sent, and the exit code is 4."""
-    with crowd(tmp_path_factory, "reject", window=1.5) as service:
-        disk_full(service, tmp_path)
-
-
-def disk_full(unwilling: Service, tmp_path: Path) -> None:
     file, report = write_csv(tmp_path / "charges.csv", rows_of("ledgerfull", 300)), tmp_path / "report.csv"
-    arguments = charge_arguments(unwilling, file, "--report", str(report), "--max-in-flight", "20")
-    with (tmp_path / "log").open("wb", buffering=0) as log:
+    with crowd(tmp_path_factory, "reject", window=1.5) as service, (tmp_path / "log").open("wb", 0) as log:
         log.write(b"x" * 250_000)
+        arguments = charge_arguments(service, file, "--report", str(report), "--max-in-flight", "20")
         command = [sys.executable, "-c", SMALL_FILES, *arguments]
         done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=90)
+        sent = service.truth("ledgerfull-")
     assert done.returncode == 4
     lines = read_report(report)
     assert len(lines) == 300
     assert {line["paid"] for line in lines.values()} <= {"", "false"}
-    sent = unwilling.truth("ledgerfull-")
     assert len(sent) < 300
     assert {key for key, line in lines.items() if line["state"]} >= sent.keys()
 

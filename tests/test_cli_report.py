@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import attrs
@@ -328,6 +329,9 @@ def test_a_row_charged_with_other_content_is_called_so(willing: Service, tmp_pat
     said = capfd.readouterr()
     assert "other content" in said.out
     assert "not sent yet" not in said.out
+    assert re.search(
+        r"to do: 1 row with an id .* payclient ledger show ID --ledger sqlite:.*ledger\.db", said.err
+    )
     line = read_report(report)["content-0"]
     assert (line["state"], line["paid"], line["amount"]) == ("", "", "157")
     assert "with other content and accepted" in line["message"]

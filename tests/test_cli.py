@@ -15,6 +15,7 @@ import pytest
 from cli_runs import (
     ROOT,
     TOKEN,
+    Said,
     Service,
     charge_arguments,
     check_truth,
@@ -32,8 +33,6 @@ from cli_runs import (
 from payclient.cli import main
 
 __all__ = ["clean_environment", "service", "silent", "willing"]  # fixtures
-
-Said = pytest.CaptureFixture[str]
 
 
 # --- Whole files

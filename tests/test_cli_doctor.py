@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from cli_runs import Said
 from payclient import DOCUMENT, ServiceProfile, open_ledger
 from payclient.cli import main
 from payclient.cli.doctor import check_profile
@@ -24,7 +25,6 @@ from raw_server import CERTIFICATE, server_context
 ROOT = Path(__file__).parents[1]
 TOKEN = "a-token-nobody-may-see"
 
-Said = pytest.CaptureFixture[str]
 
 WHOLE = """
 not_found_codes = [20]

@@ -14,6 +14,7 @@ import pytest
 from cli_runs import (
     PYTHON,
     ROOT,
+    Said,
     Service,
     charge_arguments,
     clean_environment,
@@ -37,7 +38,7 @@ def without(arguments: Sequence[str], *options: str) -> list[str]:
 
 
 def test_a_new_ledger_needs_consent(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    willing: Service, tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--yes` is refused with the whole path, until `--new-ledger` or `ledger init`; nothing is made or sent before."""
     monkeypatch.chdir(tmp_path)
@@ -56,7 +57,7 @@ def test_a_new_ledger_needs_consent(
 
 
 def test_a_person_sees_that_the_ledger_is_new(
-    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    willing: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """The plan shows its whole path and "new"; a yes to it is the consent."""
     monkeypatch.setenv("COLUMNS", "300")
@@ -71,7 +72,7 @@ def test_a_person_sees_that_the_ledger_is_new(
 
 @pytest.mark.parametrize("command", ["sale", "prepare"])
 def test_one_charge_needs_the_consent_as_well(
-    willing: Service, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
+    willing: Service, tmp_path: Path, command: str, capfd: Said
 ) -> None:
     """A sale under an id of yesterday's ledger would be charged again."""
     fields = {
@@ -190,7 +191,7 @@ def test_a_loop_without_signal_handlers_charges(
 
 
 def test_an_unreachable_service_ends_a_batch_soon_and_says_why(
-    willing: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    willing: Service, tmp_path: Path, capfd: Said
 ) -> None:
     """Not each of 100 rows is tried: the first few tell, and the reason stands on the terminal."""
     away = Service("http://127.0.0.1:9", willing.profile)

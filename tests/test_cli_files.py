@@ -11,6 +11,7 @@ import pytest
 
 from cli_runs import (
     TOKEN,
+    Said,
     Service,
     charge_arguments,
     clean_environment,
@@ -25,7 +26,6 @@ from payclient.ledger import open_ledger
 
 __all__ = ["clean_environment", "willing"]  # fixtures
 
-Said = pytest.CaptureFixture[str]
 
 SAMPLE = Path(__file__).parent / "samples" / "charges-spreadsheet.csv"
 SPANISH = [

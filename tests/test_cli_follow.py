@@ -21,7 +21,7 @@ import attrs
 import pytest
 
 import payclient
-from cli_runs import wait_until
+from cli_runs import Said, wait_until
 from fake_service import sale
 from payclient import sync
 from payclient.cli import main
@@ -170,7 +170,7 @@ def test_a_reader_that_is_gone_or_stuck(service: SimulatorThread, tmp_path: Path
     os.close(writer)
 
 
-def test_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a ledger, or from no cursor, nothing begins."""
     monkeypatch.setenv("PAYCLIENT_TOKEN", "secret")
     assert main(["follow", "--base-url", "http://127.0.0.1:1"]) == 2

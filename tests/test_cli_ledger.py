@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+from cli_runs import Said
 from payclient.auth import service_fingerprint
 from payclient.cli import main, terminal
 from payclient.cli.ledger import COLUMNS, SENTENCES, is_unresolved, why
@@ -38,7 +39,6 @@ from test_ledger import NOW, brought, fresh
 
 ROOT = Path(__file__).parents[1]
 T = TypeVar("T")
-Said = pytest.CaptureFixture[str]
 
 
 class Book:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_runs import Said
 from payclient.cli import main
 from payclient.cli.reconcile import Class, Pair, compare
 from payclient.cli.statement import Entry
@@ -22,7 +23,6 @@ from test_ledger import brought
 
 __all__ = ["book", "person"]
 
-Said = pytest.CaptureFixture[str]
 
 RECORD = Record(
     client_transaction_id="order-1", digest=b"d", lane=b"l", amount=1150, currency="USD", created_at=1.0,

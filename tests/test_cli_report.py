@@ -16,6 +16,7 @@ from cli_runs import (
     PYTHON,
     ROOT,
     TOKEN,
+    Said,
     Service,
     charge_arguments,
     clean_environment,
@@ -36,7 +37,6 @@ from postgres_server import PostgresServer
 
 __all__ = ["clean_environment", "silent", "willing"]
 
-Said = pytest.CaptureFixture[str]
 
 CARRIED = Carried(names=("nombre",), rows={"row-1": (2, ("Ana",)), "row-2": (4, ("=Zoé",))})
 LINES = [

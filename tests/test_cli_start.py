@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_runs import Said
 from payclient.cli import main
 from payclient.cli.app import COMMANDS, make_app
 
@@ -42,7 +43,7 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_each_command_ends_with_an_example_that_can_be_read(
-    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """Its options exist, and none that must be given is missing; the token of the environment is not shown."""
     monkeypatch.setenv("PAYCLIENT_TOKEN", "never-shown")
@@ -65,7 +66,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
 
 
 def test_completion_is_installed_by_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Said
 ) -> None:
     """For bash, zsh and fish, in the home directory."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -10,13 +10,13 @@ import attrs
 import pytest
 
 import payclient
+from cli_runs import Said
 from fake_service import form, sale
 from payclient.cli import main
 from payclient.session import PaySession
 from payclient.simulator import PAYPHONE, Simulator, SimulatorThread
 
 TOKEN = "token-never-shown"
-Said = pytest.CaptureFixture[str]
 
 
 def sold(service: SimulatorThread, identifier: str) -> int:

@@ -19,22 +19,19 @@ import pytest
 
 import payclient
 from payclient import sync
-from payclient.simulator import Fault, Settings, Simulator, SimulatorThread
+from payclient.simulator import Fault, Simulator, SimulatorThread
 from ports import kept_port
 from postgres_server import PostgresServer
 from required import module
 from shops.serving import ROOT, SECRET, serving, write_modules
+from simulated import QUERIES
 
 GUNICORN = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "5")
 
 
 @pytest.fixture
 def service() -> Iterator[SimulatorThread]:
-    settings = Settings(
-        status_by_transaction_id="/api/Sale/{transaction_id}",
-        status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-    )
-    with SimulatorThread(Simulator(token="secret", settings=settings)) as thread:
+    with SimulatorThread(Simulator(token="secret", settings=QUERIES)) as thread:
         yield thread
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
+import attrs
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -20,12 +21,13 @@ from browser import open_browser
 from fake_service import sale
 from manual_clock import ManualClock
 from payclient.profile import StatusProfile
-from payclient.simulator import Settings, Simulator
+from payclient.simulator import Simulator
 from payclient.tracking.forms import FormLink
 from payclient.web import is_waiting, redirect_page, waiting_page
 from payclient.web.aiohttp import order_routes, page_response, tracker_context, tracker_of
 from ports import served
 from shops.serving import Shop, serving
+from simulated import QUERIES
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -37,11 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: The registered domain (§4), another one, and the service's address; all are this machine.
 SHOP, OTHER = "shop.test", "other.test"
 
-SETTINGS = Settings(
-    status_by_transaction_id="/api/Sale/{transaction_id}",
-    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-    registered_domains=frozenset({SHOP}),
-)
+SETTINGS = attrs.evolve(QUERIES, registered_domains=frozenset({SHOP}))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -24,11 +24,8 @@ from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from payclient.web import Page
 from postgres_server import PostgresServer
 from shops.serving import BLOCKS, COMMANDS, PRESET, SECRET, Shop, gunicorn, serving
+from simulated import QUERIES
 
-SETTINGS = Settings(
-    status_by_transaction_id="/api/Sale/{transaction_id}",
-    status_by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
-)
 #: The preset's service, which sheds no queries.
 UNLIMITED = attrs.evolve(PAYPHONE, queries_per_minute=None)
 
@@ -36,7 +33,7 @@ UNLIMITED = attrs.evolve(PAYPHONE, queries_per_minute=None)
 class HeldSimulator(Simulator):
     """A simulator that can keep the answer to a Sale back after it has created it."""
 
-    def __init__(self, clock: ManualClock, settings: Settings = SETTINGS) -> None:
+    def __init__(self, clock: ManualClock, settings: Settings = QUERIES) -> None:
         super().__init__(token="secret", clock=clock, settings=settings)
         self.released = asyncio.Event()
         self.released.set()

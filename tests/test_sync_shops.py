@@ -26,7 +26,7 @@ from required import module
 from shops.serving import ROOT, SECRET, serving, write_modules
 from simulated import QUERIES
 
-GUNICORN = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "5")
+GUNICORN = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "20")
 
 
 @pytest.fixture

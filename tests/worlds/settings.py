@@ -169,10 +169,10 @@ class Settings:
     def longest_wait(self) -> float:
         """Seconds within which every wait of a process that is awake ends, whatever the service does.
 
-        The window of an unknown sale begins after the total time-out, and another one where it is found pending, since
-        the network may have held it back; a wall clock that jumps begins it anew.
+        The network may hold a sale back for two windows, and a whole one begins where it is found pending then; a wall
+        clock that jumps begins it anew. Queries go on for 500 s more, as the service may answer 429 to any of them.
         """
-        life = (2 * self.window + self.total) * (2 if self.jump else 1)
+        life = (3 * self.window + self.total) * (2 if self.jump else 1)
         queued = self.orders * 8 * 60.0 / self.queries_per_minute if self.queries_per_minute else 0.0
         return life + 600.0 + queued + (150.0 if self.outage or self.disk_fault else 0.0)
 

@@ -14,9 +14,9 @@ from cli_runs import (
     Service,
     charge_arguments,
     clean_environment,
-    crowd,
     rows_of,
     silent,
+    simulated,
     unwilling,
     wait_until,
     willing,
@@ -300,30 +300,24 @@ def test_a_service_that_has_gone_is_told_of_once() -> None:
 
 
 def test_a_run_says_that_the_service_has_gone(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """While it waits for customers whose sales are open."""
     monkeypatch.setattr("payclient.cli.reach.AWAY_SECONDS", 0.2)
-    file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
-    arguments: list[list[str]] = []
-    started = threading.Event()
+    # A process: a simulator in this one would leave the connections that it accepts at its end.
+    with simulated(tmp_path, "--answers", "ignore=1", window=1) as leaving:
+        file = write_csv(tmp_path / "gone.csv", rows_of("gone", 2))
 
-    def serve() -> None:
-        with crowd(tmp_path_factory, "ignore", window=1) as leaving:
-            arguments.append([*charge_arguments(leaving, file), "--language", "es"])
-            started.set()
+        def stop() -> None:
             wait_until(lambda: leaving.counts()["created"] == 2)
+            leaving.stop()
 
-    server = threading.Thread(target=serve)
-    server.start()
-    started.wait(60)
-    try:
-        code = main(arguments[0])
-    finally:
-        server.join()
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            code = main([*charge_arguments(leaving, file), "--language", "es"])
+        finally:
+            stopper.join()
     assert code == 4
     err = " ".join(capfd.readouterr().err.split())
     assert err.count("por hacer:") == 1

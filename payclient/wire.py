@@ -156,9 +156,7 @@ def _encode(
     # Raised here, where no local variable holds a value: error trackers show local variables.
     if (profile.max_lengths or profile.ranges) and (faults := _limit_faults(request, profile)):
         raise InvalidRequestError(errors=faults, client_transaction_id=request.client_transaction_id)
-    # Sorted, so that the ledger's digest of a content is that of its body.
-    body = orjson.dumps(write(request), option=orjson.OPT_SORT_KEYS)
-    return HttpRequest("POST", path, body, None, request.client_transaction_id)
+    return HttpRequest("POST", path, orjson.dumps(write(request)), None, request.client_transaction_id)
 
 
 def _limit_faults(request: SaleRequest | PrepareRequest, profile: ServiceProfile) -> list[ErrorDetail]:

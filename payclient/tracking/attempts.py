@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
+import orjson
 
 from payclient.auth import SIGNED_WITH
 from payclient.clock import is_cancelled_alone, outlive
@@ -68,8 +69,8 @@ def lane_text(request: SaleRequest) -> str:
 
 
 def content_digest(body: bytes, key: bytes) -> bytes:
-    """Return the keyed digest of a request's content as it is sent, which has its fields sorted."""
-    return _keyed(_DIGEST_VERSION + body, key)
+    """Return the keyed digest of a request's content as it is sent, its fields sorted."""
+    return _keyed(_DIGEST_VERSION + orjson.dumps(orjson.loads(body), option=orjson.OPT_SORT_KEYS), key)
 
 
 def _keyed(content: bytes, key: bytes) -> bytes:

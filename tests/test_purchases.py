@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import SharedLedger
-from fake_service import FakeService, lost_request, outcome_of, pending_of, refuses, tracking
+from fake_ledgers import FailingLedger, SharedLedger
+from fake_service import FakeService, answer, lost_request, outcome_of, pending_of, refuses, tracking
 from fake_service import form as form_of
 from fake_service import sale as push
 from payclient.events import Evidence, Exhausted
@@ -144,6 +144,48 @@ async def test_an_expired_push_is_open_until_its_last_query(service: FakeService
         assert record.evidence is Evidence.LAST_QUERY
         assert [each.event for each in await ledger.history("first")].count(Exhausted.__name__) == 1
         await other.live_form("order-17", form_of)
+
+
+@pytest.mark.parametrize("status", [500, 429, 401])
+async def test_an_expired_push_is_open_while_its_last_query_is_not_answered(
+    service: FakeService, status: int
+) -> None:
+    """Its wait ends, and the answer that did not come may have been "paid": another ask would charge twice."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        service.status_scripts = [lambda: answer(status, {"message": "no"})] * 1000
+        await service.clock.advance(250)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, sale)).paid is None
+        with pytest.raises(payclient.PurchaseOpenError) as raised:
+            await tracker.sale(push("second"), purchase="order-17")
+        service.status_scripts = []
+        await service.clock.advance(60)
+        assert raised.value.pending is not None
+        assert (await raised.value.pending.check()).paid
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(push("second"), purchase="order-17")
+    assert service.posted == {"first": 1}
+
+
+async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_answer(
+    service: FakeService,
+) -> None:
+    """The last query found it paid, and the ledger took what was written next, but not that."""
+    fails: list[bool] = []
+    ledger = FailingLedger(lambda name: name == "apply" and bool(fails) and fails.pop())
+    async with tracking(service, ledger) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        await service.clock.advance(410)  # six of seven last queries
+        fails.append(True)
+        service.decide("Aceptado")
+        assert (await outcome_of(service, sale)).paid is None
+        assert not fails
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(600)
+        assert (await pending_of(tracker, "first")).outcome.paid
+    assert service.posted == {"first": 1}
 
 
 async def test_an_expired_push_ends_without_a_status_source_too(service: FakeService) -> None:

@@ -219,14 +219,17 @@ class OpenAsks:
 
     # --- Changes
 
-    async def apply(self, ask: Followed, event: Event) -> None:
-        """Write an event, and end the waits of a decided ask. After a failure the ask is queried again."""
+    async def apply(self, ask: Followed, event: Event) -> bool:
+        """Write an event, end the waits of a decided ask, and return whether the ledger took the event.
+
+        After a failure the ask is queried again.
+        """
         try:
             try:
                 self.update(ask, await self.ledger.apply(ask.record, event))
             except TransitionError:
                 if await self.reread(ask):
-                    return
+                    return False
                 # The ledger may lack what it could not take before.
                 before = ask.record
                 if await self.late.write_now(before.client_transaction_id) or ask.record is before:
@@ -237,10 +240,13 @@ class OpenAsks:
             if ask.failures == 1:
                 identifier, what = ask.record.client_transaction_id, type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
+            return False
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
             ask.failures += 1
             self.late.failed_write(error)
+            return False
+        return True
 
     async def reread(self, ask: Followed) -> bool:
         """Read the ask's record again, and return whether it has changed."""

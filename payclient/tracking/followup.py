@@ -116,6 +116,8 @@ class Followed(Scheduled):
     client_queried_at: float = NEVER
     #: Whether the last query was by a candidate id.
     by_candidate: bool = False
+    #: Whether the last query was answered, and the ledger took what the answer means.
+    is_answered: bool = False
     #: Queries made after the expiry.
     final_queries: int = 0
     #: Queries made since the last notification; None: that series is over.
@@ -318,10 +320,14 @@ class Policy:
         return now >= ask.expires + FINAL_QUERY_DELAYS[0] * self.scale
 
     def is_over(self, ask: Followed, now: float) -> bool:
-        """Return whether the last query was made of what expired, which is written down then."""
+        """Return whether what expired had its last query, which is written down: its purchase may be asked for again.
+
+        An answer that did not come, or that the ledger did not take, may have been "paid".
+        """
         if not is_presumed(ask.record) or not self.can_query:
             return is_presumed(ask.record) and ask.exhausted
-        return self.is_final(ask, now) and (ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS))
+        is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
+        return is_last and ask.is_answered and self.is_final(ask, now)
 
     def after(self, ask: Followed, now: float) -> float | None:
         """Return when the ask is looked at next; None where no query is left for a wait."""

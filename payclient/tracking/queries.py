@@ -89,7 +89,7 @@ class StatusQueries:
             if not answered:
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
-        await self._write(ask, reading)
+        ask.is_answered = await self._write(ask, reading)
         return reading.report
 
     def _moment(self) -> tuple[float, float, bytes]:
@@ -136,19 +136,20 @@ class StatusQueries:
             return await session.status(client_transaction_id=query.client_transaction_id, repeat=False)
         return await session.status(transaction_id=transaction_id, repeat=False)
 
-    async def _write(self, ask: Followed, reading: Reading) -> None:
-        """Log and write what an answer means for an ask that is followed."""
-        record = ask.record
+    async def _write(self, ask: Followed, reading: Reading) -> bool:
+        """Log and write what an answer means for an ask that is followed. Return whether the ledger took it."""
+        record, taken = ask.record, True
         # What is known of a decided ask is made anew for each query: its history tells what was said before.
         if not record.state.decided or not await is_noted(self._asks.ledger, record, reading.events):
             _alarm(record, reading)
             for event in reading.events:
-                await self._asks.apply(ask, event)
+                taken = await self._asks.apply(ask, event) and taken
             if reading.conflict is not None:
                 what = "a status report is not ours: %s"
                 log("error", "status_conflicted", record.client_transaction_id, what, reading.conflict)
         if reading.warning is not None:
             self.say("status_strange", record.client_transaction_id, reading.warning)
+        return taken
 
     async def write(self, record: Record, reading: Reading) -> Record:
         """Log and write what an answer means for an attempt, and return it as it is then."""

@@ -308,63 +308,48 @@ class PaySession:
     ) -> _T:
         """Send a request within the total time-out, again where `should_retry` says so, and read the answer."""
         deadline = self._bind().start(None if timeouts is None else timeouts.total)
-        began = time.perf_counter()
-        tries = 0
-        sent = False
-        proof = SendProof(before_send)
-        response: HttpResponse | None = None
-        result: _T | None = None
-        error: BaseException | None = None
+        call = Call(operation, request, before_send)
         try:
-            while True:
-                try:
-                    response = None
-                    response = await self._send_once(request, proof)
-                    found = decode(response, self.profile, request.client_transaction_id)
-                    if check is not None:
-                        check(found)
-                    result = found
-                    return result  # noqa: TRY300 - the `finally` below sees it
-                except TransportError as failure:
-                    if not should_retry(
-                        failure, tries, repeatable=repeatable, permit_spent=proof.permit_spent
-                    ):
-                        raise
-                sent = sent or proof.passed
-                await asyncio.sleep(sleep_time_seconds(tries, random.random()))  # noqa: S311 - no secret
-                tries += 1
-                proof = SendProof(before_send)
+            return await self._send_until_read(call, decode, check, repeatable)
         except asyncio.CancelledError as cancelled:
-            error = cancelled
+            call.error = cancelled
             if not deadline.overran():
                 cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise
             total = (timeouts or self.timeouts).total
-            error = _classify_failure(proof, request, f"no answer within {total:g} s")
+            call.error = _classify_failure(call.proof, request, f"no answer within {total:g} s")
         except BaseException as raised:
-            error = raised
+            call.error = raised
             raise
         finally:
             deadline.end()
-            if response and response.discard and result is None and (error is None or operation != "status"):
-                # The connection may bring a second copy of a refusal or of "not found", as its next answer.
-                response.discard()
+            call.discard_copies()
             if self.on_exchange is not None:
-                exchange = Exchange(
-                    operation=operation,
-                    method=request.method,
-                    path=request.path,
-                    http_status=None if response is None else response.status,
-                    seconds=time.perf_counter() - began,
-                    sent=sent or proof.passed,
-                    error=None if error is None else type(error).__name__,
-                    client_transaction_id=request.client_transaction_id,
-                    transaction_id=getattr(result, "transaction_id", None),
-                    resends=tries,
-                )
-                _report(self.on_exchange, exchange)
+                _report(self.on_exchange, call.exchange())
         # Outside the `except`, so that no `__context__` keeps what aiohttp raised.
-        raise error
+        raise call.error
+
+    async def _send_until_read(
+        self, call: Call, decode: Decode[_T], check: Callable[[_T], object] | None, repeatable: bool
+    ) -> _T:
+        """Send until an answer is read, or until `should_retry` says no."""
+        while True:
+            try:
+                call.response = None
+                call.response = await self._send_once(call.request, call.proof)
+                found = decode(call.response, self.profile, call.request.client_transaction_id)
+                if check is not None:
+                    check(found)
+            except TransportError as failure:
+                if not should_retry(
+                    failure, call.resends, repeatable=repeatable, permit_spent=call.proof.permit_spent
+                ):
+                    raise
+            else:
+                call.result = found
+                return found
+            await asyncio.sleep(sleep_time_seconds(call.resends, random.random()))  # noqa: S311 - no secret
+            call.begin_again()
 
     async def _send_once(self, request: HttpRequest, proof: SendProof) -> HttpResponse:
         """Sign and send. Raises what `before_send` raised, or our own errors, never aiohttp's: those hold the token."""
@@ -417,6 +402,54 @@ class SendProof:
                 self.error, self.trace = error, error.__traceback__
                 raise
         self.passed = True
+
+
+class Call:
+    """One call of an operation, however often its request is sent."""
+
+    #: Of the last send; None: none came.
+    response: HttpResponse | None = None
+    #: What was read from it; None too where nothing was found.
+    result: object = None
+    error: BaseException | None = None
+    #: How often the request was sent again.
+    resends: int = 0
+    _sent_before: bool = False
+
+    def __init__(self, operation: str, request: HttpRequest, before_send: BeforeSend | None) -> None:
+        self.operation = operation
+        self.request = request
+        self.proof: SendProof = SendProof(before_send)
+        self._before_send = before_send
+        self._began = time.perf_counter()
+
+    def begin_again(self) -> None:
+        """Prepare the next send: it is proven by itself."""
+        self._sent_before = self._sent_before or self.proof.passed
+        self.resends += 1
+        self.proof = SendProof(self._before_send)
+
+    def discard_copies(self) -> None:
+        """Let no other request use a connection that may bring a second copy of a refusal or of "not found"."""
+        if self.response is None or self.response.discard is None or self.result is not None:
+            return
+        if self.error is None or self.operation != "status":
+            self.response.discard()
+
+    def exchange(self) -> Exchange:
+        """Return what is told of the call."""
+        return Exchange(
+            operation=self.operation,
+            method=self.request.method,
+            path=self.request.path,
+            http_status=None if self.response is None else self.response.status,
+            seconds=time.perf_counter() - self._began,
+            sent=self._sent_before or self.proof.passed,
+            error=None if self.error is None else type(self.error).__name__,
+            client_transaction_id=self.request.client_transaction_id,
+            transaction_id=getattr(self.result, "transaction_id", None),
+            resends=self.resends,
+        )
 
 
 def should_retry(error: TransportError, tries: int, *, repeatable: bool, permit_spent: bool) -> bool:

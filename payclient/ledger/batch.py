@@ -159,21 +159,20 @@ class Batch:
 
     async def _insert(self, database: Database, writes: list[Write]) -> list[Write]:
         """Insert these writes, no two of which have one id, and answer them; return those to try again."""
-        permits = [each.row for each in writes if each.row is not None and each.event is None]
-        changes = [each.row for each in writes if each.row is not None and each.event is not None]
+        permits, changes = rows_of(writes)
         fault: LedgerUnavailableError | None = None
         inserted: Container[str] = ()
-        if permits or changes:
-            try:
+        try:
+            if permits or changes:
                 inserted = await database.insert(permits, changes)
-            except database.value_faults as error:
-                if len(writes) > 1:
-                    return [again for each in writes for again in await self._insert(database, [each])]
-                fault = database.unavailable(error, "written")
+        except database.value_faults as error:
+            if len(writes) > 1:
+                return [again for each in writes for again in await self._insert(database, [each])]
+            fault = database.unavailable(error, "written")
         rest = []
         for each in writes:
             if each.record.client_transaction_id in inserted:
-                self.answers[each] = True if each.event is None else each.after
+                self.answers[each] = each.after or True  # a permit has no record after it
             else:
                 rest.append(each)
         return await self._settle(database, rest, fault) if rest else []
@@ -192,26 +191,40 @@ class Batch:
                 raise
             self._fail(writes[0], fault or database.unavailable(error, "read"))
             return []
-        again = []
-        for each in writes:
-            attempts, row = known.get(each.record.client_transaction_id, []), each.row
-            try:
-                if each.event is not None:
-                    await self._aim(database, each, each.event, attempts, fault)
-                elif not may_permit(attempts, each.record):
-                    self.answers[each] = False
-                    continue
-                elif holder := purchase_holder(asks, each.record):
-                    raise PurchaseHeldError(holder)
-            except (TransitionError, PurchaseHeldError) as error:
-                self._fail(each, error)
-                continue
-            each.tries += 1
-            if each.row == row and (fault is not None or each.tries == TRIES):
-                self._fail(each, fault or LedgerUnavailableError("the ledger did not take this"))
-            else:
-                again.append(each)
-        return again
+        return [
+            each
+            for each in writes
+            if await self._may_try_again(
+                database, each, known.get(each.record.client_transaction_id, []), asks, fault
+            )
+        ]
+
+    async def _may_try_again(
+        self,
+        database: Database,
+        write: Write,
+        attempts: list[Record],
+        asks: list[Record],
+        fault: LedgerUnavailableError | None,
+    ) -> bool:
+        """Return whether what the ledger holds lets it take the write at another try; answer the write if not."""
+        row = write.row
+        try:
+            if write.event is not None:
+                await self._aim(database, write, write.event, attempts, fault)
+            elif not may_permit(attempts, write.record):
+                self.answers[write] = False
+                return False
+            elif holder := purchase_holder(asks, write.record):
+                raise PurchaseHeldError(holder)
+        except (TransitionError, PurchaseHeldError) as error:
+            self._fail(write, error)
+            return False
+        write.tries += 1
+        if write.row == row and (fault is not None or write.tries == TRIES):
+            self._fail(write, fault or LedgerUnavailableError("the ledger did not take this"))
+            return False
+        return True
 
     async def _aim(
         self,
@@ -261,6 +274,16 @@ class Batch:
             identifier = operation.record.client_transaction_id
             error = type(error)(str(error), client_transaction_id=identifier)
         self.answers[operation] = error
+
+
+def rows_of(writes: Iterable[Write]) -> tuple[list[Row], list[Row]]:
+    """Return the rows to insert: those of permits, and those of changes."""
+    permits: list[Row] = []
+    changes: list[Row] = []
+    for each in writes:
+        if each.row is not None:
+            (permits if each.event is None else changes).append(each.row)
+    return permits, changes
 
 
 def resolve(answers: dict[Operation, Any]) -> None:

@@ -29,30 +29,30 @@ class Arrivals:
                 confirmer.named(record, [notification.transaction_id])
         return receipt
 
+    async def _find(self, client_transaction_id: str) -> tuple[Followed | None, Record | None]:
+        """Return the attempt that a hint is for, and the open ask of it that is followed here."""
+        ask = self._poller.asks.find(client_transaction_id)
+        if ask is not None and not ask.record.state.decided and not ask.elsewhere:
+            return ask, ask.record
+        # A newer attempt than the one that is known here may be on its way.
+        return None, await self._ledger.get(client_transaction_id)
+
     async def _notify(self, notification: Notification) -> Receipt:
-        poller = self._poller
-        identifier, transaction_id = notification.client_transaction_id, notification.transaction_id
-        ask = poller.asks.find(identifier)
-        if ask is not None and (ask.record.state.decided or ask.elsewhere):
-            ask = None  # a newer attempt may be on its way, which the hint is for
-        record = ask.record if ask is not None else await self._ledger.get(identifier)
+        transaction_id = notification.transaction_id
+        ask, record = await self._find(notification.client_transaction_id)
         if record is None:
             return Receipt.UNMATCHED
-        now, at = self._clock.monotonic(), self._clock.time()
-        known, candidates = record.transaction_id, record.candidate_ids
-        if record.notified_at is not None and transaction_id in (known, *candidates):
+        if is_repeated(record, transaction_id):
             # Written once. Whoever came first may have forged it, so that this one is worth its query too.
             if not record.state.decided and record.state is not State.SENDING:
-                poller.notified(record, again=True)
+                self._poller.notified(record, again=True)
             return Receipt.DUPLICATE
-        if known is None and ask is not None and ask.about(transaction_id).is_another:
+        if record.transaction_id is None and ask is not None and ask.about(transaction_id).is_another:
             return Receipt.CONFLICT
-        is_ours = known in (None, transaction_id)
-        if not is_ours or DROPPED in candidates:
-            # Written once a second at most, since anybody can send these.
-            if now < self._noted_until:
-                return Receipt.CONFLICT
-            self._noted_until = now + 1.0
+        is_ours = record.transaction_id in (None, transaction_id)
+        if not (is_ours and DROPPED not in record.candidate_ids) and not self._may_note_another():
+            return Receipt.CONFLICT
+        at = self._clock.time()
         if not is_ours:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
@@ -60,6 +60,14 @@ class Arrivals:
         return self._query_noted(
             await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
         )
+
+    def _may_note_another(self) -> bool:
+        """Return whether a hint that anybody can send may be written: once a second at most."""
+        now = self._clock.monotonic()
+        if now < self._noted_until:
+            return False
+        self._noted_until = now + 1.0
+        return True
 
     def _query_noted(self, record: Record) -> Receipt:
         """Plan the query that a notification is worth; while the sale is being sent there is nothing to query yet."""
@@ -79,3 +87,8 @@ class Arrivals:
         newest = await self._ledger.apply(ask.record, event)
         self._poller.asks.learn(ask, newest)
         return newest
+
+
+def is_repeated(record: Record, transaction_id: int) -> bool:
+    """Return whether a notification of this transaction was written already."""
+    return record.notified_at is not None and transaction_id in (record.transaction_id, *record.candidate_ids)

@@ -46,7 +46,6 @@ log: Log = Log("payclient.tracker")
 
 _DIGEST_VERSION = b"1"
 
-
 #: Transactions of which it is remembered whose they are: a copy of an answer comes soon after it.
 REMEMBERED = 1000
 
@@ -241,32 +240,37 @@ class Attempts:
             del self._in_flight[attempt.client_transaction_id]
 
     async def _send_once(self, attempt: Attempt) -> Record:
-        """Look the id up, ask for the permit, POST, and write how it ended."""
+        """Look the id up, and send what is not there yet."""
         identifier = attempt.client_transaction_id
         known = found = None if attempt.is_new else await self._ledger.get(identifier)
         if known is not None and known.state is State.REFUSED:
             found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
         if found is None:
-            number = 1 if known is None else known.attempt + 1
-            purchase = attempt.purchase or (identifier if known is None else known.purchase)
-            if attempt.purchase is not None or purchase != identifier:
-                await self._check_purchase(attempt, number, purchase)
             try:
-                event = await self._post(attempt, partial(self._permit, attempt, number, purchase))
+                return await self._send_new(attempt, known)
             except PermitDeniedError:
                 found = await self._ledger.get(identifier)
-            except Exception as error:
-                if attempt.record is None:
-                    raise  # no byte has left
-                return await self._failed(attempt, attempt.record, error, known)
-            else:
-                assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
-                return await self._asks.write(attempt.record, event)
         if found is None:
             words = "the ledger refused the permit and holds no attempt"
             raise LedgerUnavailableError(words, client_transaction_id=identifier)
         attempt.check_same(found.digest, found.purchase)
         return found
+
+    async def _send_new(self, attempt: Attempt, before: Record | None) -> Record:
+        """Ask for the permit, POST, and write how it ended. `before`: the refused attempt of the same id."""
+        number = 1 if before is None else before.attempt + 1
+        own = attempt.client_transaction_id if before is None else before.purchase
+        purchase = attempt.purchase or own
+        if attempt.purchase is not None or purchase != attempt.client_transaction_id:
+            await self._check_purchase(attempt, number, purchase)
+        try:
+            event = await self._post(attempt, partial(self._permit, attempt, number, purchase))
+        except Exception as error:
+            if attempt.record is None:
+                raise  # no byte has left
+            return await self._failed(attempt, attempt.record, error, before)
+        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        return await self._asks.write(attempt.record, event)
 
     async def _post(self, attempt: Attempt, permit: BeforeSend) -> Event:
         """POST the attempt, and return the event of a good answer. Raises what the session and the permit raise."""

@@ -308,11 +308,15 @@ class Confirmer:
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:
             form.task = None
-        now = self._clock.monotonic()
+        self._plan_next(form, asked, settled, wait)
+
+    def _plan_next(self, form: ReturnedForm, asked: Confirmation | None, settled: bool, wait: float) -> None:
+        """Plan the request after one that was made; forget a form that needs none."""
+        now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
         if form.answered(now, settled=settled, wait=wait):
             if asked is not None and asked.transaction_id is not None:
+                identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")
-            record, policy = form.record, self._poller.policy
             if record.state is State.CANCELLED and self._clock.time() < policy.closed_until(record):
                 # A confirmation may have been carried out: ask until there is an answer.
                 form.begin(None, now)

@@ -200,19 +200,15 @@ class AnswerReader:
     ) -> Reading:
         """Read a report. `now` is monotonic, `at` UTC; `token` is the digest of the token that it came under."""
         record, candidate_id = ask.record, query.candidate_id
-        unbound = record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
-        if unbound and not self._can_see(record, token):
+        named = report.client_transaction_id
+        if self._is_unbound(record) and not self._can_see(record, token):
             # It may be an order of another account, of the same id, amount and currency.
             what = "found under other credentials than those that sent it"
             reading = self._conflict(ask, what, at)
             reading.warning = UNDER_ANOTHER
             return reading
-        named = report.client_transaction_id
         if candidate_id is not None and named not in (None, record.client_transaction_id):
-            ask.about(candidate_id).is_another = True
-            what = f"transaction {candidate_id} is another's"
-            dropped = Conflicted(at=at, what=what, candidate_id=candidate_id)
-            return Reading([] if record.state.decided else [dropped])
+            return _drop_candidate(ask, candidate_id, at)
         ask.missing_since = ask.absent_at = None
         # A user's own source may go by our id, and then names the true transaction whichever candidate had its turn.
         mismatch = find_mismatch(
@@ -228,6 +224,11 @@ class AnswerReader:
         if self._is_doubtful(record, query, report, token):
             return Reading(looks_at_all=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, at)
+
+    @staticmethod
+    def _is_unbound(record: Record) -> bool:
+        """Return whether nothing but its client transaction id ties a sale to what the service has of it."""
+        return record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
 
     def _can_see(self, record: Record, token: bytes) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
@@ -328,6 +329,16 @@ class AnswerReader:
                 return Reading([ProvenAbsent(at=at)])
             ask.absent_at = None
         return Reading()
+
+
+def _drop_candidate(ask: Followed, candidate_id: int, at: float) -> Reading:
+    """Return the event that a transaction id is another's; a decided ask has no use for it."""
+    ask.about(candidate_id).is_another = True
+    if ask.record.state.decided:
+        return Reading()
+    return Reading(
+        [Conflicted(at=at, what=f"transaction {candidate_id} is another's", candidate_id=candidate_id)]
+    )
 
 
 # --- Forms that came back

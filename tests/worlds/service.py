@@ -265,6 +265,8 @@ class Line:
         world.oracle.queried(self._process)
         if not world.service.knows(token):
             self._reply(answer, _REFUSALS[-1], 0.02)
+        elif settings.silence[0] <= world.now < settings.silence[1]:
+            self._reply(answer, _USELESS[0], 0.1)
         elif world.happens(settings.shed, endless=True):
             headers = {} if settings.retry_after is None else {"Retry-After": settings.retry_after}
             self._reply(answer, _answer(429, {"message": "busy", "errorCode": 29}, **headers), 0.02)

@@ -75,6 +75,8 @@ class Settings:
     #: Status queries answered by 429, and what they say of `Retry-After`.
     shed: float = 0.0
     retry_after: str | None = None
+    #: From when to when every status query fails.
+    silence: tuple[float, float] = (0.0, 0.0)
     #: `shed`, `hang` and `query_fault` never end.
     endless: bool = False
     queries_per_minute: float | None = None
@@ -201,6 +203,11 @@ def _storm(r: random.Random, settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _silence(r: random.Random, settings: Settings) -> dict[str, Any]:
+    begin = r.uniform(0.0, settings.chaos / 2)
+    return {"silence": (begin, begin + r.uniform(1.0, 3.0) * settings.window)}
+
+
 #: Name -> what a world of this kind has beside what its seed says.
 KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "repeats": lambda r, s: {"repeat": r.uniform(0.1, 0.7)},
@@ -235,11 +242,12 @@ KINDS: dict[str, Callable[[random.Random, Settings], dict[str, Any]]] = {
     "rotated token": lambda r, s: {"accounts": "rotated"},
     "eager": lambda r, s: {"eager": True},
     "copies": lambda r, s: {"copies": r.uniform(0.1, 0.7), "orders": r.randint(3, 6), "customers": 6},
-    # Last: what its oracle cannot tell apart is switched off.
+    # Behind those of whose faults its oracle cannot tell some apart: they are switched off.
     "purchases": lambda r, s: {
         "purchases": r.randint(1, 3), "orders": r.randint(1, 2), "beside": r.random() < 0.3,
         "portal": r.choice((0.0, 0.2, 0.5)), "by_transaction": True, "by_client": True,
         "reports_client_id": True, "reports_amount": True, "source": False, "accounts": "one",
         "namesakes": 0.0, "repeat": 0.0, "copies": 0.0, "queries_per_minute": None, "jump": 0.0,
     },
+    "silence": _silence,
 }  # fmt: skip

@@ -356,6 +356,17 @@ def _forms_forgotten() -> list[Patch]:
     ]
 
 
+def _no_answer_is_the_last() -> list[Patch]:
+    """The last query counts though no answer to it came."""
+    shipped = Policy.is_over
+
+    def is_over(self: Policy, ask: Followed, now: float) -> bool:
+        ask.is_answered = True
+        return shipped(self, ask, now)
+
+    return [(Policy, "is_over", is_over)]
+
+
 #: Name -> how it is broken.
 VARIANTS = {
     "resend after crash": Variant(_resend_after_crash),
@@ -383,6 +394,7 @@ VARIANTS = {
     "endless source": Variant(_endless_source, frozenset({"hangs"})),
     "guard outside the permit": Variant(_guard_outside, frozenset({"purchases"})),
     "forms are forgotten": Variant(_forms_forgotten, frozenset({"purchases"})),
+    "no answer is the last": Variant(_no_answer_is_the_last, frozenset({"purchases", "silence"})),
     "memory says more": Variant(_memory_says_more, frozenset({"outages"})),
 }
 if sys.version_info >= (3, 12):

@@ -249,7 +249,8 @@ class AlreadyPaidError(PayError):
 class PurchaseOpenError(PayError):
     """This purchase has an open ask, which may be paid: nothing was sent.
 
-    `pending` is that ask (None after pickling), `until` when it may end, in UTC seconds since the epoch.
+    `pending` is that ask (None after pickling), `until` when it may end, in UTC seconds since the epoch. In the past:
+    the service has not said yet how it ended, and is queried once more.
     """
 
     pending: Any = None

@@ -168,6 +168,21 @@ async def test_an_expired_push_is_open_while_its_last_query_is_not_answered(
     assert service.posted == {"first": 1}
 
 
+async def test_a_refused_ask_queries_what_holds_its_purchase(service: FakeService) -> None:
+    """The service was silent at the last query: it is asked again as somebody wants to pay, an hour before its time."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        service.status_scripts = [lambda: answer(500, {"message": "no"})] * 1000
+        await outcome_of(service, sale)
+        await service.clock.advance(1000)
+        service.status_scripts = []
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.live_form("order-17", form_of)
+        await service.clock.advance(1)
+        await tracker.live_form("order-17", form_of)
+    assert len(service.prepared) == 1
+
+
 async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_answer(
     service: FakeService,
 ) -> None:

@@ -93,7 +93,7 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
     is_on = True
     states = StateChanges(lambda: {ask.record.client_transaction_id for ask in asks.all()})
 
-    def exchanged(exchange: Exchange) -> None:
+    def record_exchange(exchange: Exchange) -> None:
         labels = exchange_labels(exchange)
         exchanges.record(exchange.seconds, labels)
         ended = time.time_ns()
@@ -108,8 +108,8 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
             span.set_status(trace.StatusCode.ERROR)
         span.end(ended)
 
-    def changed(before: Record, after: Record) -> None:
-        seen = states.add(after, clock.time())
+    def record_change(before: Record, after: Record) -> None:
+        changes = states.add(after, clock.time())
         if not after.state.decided:
             return
         decided_at = clock.time() if after.decided_at is None else after.decided_at
@@ -124,39 +124,42 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         )
         if after.notified_at is not None:
             span.add_event("payclient.notified", timestamp=int(after.notified_at * 1e9))
-        for state, at in seen:
+        for state, at in changes:
             span.add_event("payclient.state_changed", {"payclient.state": str(state)}, int(at * 1e9))
         span.end(int(decided_at * 1e9))
 
     # From the exporter's own thread: a copy of the index is taken at once, and records do not change.
-    def count(_: CallbackOptions) -> Iterable[Observation]:
+    def observe_asks(_: CallbackOptions) -> Iterable[Observation]:
         if is_on and not asks.closed:
             for labels, number in open_counts(ask.record for ask in asks.all() if not ask.elsewhere):
                 yield metrics.Observation(number, labels)
 
-    def oldest(_: CallbackOptions) -> Iterable[Observation]:
+    def observe_age(_: CallbackOptions) -> Iterable[Observation]:
         if is_on and not asks.closed:
             records = (ask.record for ask in asks.all() if not ask.elsewhere)
             unknown = [each.created_at for each in records if each.state is State.UNKNOWN]
             yield metrics.Observation(max(clock.time() - min(unknown), 0.0) if unknown else 0.0)
 
-    meter.create_observable_gauge("payclient.asks", [count], "1", "Asks that this process follows.")
+    meter.create_observable_gauge("payclient.asks", [observe_asks], "1", "Asks that this process follows.")
     meter.create_observable_gauge(
-        "payclient.oldest_unknown.age", [oldest], "s", "Age of the oldest unknown ask; 0 if there is none."
+        "payclient.oldest_unknown.age",
+        [observe_age],
+        "s",
+        "Age of the oldest unknown ask; 0 if there is none.",
     )
-    next_exchange, next_change = session.on_exchange, asks.on_change
+    earlier_on_exchange, earlier_on_change = session.on_exchange, asks.on_change
 
     def on_exchange(exchange: Exchange) -> None:
         if is_on:
-            _guarded(exchanged, exchange)
-        if next_exchange is not None:
-            next_exchange(exchange)
+            _call_guarded(record_exchange, exchange)
+        if earlier_on_exchange is not None:
+            earlier_on_exchange(exchange)
 
     def on_change(before: Record, after: Record) -> None:
         if is_on:
-            _guarded(changed, before, after)
-        if next_change is not None:
-            next_change(before, after)
+            _call_guarded(record_change, before, after)
+        if earlier_on_change is not None:
+            earlier_on_change(before, after)
 
     session.on_exchange, asks.on_change = on_exchange, on_change
 
@@ -164,15 +167,15 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         nonlocal is_on
         is_on = False
         if session.on_exchange is on_exchange:
-            session.on_exchange = next_exchange
+            session.on_exchange = earlier_on_exchange
         if asks.on_change is on_change:
-            asks.on_change = next_change
+            asks.on_change = earlier_on_change
 
     return stop
 
 
-def _guarded(record: Callable[..., object], *args: object) -> None:
-    """Call what may raise by a fault of a span processor, which must not end the following."""
+def _call_guarded(record: Callable[..., object], *args: object) -> None:
+    """Call `record`, and log what it raises: a fault of a span processor must not end the follow-up."""
     try:
         record(*args)
     except Exception as error:
@@ -184,19 +187,19 @@ class StateChanges:
 
     def __init__(self, followed: Callable[[], set[str]]) -> None:
         self._followed = followed
-        self._of: dict[str, list[tuple[State, float]]] = {}
-        self._most = 1024
+        self._by_id: dict[str, list[tuple[State, float]]] = {}
+        self._limit = 1024  # asks kept before those that are not followed here any more are removed
 
     def add(self, record: Record, at: float) -> list[tuple[State, float]]:
-        """Add a record's state, and return all of its ask; those of a decided one are forgotten."""
-        changes = self._of.setdefault(record.client_transaction_id, [])
+        """Add a record's state, and return all states of its ask; forget them where the ask is decided."""
+        changes = self._by_id.setdefault(record.client_transaction_id, [])
         changes.append((record.state, at))
         if record.state.decided:
-            del self._of[record.client_transaction_id]
-        elif len(self._of) > self._most:  # some are followed by other processes now
-            for identifier in self._of.keys() - self._followed():
-                del self._of[identifier]
-            self._most = 1024 + 2 * len(self._of)
+            del self._by_id[record.client_transaction_id]
+        elif len(self._by_id) > self._limit:  # other processes follow some of them by now
+            for identifier in self._by_id.keys() - self._followed():
+                del self._by_id[identifier]
+            self._limit = 1024 + 2 * len(self._by_id)
         return changes
 
 

@@ -83,11 +83,11 @@ def test_an_id_more_is_taken_while_there_is_room() -> None:
     form = returned()
     for number in range(MOST_IDS - 1):
         form.begin(number + 1, 0.0)
-    assert form.takes(99)
+    assert form.has_room_for(99)
     form.writing.add(98)
-    assert not form.takes(99)
-    assert form.takes(98)
-    assert form.takes(1)
+    assert not form.has_room_for(99)
+    assert form.has_room_for(98)
+    assert form.has_room_for(1)
 
 
 def test_closed_ids_are_forgotten_in_the_end() -> None:

@@ -310,7 +310,7 @@ def test_a_cancelled_call(urls: Iterator[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(archives, "BLOCK", 8)
     url, file, go_on = next(urls), tmp_path / "archive", threading.Event()
     kind = SqliteDatabase if url.startswith("sqlite") else PostgresDatabase
-    alone = kind.alone
+    exclusive_transaction = kind.exclusive_transaction
 
     async def cancel() -> None:
         async with opened(url) as ledger:
@@ -320,13 +320,13 @@ def test_a_cancelled_call(urls: Iterator[str], tmp_path: Path, monkeypatch: pyte
 
         @asynccontextmanager
         async def held(database: Any) -> AsyncIterator[None]:
-            async with alone(database):
+            async with exclusive_transaction(database):
                 yield
             loop.call_soon_threadsafe(begun.set)
             go_on.wait(60)
 
         with monkeypatch.context() as patched:
-            patched.setattr(kind, "alone", held)
+            patched.setattr(kind, "exclusive_transaction", held)
             archiving = asyncio.create_task(archive_ledger(url, BEFORE, file))
             await begun.wait()
             archiving.cancel()
@@ -354,7 +354,7 @@ async def test_what_changes_after_it_was_copied(
 
     with monkeypatch.context() as patched:
         for each in (SqliteDatabase, PostgresDatabase):
-            patched.setattr(each, "alone", crash)
+            patched.setattr(each, "exclusive_transaction", crash)
         with pytest.raises(RuntimeError, match="crash"):
             await archive_ledger(url, BEFORE, file)
     assert ids_in(file) == ["a", "b", "c"]

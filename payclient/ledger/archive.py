@@ -192,7 +192,7 @@ def _read(path: str, head: dict[str, Any]) -> Iterator[tuple[int, Lines]]:
 
 async def _move(source: Database, block: int, before: float, lines: Lines) -> int:
     """Replace the attempts of a block that are as the file has them; return how many are in the ledger otherwise."""
-    async with source.alone():
+    async with source.exclusive_transaction():
         held = await _lines(source, block, before)
         same = {id_ for id_, line in lines.items() if held.get(id_) == line}
         if same:

@@ -92,7 +92,7 @@ class Database(Protocol):
     async def fetch(self, name: str, parameters: Row) -> Sequence[Sequence[Any]]:
         """Return the rows of a named statement."""
 
-    def alone(self) -> AbstractAsyncContextManager[None]:
+    def exclusive_transaction(self) -> AbstractAsyncContextManager[None]:
         """Begin a transaction beside which nobody writes, and commit it."""
 
     def unavailable(self, error: BaseException, doing: str) -> LedgerUnavailableError:

@@ -110,7 +110,7 @@ class PostgresDatabase:
         return list(await self.connection.fetch(sql, *parameters, timeout=ANSWER))
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive_transaction(self) -> AsyncIterator[None]:
         async with self.connection.transaction(isolation="read_committed"):
             await self.connection.execute(self._statements["lock_writers_out"], timeout=ANSWER)
             yield

@@ -116,7 +116,7 @@ class SqliteDatabase:
         return self._connection.execute(STATEMENTS[name], parameters).fetchall()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive_transaction(self) -> AsyncIterator[None]:
         self.roll_back()
         self._connection.execute("BEGIN IMMEDIATE")
         self._wrote = False
@@ -233,7 +233,7 @@ class SqliteWriter(Writer):
         """Answer every operation of the batch."""
         try:
             if batch.writes:
-                async with database.alone():
+                async with database.exclusive_transaction():
                     await batch.write(database)
         except Exception as error:  # whatever it is, nothing of it was committed
             fault = unavailable(error, "written")

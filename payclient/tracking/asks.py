@@ -97,7 +97,7 @@ class OpenAsks:
         #: What is followed here under this id, or waited for.
         self.find: Callable[[str], Followed | None] = self._asks.get
         self._changed = asyncio.Event()
-        #: Whether anybody has the event; making one costs as much as all the rest of a decision.
+        #: Whether anybody has this event; else it is kept, since a new one costs as much as the rest of a decision.
         self._watched = False
         #: Called with the record before and after each change of state of an ask that is followed here.
         self.on_change: Callable[[Record, Record], object] | None = None
@@ -254,9 +254,9 @@ class OpenAsks:
         return newest is not None and self.learn(ask, newest)
 
     def learn(self, ask: Followed, newest: Record) -> bool:
-        """Take the ledger's newest record, and return whether it says anything new."""
+        """Take the ledger's newest record of the ask's id, and return whether it says anything new."""
         if newest.attempt > ask.record.attempt:
-            # This one created nothing, somebody else proved, and sent the next: that is the one to follow.
+            # Elsewhere it was proven that this attempt created nothing, and a newer one was sent: follow that one.
             self.drop(ask)
             self.wake(ask, exhausted=True)
             self.follow(newest)
@@ -311,9 +311,8 @@ class OpenAsks:
             if ask.record.state is State.UNKNOWN and ask.record.lane == lane:
                 await self.apply(ask, Suspected(at=self.clock.time()))
 
-    @property
-    def changed(self) -> asyncio.Event:
-        """Set, and replaced, at the next change that the feed shows."""
+    def next_change(self) -> asyncio.Event:
+        """Return an event that is set at the next change that the feed shows."""
         self._watched = True
         return self._changed
 

@@ -95,11 +95,11 @@ class ReturnedForm(Scheduled):
         """Return the open confirmations."""
         return [each for each in self.confirmations.values() if each.open]
 
-    def takes(self, transaction_id: int | None) -> bool:
+    def has_room_for(self, transaction_id: int | None) -> bool:
         """Return whether one more id may be asked about."""
-        return self.knows(transaction_id) or len(self.open()) + len(self.writing) < MOST_IDS
+        return self.has_seen(transaction_id) or len(self.open()) + len(self.writing) < MOST_IDS
 
-    def knows(self, transaction_id: int | None) -> bool:
+    def has_seen(self, transaction_id: int | None) -> bool:
         """Return whether this id came before."""
         return transaction_id in self.confirmations or transaction_id in self.writing
 
@@ -185,8 +185,8 @@ class Confirmer:
         if record.state in OVER or (transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._form(record)
-        if form.takes(transaction_id):
-            if not form.knows(transaction_id):
+        if form.has_room_for(transaction_id):
+            if not form.has_seen(transaction_id):
                 # Before anything is confirmed, so that it is confirmed again after a crash.
                 await self._write_return(form, transaction_id)
             confirmation = self._confirm(form, transaction_id)
@@ -213,7 +213,7 @@ class Confirmer:
         if self.confirms and record.state not in OVER:
             for transaction_id in transaction_ids:
                 form = self._form(record)
-                if form.takes(transaction_id):
+                if form.has_room_for(transaction_id):
                     self._confirm(form, transaction_id)
 
     async def recover(self, records: Sequence[Record]) -> None:

@@ -238,7 +238,7 @@ async def feed(asks: OpenAsks, since: int) -> AsyncGenerator[Outcome]:
     """
     failing = False
     while True:
-        changed = asks.changed  # before the read, so that a change during the read ends the wait
+        changed = asks.next_change()  # before the read, so that a change during the read ends the wait
         try:
             changes = await asks.ledger.changes(since)
             attempts = await asks.ledger.attempts([change.client_transaction_id for change in changes])

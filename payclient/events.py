@@ -82,6 +82,8 @@ class Refused(Event):
     error_type: str
     error_code: int | None = None
     messages: tuple[str, ...] = ()
+    #: True where any of its codes says that something exists, though a query found nothing.
+    exists: bool | None = None
 
 
 class NotSent(Event):

@@ -13,6 +13,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import FailingLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -503,6 +504,53 @@ async def test_a_refused_sale_that_is_found_pending_holds_back_another(
     assert service.posted == {"order-17": 1}
     assert (await events_of(ledger)).count("Conflicted") == 1
     assert sum("refused, and yet the customer may approve it" in each for each in caplog.messages) == 1
+
+
+async def refused_and_found_later(service: FakeService, tracker: payclient.Tracker, says: Script) -> None:
+    """The first of two POSTs created, the index lagged, and the customer has paid since."""
+    lagging(service, 10)
+    service.scripts = [posted(1, says)]
+    with pytest.raises(payclient.RefusedError):
+        await tracker.sale(sale())
+    service.decide("Aceptado")
+    await service.clock.advance(20)
+
+
+@pytest.mark.parametrize("says", [BUSY, DUPLICATE, refuses(22, 23)], ids=["2061", "23", "inner 23"])
+async def test_a_refused_sale_that_was_paid_is_not_sent_again(service: FakeService, says: Script) -> None:
+    """Whichever of its codes said that it exists, the next try looks again."""
+    async with tracking(service) as tracker:
+        await refused_and_found_later(service, tracker, says)
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+async def test_a_refused_sale_that_was_paid_is_not_sent_again_though_the_ledger_does_not_take_it(
+    service: FakeService,
+) -> None:
+    """The look before the next try finds it paid, and that one write fails."""
+    fails: list[bool] = []
+    ledger = FailingLedger(lambda name: name == "apply" and bool(fails) and fails.pop())
+    async with tracking(service, ledger) as tracker:
+        await refused_and_found_later(service, tracker, BUSY)
+        fails.append(True)
+        with pytest.raises(payclient.LedgerUnavailableError):
+            await tracker.sale(sale())
+        assert (await tracker.sale(sale())).outcome.paid is True
+    assert service.posted == {"order-17": 1}
+
+
+@pytest.mark.parametrize("change", [{"amount": "1150"}, {"amount": 7}, {"currency": "EUR"}])
+async def test_a_refused_sale_whose_id_is_found_otherwise_is_not_sent_again(
+    service: FakeService, change: dict[str, object]
+) -> None:
+    """What is under its id cannot be read, or is not as it was sent: nobody can tell whether it exists."""
+    async with tracking(service) as tracker:
+        await refused_and_found_later(service, tracker, BUSY)
+        service.sales[1000] |= change
+        with pytest.raises(payclient.NotSentError):
+            await tracker.sale(sale())
+    assert service.posted == {"order-17": 1}
 
 
 def test_a_tracker_that_closes_meanwhile_leaves_what_may_exist() -> None:

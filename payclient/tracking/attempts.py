@@ -354,6 +354,7 @@ class Attempts:
                     error_type=type(error).__name__,
                     error_code=error.error_code,
                     messages=error.user_messages,
+                    exists=self.refusals.says_exists(error) or None,
                 )
             case NotSentError():
                 event = NotSent(at=self._clock.time())

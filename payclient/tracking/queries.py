@@ -5,6 +5,7 @@ A query that fails is nobody's wait's failure: the ask is queried again.
 
 from __future__ import annotations
 
+import json
 import math
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,13 @@ from payclient.auth import SIGNED_WITH
 from payclient.clock import within
 from payclient.errors import (
     CustomerBusyError,
+    LedgerUnavailableError,
     NotSentError,
     RateLimitedError,
     RefusedError,
     UnauthorizedError,
 )
-from payclient.events import Evidence, Lost
+from payclient.events import Evidence, Lost, Refused
 from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
@@ -210,10 +212,7 @@ class Refusals:
         and `NotSentError` if nobody can tell.
         """
         identifier = before.client_transaction_id
-        existed = before.evidence is Evidence.ANSWER and (
-            before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates
-        )
-        if not (existed or before.notified_at is not None):
+        if before.notified_at is None and not await self._was_said_to_exist(before):
             return None
         try:
             report = await self._find(before)
@@ -232,7 +231,23 @@ class Refusals:
             raise CustomerBusyError(
                 "an earlier attempt of this sale waits for the customer", client_transaction_id=identifier
             )
+        if report.state == "Aceptado" and before.state is not State.ACCEPTED:
+            words = "an earlier attempt of this sale is paid, which the ledger did not take; nothing was sent"
+            raise LedgerUnavailableError(words, client_transaction_id=identifier)
         return before if before.state is State.ACCEPTED else None
+
+    async def _was_said_to_exist(self, before: Record) -> bool:
+        if before.evidence is not Evidence.ANSWER:
+            return False
+        if before.error_type == CustomerBusyError.__name__ or before.error_code in self._duplicates:
+            return True
+        # One of its inner codes, which the record does not have.
+        return any(
+            change.attempt == before.attempt
+            and change.event == Refused.__name__
+            and json.loads(change.detail or "{}").get("exists", False)
+            for change in await self._poller.asks.ledger.history(before.client_transaction_id)
+        )
 
     async def _find(self, before: Record) -> StatusReport | None:
         """Query by each transaction id that was named, and by client transaction id; the report that decides most.
@@ -254,10 +269,12 @@ class Refusals:
             )
             report = await self._queries.status(query)
             bound = None if own_source else candidate_id
-            if report is None or find_mismatch(
-                before, report, by_candidate=bound is not None, candidate_id=bound
-            ):
+            if report is None:
                 continue
+            if find_mismatch(before, report, by_candidate=bound is not None, candidate_id=bound):
+                if bound is not None and not report.unreadable:
+                    continue  # anybody may have named it
+                raise NotSentError("what was found under its id is not as it was sent")
             if bound is None:
                 return report
             if report.state != "Cancelado":

@@ -14,7 +14,7 @@ from payclient.cli.files import check_apart, check_output, write_file
 from payclient.cli.page import RunPage
 from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
-from payclient.cli.report import Report, carried_from
+from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
 from payclient.cli.settings import ChargeOptions, Limits, profile_of
 from payclient.cli.tables import Dialect, bad_rows
@@ -66,6 +66,15 @@ class ShownOptions:
             raise ConfigurationError("--quiet and --json: give one of them")
         return "json" if self.json else "quiet" if self.quiet else "auto"
 
+    def carried(self, rows: ChargeFile, written: FileOptions) -> Carried:
+        """Return what the report and the page take over from the file."""
+        mark = self.report_decimal_mark or written.decimal_mark
+        return carried_from(rows, written.keep, delimiter=self.report_delimiter, mark=mark)
+
+    def page(self, title: str, window: float, carried: Carried) -> RunPage | None:
+        """Return the page for people, if there is to be one."""
+        return RunPage(self.html, title=title, window=window, carried=carried) if self.html else None
+
 
 def charge(
     file: Annotated[
@@ -89,46 +98,37 @@ def charge(
     options.check(profile, dry_run=shown.dry_run)
     _check_apart(file, options, written, shown)
     rows = read_file(file, written, profile=profile)
-    good = can_go_on(rows, written.skip_bad)
-    if not (good or shown.dry_run):
+    can_send = can_go_on(rows, written.skip_bad)
+    if not (can_send or shown.dry_run):
         return 2
-    mark = shown.report_decimal_mark or written.decimal_mark
-    carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
+    carried = shown.carried(rows, written)
     left_out = _left_out(rows, written.skip_bad, carried.dialect)
     report = Report(shown.report, carried) if shown.report else None
-    page = None
-    if shown.html:
-        page = RunPage(shown.html, title=file.name, window=profile.sale_window, carried=carried)
-    earlier = report.earlier if report else {}
+    page = shown.page(file.name, profile.sale_window, carried)
     plan = Plan(
         file=rows,
-        known=asyncio.run(read_ledger(options.ledger, rows, profile, limits.retry, earlier)),
+        known=asyncio.run(read_ledger(options.ledger, rows, profile, limits.retry)),
         options=options,
         limits=limits,
         profile=profile,
         skip_bad=written.skip_bad,
-        reported=earlier,
-        guessed_cents=written.amounts is None and rows.records.delimiter != "",
+        report=report,
     )
     _show_plan(plan, shown)
     if shown.dry_run:
-        if good:
-            key = "file.dry_bad" if rows.bad else "file.dry"
-            terminal.say(text(key, name=file.name, count=len(rows.requests), bad=len(rows.bad)))
-        return 0 if good else 2
+        return _end_dry_run(rows, can_send)
     question = text("ask.send", count=plan.to_send)
     if not terminal.agrees(question, text("ask.nothing"), yes=shown.yes or not plan.to_send):
         return 2
-    # Without --yes the plan showed that the ledger is new.
-    options = attrs.evolve(options, new_ledger=options.new_ledger or (plan.known.new and not shown.yes))
-    if written.skip_bad is not None and left_out:
-        write_file("--skip-bad", written.skip_bad, left_out)
+    # A new ledger was agreed to: the plan showed it, or --new-ledger is given.
+    options = attrs.evolve(options, new_ledger=options.new_ledger or plan.known.new)
+    if left_out is not None:
+        write_file("--skip-bad", *left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, options, profile, limits, report, page=page, look=look))
-    for line in (
-        next_steps(run.tally, options.ledger or "", code, profile.sale_window) if look != "quiet" else ()
-    ):
-        terminal.say(line, whole=True)
+    if look != "quiet":
+        for line in next_steps(run.tally, options.location, code, profile.sale_window):
+            terminal.say(line, whole=True)
     return code
 
 
@@ -148,18 +148,27 @@ def _check_apart(file: Path, options: ChargeOptions, written: FileOptions, shown
     )
 
 
-def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> bytes:
-    """Return what is to be written of the bad rows. Raises `ConfigurationError` where it has no place."""
+def _left_out(file: ChargeFile, path: Path | None, dialect: Dialect) -> tuple[Path, bytes] | None:
+    """Return the file of the bad rows, to be written. Raises `ConfigurationError` where it cannot be written."""
     if path is None or not (file.requests and file.bad):
-        return b""
+        return None
     check_output("--skip-bad", path)
     content = bad_rows(file, path, dialect)
     if path.exists() and path.read_bytes() != content:
-        # Perhaps somebody has corrected it there.
+        # Somebody may have corrected them there.
         raise ConfigurationError(
             f"--skip-bad {path.name}: is there already, with other rows; nothing was sent"
         )
-    return content
+    return path, content
+
+
+def _end_dry_run(file: ChargeFile, can_send: bool) -> int:
+    """Print how many rows a run would send, and return the exit code."""
+    if not can_send:
+        return 2
+    key = "file.dry_bad" if file.bad else "file.dry"
+    terminal.say(text(key, name=file.path.name, count=len(file.requests), bad=len(file.bad)))
+    return 0
 
 
 def _show_plan(plan: Plan, shown: ShownOptions) -> None:
@@ -171,7 +180,7 @@ def _show_plan(plan: Plan, shown: ShownOptions) -> None:
         terminal.err.print(plan.picture(), soft_wrap=False)
     elif plan.replaced:
         terminal.say(text("plan.replaced", count=plan.replaced))
-    plan.check(shown.report)
+    plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
         plan.options.check_consent()
 

@@ -27,7 +27,7 @@ from payclient.errors import ConfigurationError, LedgerError, LedgerInUseError, 
 from payclient.ledger import open_ledger
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile
+from payclient.profile import ServiceProfile, StatusProfile
 from payclient.transport import AiohttpTransport
 from payclient.validation import is_loopback
 from payclient.web.referrer import check_page
@@ -214,22 +214,28 @@ def check_site(url: str) -> Iterator[Check]:
 
 
 def check_profile(profile: ServiceProfile) -> Iterator[Check]:
-    """Find what the document leaves open (§4.2, §2.2, §2.3) and this profile does too."""
-    status = profile.status
-    missing = {"Pendiente", "Aceptado", "Cancelado"} - set(status.states.values() if status else ())
-    lacking = {
-        "no_status": status is None,
-        "no_by_id": status is not None and not status.by_transaction_id,
-        "no_by_client_id": status is not None and not status.by_client_transaction_id,
-        "no_words": status is not None and bool(missing),
-    }
-    for gap in (name for name, lacks in lacking.items() if lacks):
-        yield Check("gap", text(f"doctor.{gap}", states=", ".join(sorted(missing))))
-    if not any(lacking.values()):
-        yield Check("ok", text("doctor.by_both"))
-    if status is not None and status.by_client_transaction_id and not profile.not_found_codes:
-        yield Check("note", text("doctor.no_not_found"))
+    """Yield what the document leaves open (§4.2, §2.2, §2.3) and this profile leaves open too."""
+    if profile.status is None:
+        yield Check("gap", text("doctor.no_status"))
+    else:
+        yield from _check_status(profile.status)
+        if profile.status.by_client_transaction_id and not profile.not_found_codes:
+            yield Check("note", text("doctor.no_not_found"))
     if profile.link_hosts is None:
         yield Check("note", text("doctor.no_hosts"))
     if unset := [name for name in _NEEDED if getattr(profile, name) is None]:
         yield Check("note", text("doctor.unset", names=", ".join(unset)))
+
+
+def _check_status(status: StatusProfile) -> Iterator[Check]:
+    missing = {"Pendiente", "Aceptado", "Cancelado"} - {*status.states.values()}
+    lacking = {
+        "no_by_id": not status.by_transaction_id,
+        "no_by_client_id": not status.by_client_transaction_id,
+        "no_words": bool(missing),
+    }
+    for name, is_lacking in lacking.items():
+        if is_lacking:
+            yield Check("gap", text(f"doctor.{name}", states=", ".join(sorted(missing))))
+    if not any(lacking.values()):
+        yield Check("ok", text("doctor.by_both"))

@@ -19,7 +19,6 @@ from payclient.batch import Charges
 from payclient.cli import terminal
 from payclient.cli.configuration import origins
 from payclient.cli.report import LABELS, NOT_SENT_YET, OTHER_CONTENT, PURCHASE_OPEN, Line, Tally, paid_word
-from payclient.cli.settings import location_of
 from payclient.cli.terminal import at, duration, iso, money
 from payclient.cli.texts import counted, label, reason, text
 from payclient.ledger.records import sanitize_text
@@ -93,8 +92,8 @@ class Progress:
         self.tracker: Tracker | None = None
         self.results: Charges | None = None
 
-    def begin(self, ledger: str) -> None:
-        """Show that the run has its ledger now, by which people may look at it meanwhile."""
+    def begin(self, location: str) -> None:
+        """Show where the ledger is, in which people can look at the run meanwhile."""
 
     async def show(self) -> None:
         """Show, until it is cancelled."""
@@ -128,9 +127,9 @@ class Progress:
 class PlainProgress(Progress):
     """A line now and then, and a table at the end."""
 
-    def begin(self, ledger: str) -> None:
-        if not ledger.startswith("memory:"):
-            terminal.say(text("run.look", ledger=shlex.quote(location_of(ledger))), whole=True)
+    def begin(self, location: str) -> None:
+        if not location.startswith("memory:"):
+            terminal.say(text("run.look", ledger=shlex.quote(location)), whole=True)
 
     async def show(self) -> None:
         while True:
@@ -202,7 +201,7 @@ class JsonProgress(Progress):
     `end`. Cents and UTC.
     """
 
-    def begin(self, ledger: str) -> None:
+    def begin(self, location: str) -> None:
         self._emit("begin", rows=self._rows)
 
     async def show(self) -> None:
@@ -273,18 +272,18 @@ def say_reasons(lines: Iterable[Line]) -> None:
         terminal.say(f"{counted(len(keys), each)}{named}: {reason(words)}")
 
 
-def _ledger_option(ledger: str) -> str:
+def _ledger_option(location: str) -> str:
     """Return the option that names the ledger in a command; nothing where the environment names it."""
     origin = origins.get().get("ledger", ("", "PAYCLIENT_LEDGER"))[1]
-    return "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location_of(ledger))}"
+    return "" if origin.startswith("PAYCLIENT") else f" --ledger {shlex.quote(location)}"
 
 
-def next_steps(tally: Tally, ledger: str, code: int, window: float) -> Iterator[str]:
+def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterator[str]:
     """Yield a line for each thing that a person should do after a run, with its command, the first one first.
 
-    `window`: seconds that a customer has.
+    `location`: the ledger's address. `window`: seconds that a customer has.
     """
-    counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(ledger)
+    counts, again, at_ledger = tally.counts, terminal.again(), _ledger_option(location)
     unfinished = sum(counts[each] for each in (NOT_SENT_YET, State.SENDING, State.PENDING, PURCHASE_OPEN))
     if code == 130:
         yield text("run.go_on", command=again)

@@ -1,6 +1,6 @@
 """`payclient reconcile`: the ledger beside a statement of the service or the bank, each cent in one of six classes.
 
-`compare` decides, and is a pure function of two lists; the rest reads the two, and tells.
+`compare` decides, and is a pure function of two lists; the rest reads them and shows the result.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -36,7 +36,6 @@ _SHOWN = 20
 #: Payments of each class that the terminal names; the report has them all.
 _NAMED = 3
 
-
 COLUMNS = (
     "class", "client_transaction_id", "transaction_id", "state_here", "here", "there", "currency", "here_units",
     "there_units", "lines",
@@ -50,11 +49,11 @@ class Class(StrEnum):
     AGREED = "agreed"
     #: Paid here; the statement does not list it.
     ONLY_HERE = "only here"
-    #: Paid there; the ledger has no such ask.
+    #: Paid there; the ledger has no such attempt.
     ONLY_THERE = "only there"
     #: Paid here and there, with different amounts or currencies.
     AMOUNTS_DIFFER = "amounts differ"
-    #: Paid there; the ledger has the ask, and does not call it paid.
+    #: Paid there; the ledger has the attempt, and does not call it paid.
     PAID_THERE = "paid there, not known here"
     #: Given back there, and not here.
     GIVEN_BACK = "given back there"
@@ -62,7 +61,7 @@ class Class(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Pair:
-    """What is one payment: an attempt of the ledger, lines of the statement, or both."""
+    """One payment: an attempt of the ledger, lines of the statement, or both."""
 
     kind: Class
     record: Record | None = None
@@ -80,7 +79,7 @@ class Pair:
 
     @property
     def currency(self) -> str:
-        """The currency, as far as a side tells."""
+        """The ledger's currency, else that of the first line; empty where it names none."""
         return self.record.currency if self.record is not None else self.entries[0].currency or ""
 
     @property
@@ -97,14 +96,17 @@ class Pair:
 
     def row(self) -> dict[str, object]:
         """Return the payment as a row of the report."""
-        sides = [side for side in (self.record, *self.entries[:1]) if side is not None]
-        keys, numbers = ([getattr(side, name) for side in sides] for name in COLUMNS[1:3])
+        key, number = self._id("client_transaction_id"), self._id("transaction_id")
         state = None if self.record is None else str(self.record.state)
         units = (Decimal(cents).scaleb(-2) for cents in (self.here, self.there))
         lines = ", ".join(str(entry.line) for entry in self.entries)
-        key, number = (next((one for one in ids if one is not None), None) for ids in (keys, numbers))
         cells = (str(self.kind), key, number, state, self.here, self.there, self.currency, *units, lines)
         return dict(zip(COLUMNS, cells, strict=True))
+
+    def _id(self, name: str) -> object:
+        """Return the ledger's id of this name, else that of the first line."""
+        ids = (getattr(side, name, None) for side in (self.record, *self.entries[:1]))
+        return next((each for each in ids if each is not None), None)
 
 
 # --- The comparison
@@ -141,7 +143,7 @@ def _match(entry: Entry, known: Mapping[int | str, Sequence[Record]]) -> Record 
     """Return the attempt that a line is about: the one of its transaction, else of its client transaction id."""
     number, key = entry.transaction_id, entry.client_transaction_id
     of_number, of_key = (known.get(each, ()) if each else () for each in (number, key))
-    if of_number:  # two ids that name two sales are one of neither
+    if of_number:  # a line whose two ids name two sales is about neither
         possible = [each for each in of_number if key in (None, each.client_transaction_id)]
     else:  # an attempt of another transaction is another payment
         possible = [each for each in of_key if number is None or each.transaction_id is None]
@@ -205,20 +207,17 @@ def reconcile(
         read_report(report, COLUMNS[0])
     begin, end = _midnight(since, 0, float("-inf")), _midnight(until, 1, float("inf"))
     entries, others, dialect = read_statement(statement, written, profile_of(profile))
-    pairs, silent = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
-    if resolve and (ripe := [pair for pair in pairs if pair.can_be_resolved]):
-        for pair in ripe:
-            row, money = pair.row(), terminal.money(pair.there, pair.currency)
-            terminal.say(
-                text("reconcile.sale", key=row["client_transaction_id"], money=money, line=row["lines"])
-            )
-        if not terminal.agrees(text("reconcile.ask", count=len(ripe)), text("ask.unchanged"), yes=yes):
+    pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
+    proven = [pair for pair in pairs if pair.can_be_resolved]
+    if resolve and proven:
+        if not _agrees_to(proven, yes):
             return 2
-        count = with_ledger(ledger, lambda book: _decide(book, ripe, name, statement.name), changes=True)
+        count = with_ledger(ledger, lambda book: _decide(book, proven, name, statement.name), changes=True)
         terminal.say(text("reconcile.decided", count=count, actor=name))
-        pairs, silent = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
-    facts = _facts(pairs, others, silent)
-    classes = _show(pairs, facts)
+        pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
+    facts = _facts(pairs, others, unlisted)
+    classes = _classes(pairs)
+    _show(classes, _total("all", pairs), facts)
     if report is not None:
         rows = [[*pair.row().values()] for pair in pairs]
         _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, rows, dialect))
@@ -229,38 +228,47 @@ def reconcile(
     return 0 if all(pair.kind is Class.AGREED for pair in pairs) else 3
 
 
-def _midnight(day: datetime.date | None, more: int, otherwise: float) -> float:
-    """Return when so many days after a day begin on this machine's clock."""
+def _agrees_to(proven: Sequence[Pair], yes: bool) -> bool:
+    """Show the sales that the statement proves paid, and ask whether they are."""
+    for pair in proven:
+        row, money = pair.row(), terminal.money(pair.there, pair.currency)
+        words = text("reconcile.sale", key=row["client_transaction_id"], money=money, line=row["lines"])
+        terminal.say(words)
+    return terminal.agrees(text("reconcile.ask", count=len(proven)), text("ask.unchanged"), yes=yes)
+
+
+def _midnight(day: datetime.date | None, days_later: int, default: float) -> float:
+    """Return the time at which a day, or one that is some days later, begins on this machine's clock."""
     if day is None:
-        return otherwise
-    begin = datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(more)
+        return default
+    begin = datetime.datetime.combine(day, datetime.time()) + datetime.timedelta(days_later)
     return begin.astimezone().timestamp()
 
 
 async def _pair_up(
     book: Ledger, entries: Sequence[Entry], begin: float, end: float
 ) -> tuple[list[Pair], int]:
-    """Compare the lines with what is paid in a time or listed at all; count the open ones of it that are not listed.
+    """Compare the lines with all attempts that are listed, or were paid in a period; count its open, unlisted ones.
 
-    One attempt after another is looked at: a ledger may be long.
+    The attempts are read one by one: a ledger may be long.
     """
     known = {each for entry in entries for each in (entry.transaction_id, entry.client_transaction_id)}
-    found, silent = list[Record](), 0
+    found, unlisted = list[Record](), 0
     async for record in book.records():
         inside = begin <= (record.decided_at or record.created_at) < end
         listed = record.transaction_id in known - {None} or record.client_transaction_id in known
         if listed or (inside and record.state is State.ACCEPTED):
             found.append(record)
         else:
-            silent += inside and record.state.paid is None
-    if len(currencies := {record.currency for record in found}) == 1:  # it is that of the lines without any
-        (only,) = currencies
+            unlisted += inside and record.state.paid is None
+    if len(currencies := {record.currency for record in found}) == 1:
+        (only,) = currencies  # also that of the lines that name none
         entries = [attrs.evolve(entry, currency=entry.currency or only) for entry in entries]
-    return compare(found, entries), silent
+    return compare(found, entries), unlisted
 
 
 async def _decide(book: Ledger, pairs: Iterable[Pair], actor: str, statement: str) -> int:
-    """Call what the statement proves paid, and return how many; what has changed since it was read is left alone."""
+    """Record what the statement proves paid, and return how many; a sale that changed meanwhile is left alone."""
     done = 0
     for pair in pairs:
         (entry,), seen = pair.entries, pair.record
@@ -280,45 +288,49 @@ def _write(option: str, path: Path, content: bytes) -> None:
 # --- What is shown
 
 #: A class or "all", its payments, and cents here and there by currency.
-Totals = tuple[str, Collection[Pair], Mapping[str, tuple[int, int]]]
+Totals = tuple[str, Sequence[Pair], Mapping[str, tuple[int, int]]]
 
 
-def _facts(pairs: Iterable[Pair], others: Counter[str], silent: int) -> list[str]:
-    """Return what to know beside the classes: words of other states, open asks, what `--resolve` could decide."""
+def _facts(pairs: Iterable[Pair], others: Counter[str], unlisted: int) -> list[str]:
+    """Return sentences beside the classes: of lines in other states, unlisted sales, and what `--resolve` decides."""
     words = ", ".join(f"{word} ({count})" for word, count in others.most_common(_SHOWN))
-    ripe = sum(pair.can_be_resolved for pair in pairs)
-    counts = {"others": others.total(), "silent": silent, "ripe": ripe}
+    proven = sum(pair.can_be_resolved for pair in pairs)
+    counts = {"others": others.total(), "unlisted": unlisted, "proven": proven}
     return [text(f"reconcile.{key}", count=count, words=words) for key, count in counts.items() if count]
 
 
-def _show(pairs: Sequence[Pair], facts: Iterable[str]) -> Sequence[Totals]:
-    """Print the classes, the first payments of those that do not agree, and the facts; return the classes."""
-    classes = [_total(kind, [pair for pair in pairs if pair.kind is kind]) for kind in Class]
+def _show(classes: Sequence[Totals], total: Totals, facts: Iterable[str]) -> None:
+    """Print the classes as a table, the first payments of those that do not agree, and the facts."""
     names = (text(f"reconcile.{name}") for name in ("payments", "here", "there"))
     table = terminal.simple_table(text("reconcile.class"), numbers=tuple(names))
-    for kind, own, sums in (*classes, _total("all", pairs)):
-        sides = zip(
-            *([terminal.money(c, currency) for c in both] for currency, both in sums.items()), strict=True
-        )
+    for kind, pairs, sums in (*classes, total):
+        sides = [[terminal.money(both[side], currency) for currency, both in sums.items()] for side in (0, 1)]
         name = label(kind) if kind == "all" else text(f"class.{kind}")
-        table.add_row(name, counted(len(own)), *map("\n".join, sides))
+        table.add_row(name, counted(len(pairs)), *map("\n".join, sides))
     terminal.out().print(table)
-    for kind, own, _ in classes:
-        if own and kind != Class.AGREED:
-            rows = [pair.row() for pair in own]
-            keys = ", ".join(
-                f"{row['client_transaction_id'] or row['transaction_id']}"
-                + (text("reconcile.at_line", line=row["lines"]) if row["lines"] else "")
-                for row in rows[:_NAMED]
-            )
-            more = text("reconcile.more", count=len(rows) - _NAMED) if len(rows) > _NAMED else ""
-            terminal.tell(f"{text(f'class.{kind}')}: {keys}{more}")
+    for kind, pairs, _ in classes:
+        if pairs and kind != Class.AGREED:
+            terminal.tell(f"{text(f'class.{kind}')}: {_named(pairs)}")
     for fact in facts:
         terminal.say(fact)
-    return classes
 
 
-def _total(kind: str, pairs: Collection[Pair]) -> Totals:
+def _named(pairs: Sequence[Pair]) -> str:
+    """Return the ids of the first payments with their lines, and how many more there are."""
+    names = []
+    for pair in pairs[:_NAMED]:
+        row = pair.row()
+        line = text("reconcile.at_line", line=row["lines"]) if row["lines"] else ""
+        names.append(f"{row['client_transaction_id'] or row['transaction_id']}{line}")
+    more = text("reconcile.more", count=len(pairs) - _NAMED) if len(pairs) > _NAMED else ""
+    return ", ".join(names) + more
+
+
+def _classes(pairs: Iterable[Pair]) -> list[Totals]:
+    return [_total(kind, [pair for pair in pairs if pair.kind is kind]) for kind in Class]
+
+
+def _total(kind: str, pairs: Sequence[Pair]) -> Totals:
     sums: dict[str, tuple[int, int]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.currency):
         here, there = sums.get(pair.currency, (0, 0))

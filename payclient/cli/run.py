@@ -85,7 +85,7 @@ class Run:
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
             async with options.tracker(profile, self._note) as tracker:
-                self.progress.begin(options.ledger or "")
+                self.progress.begin(options.location)
                 # Refused rows may be tried again, and open ones are added once they are decided.
                 async for _, line in self._ledgers_lines(tracker):
                     if line.state and line.state != State.REFUSED and State(line.state).decided:

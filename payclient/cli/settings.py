@@ -117,11 +117,16 @@ class ChargeOptions(ServiceOptions):
     new_ledger: bool = False
     """Make the ledger where there is none yet; a new one knows no earlier charge."""
 
+    @property
+    def location(self) -> str:
+        """The ledger's address, as people may read it; see `location_of`."""
+        return location_of(self.ledger or "")
+
     def check(self, profile: ServiceProfile, *, dry_run: bool = False) -> None:
         """Check what is given, and (but for a dry run) that nothing is missing. Raises `ConfigurationError`."""
         if self.base_url or profile.base_url or not dry_run:
             host = urlsplit(self.address()).hostname
-            if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
+            if self.location.startswith("memory:") and not is_loopback(host or ""):
                 raise ConfigurationError(
                     "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
                 )
@@ -159,7 +164,7 @@ class ChargeOptions(ServiceOptions):
 
     def _missing(self) -> ConfigurationError:
         return ConfigurationError(
-            f"the ledger {location_of(self.ledger or '')} is not there, and a new one knows no earlier charge: correct "
+            f"the ledger {self.location} is not there, and a new one knows no earlier charge: correct "
             "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
         )
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal  # noqa: F401 - cyclopts looks up inherited options here
+from typing import Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -24,7 +24,7 @@ from payclient.validation import to_service
 _FIELDS = (KEY, "transaction_id", "amount", "currency", "state")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 
-#: How a column is called, and what a cell says, where a line may not be paid; without accents and capitals.
+#: The name of a column that may hold a state, and a word that says "not paid"; both without accents and capitals.
 _STATE = re.compile(r"estado|estatus|state|status|resultado|result|situacion")
 _NOT_PAID = re.compile(
     r"(rechaz|cancel|anul|revers|devuel|devol|declin|deneg|reject|refus|refund|fall|fail|void)\w*"
@@ -85,23 +85,13 @@ class StatementOptions(Layout):
 def read_statement(
     path: Path, options: StatementOptions, profile: ServiceProfile
 ) -> tuple[list[Entry], Counter[str], Dialect]:
-    """Return what is paid or given back, how many lines have which other word as their state, and how it is written.
+    """Return the payments of a statement, the number of lines with each other word as their state, and its dialect.
 
     Raises `ConfigurationError` or `InvalidRequestError` with what is wrong, line by line.
     """
     file = read_records(path, options)
     _check_columns(path.name, file, options)
-    faults, rows = list[RowError](), list[tuple[int, dict[str, Any]]]()
-    for line, names, cells, _ in file.records:
-        if isinstance(cells, CellError):
-            faults.append(RowError(line, None, str(cells)))
-        elif any(cell not in ("", None) for cell in cells):
-            found = list(zip(names, cells, strict=False))
-            _check_state(path.name, found, options)
-            rows.append((line, {field: cell for n, cell in found for field in options.fields_of(n)}))
-    # A total below the lines names no payment.
-    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
-        rows.pop()
+    rows, faults = _rows(path.name, file, options)
     mark = None
     if options.amounts != "cents" and file.delimiter:  # JSONL has whole cents
         mark = _mark(path.name, options, [row.get("amount") for _, row in rows])
@@ -120,6 +110,23 @@ def read_statement(
     if faults:
         raise InvalidRequestError(f"{path.name}: {terminal.listed(faults, _SHOWN)}")
     return entries, others, dialect_of(path, file, mark, told_mark=options.decimal_mark)
+
+
+def _rows(
+    name: str, file: Records, options: StatementOptions
+) -> tuple[list[tuple[int, dict[str, Any]]], list[RowError]]:
+    """Return the cells of each line by their fields, without the totals at the end, and the lines without cells."""
+    rows, faults = list[tuple[int, dict[str, Any]]](), list[RowError]()
+    for line, names, cells, _ in file.records:
+        if isinstance(cells, CellError):
+            faults.append(RowError(line, None, str(cells)))
+        elif any(cell not in ("", None) for cell in cells):
+            found = list(zip(names, cells, strict=False))
+            _check_state(name, found, options)
+            rows.append((line, {field: cell for n, cell in found for field in options.fields_of(n)}))
+    while rows and not (rows[-1][1].get(KEY) or rows[-1][1].get("transaction_id")):
+        rows.pop()  # a total names no payment
+    return rows, faults
 
 
 def _check_columns(name: str, file: Records, form: StatementOptions) -> None:
@@ -160,8 +167,10 @@ def _mark(name: str, options: StatementOptions, amounts: Sequence[Any]) -> str:
 def _entry(line: int, row: Mapping[str, Any], cells: Cells, sign: int, currency: str | None) -> Entry:
     ids = {name: str(cells.read(row[name], KEY)).strip() for name in (KEY, "transaction_id") if row.get(name)}
     number, (amount, negative) = ids.get("transaction_id"), _unsigned(row.get("amount", ""))
-    if not ids or not (number is None or _NUMBER.fullmatch(number)):
-        raise CellError("transaction_id: must be a number, 1 or more" if ids else "names no payment")
+    if not ids:
+        raise CellError("names no payment")
+    if number is not None and not _NUMBER.fullmatch(number):
+        raise CellError("transaction_id: must be a number, 1 or more")
     cents = cells.read(amount, "amount")
     if type(cents) is not int or cents < 0:
         raise CellError("amount: must be given")

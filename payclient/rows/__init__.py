@@ -93,6 +93,8 @@ class ChargeFile:
     total_faults: list[RowError] = attrs.field(factory=list)
     #: The decimal mark of its amounts; None: they are cents.
     mark: str | None = None
+    #: The amounts of a table are read as cents, because no option says what they are.
+    guessed_cents: bool = False
 
     @cached_property
     def requests(self) -> list[SaleRequest]:
@@ -172,6 +174,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         rows=rows,
         records=file,
         mark=mark,
+        guessed_cents=form.amounts is None and file.delimiter != "",
         unread=header.unread,
         empty=empty,
         total_lines=[record.line for record in totals],

@@ -122,10 +122,15 @@ _IDS = frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
 _BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
+#: Fields whose texts mean a number, or true or false.
+_CONVERTED = INTEGERS | {"by_nick_name"}
 
-def _find_damage(cell: str, field: str) -> str | None:
-    """Return what a spreadsheet or a conversion did to a text; None where it did nothing."""
+
+def _check_damage(cell: str, field: str) -> None:
+    """Raise `CellError` for a text that a spreadsheet or a conversion has changed."""
     is_phone = field == "phone_number"
+    if cell.isascii() and (cell.isdigit() if is_phone else cell.isalnum()):
+        return
     shortened = _SHORTENED if is_phone else _SHORTENED_ID if field in _IDS else None
     damages = {
         "is a number as a spreadsheet shortens it: format the column as text": shortened is not None
@@ -135,7 +140,9 @@ def _find_damage(cell: str, field: str) -> str | None:
         "is a formula; its value is needed": FORMULA.match(cell),
         "is an error of the spreadsheet": _BROKEN.fullmatch(cell),
     }
-    return next((words for words, found in damages.items() if found), None)
+    for words, is_found in damages.items():
+        if is_found:
+            raise CellError(words)
 
 
 @attrs.frozen
@@ -155,16 +162,14 @@ class Cells:
             return cell if self.json else self._typed(cell, field)
         if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
             raise CellError("is not of the file's encoding: give --encoding, or save it as CSV UTF-8")
-        if field in INTEGERS and not self.json:
+        if self.json or field not in _CONVERTED:
+            _check_damage(cell, field)
+            return cell
+        if field in INTEGERS:
             return self._integer(cell, field, self.mark)
-        if field == "by_nick_name" and not self.json:
-            if cell not in ("true", "false"):
-                raise CellError("must be true or false")
-            return cell == "true"
-        is_plain = cell.isascii() and (cell.isdigit() if field == "phone_number" else cell.isalnum())
-        if not is_plain and (fault := _find_damage(cell, field)) is not None:
-            raise CellError(fault)
-        return cell
+        if cell not in ("true", "false"):
+            raise CellError("must be true or false")
+        return cell == "true"
 
     def _integer(self, cell: str, field: str, mark: str | None) -> int:
         if mark is not None and field in AMOUNTS:

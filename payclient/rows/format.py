@@ -1,7 +1,7 @@
 """What is told of a file before its rows are read, and what the names of its columns mean."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: cyclopts reads the types of inherited options, and cannot look up names
+# in the module of the base class.
 import codecs
 import re
 import unicodedata

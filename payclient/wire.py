@@ -406,9 +406,10 @@ def _read_report(entry: dict[str, Any], profile: ServiceProfile) -> StatusReport
     state = _read_state(fields, profile)
     found: dict[str, Any] = {name: getattr(fields, name) for name in _REPORTED}
     wrong = [name for name, value in found.items() if value is UNREADABLE]
+    found.update(dict.fromkeys(wrong, None))
     return StatusReport(
         state=state,
-        **found | dict.fromkeys(wrong),
+        **found,
         unreadable=tuple(map(to_service, wrong)),
         reason=_join_reason(_kept(entry, profile.reason_fields)) if state == "Cancelado" else None,
         receipt=_kept(entry, profile.receipt_fields) if state == "Aceptado" else {},

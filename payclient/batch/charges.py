@@ -100,7 +100,7 @@ class Charges(AsyncIterator[ChargeResult]):
         #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
-        self._left = False
+        self._exited = False
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
         #: Sales of this batch that wait for a customer.
@@ -114,7 +114,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Send nothing more and let what is in flight be recorded; the tracker follows what is open."""
-        self._left = True
+        self._exited = True
         self.stop("the batch was left")
         if self._alarm is not None:
             self._alarm.cancel()
@@ -142,7 +142,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Send nothing more. Pending sales are followed to their end; the other rows end as not sent yet."""
         if self.stopped is None:
             self.stopped = why
-            if not self._left:
+            if not self._exited:
                 log("warning", "batch_stopped", "", "the batch sends nothing more: %s", why)
                 self._start_ready()
 
@@ -184,16 +184,16 @@ class Charges(AsyncIterator[ChargeResult]):
         key = self._attempts.lane(row.request)
         lane = self._lanes.setdefault(key, Lane(key))
         lane.rows.append(row)
-        if not lane.waits:
+        if not lane.is_busy:
             self._queue_lane(lane)
-        elif lane.turn:
-            self._turns.add(lane)
+        elif lane.place:
+            self._turns.add(lane)  # the longer lane gets a better place
 
     def _free(self, lane: Lane) -> None:
-        """Go on with the next row of a lane, whose customer is free."""
-        if self._left:
+        """Queue a lane for its next row, now that its customer is free."""
+        if self._exited:
             return
-        lane.waits = False
+        lane.is_busy = False
         if lane.rows:
             self._queue_lane(lane)
         else:
@@ -203,7 +203,7 @@ class Charges(AsyncIterator[ChargeResult]):
     # --- Whose turn it is
 
     def _queue_lane(self, lane: Lane) -> None:
-        lane.waits = True
+        lane.is_busy = True
         if lane.rows[0].sends(retry_refused=self._retry_refused):
             self._turns.add(lane)
         else:
@@ -217,7 +217,7 @@ class Charges(AsyncIterator[ChargeResult]):
             and self._in_flight < self._max_in_flight
             and self._prompts < self._max_pending
             and not self._results.full()
-            and not self._left
+            and not self._exited
         ):
             if self._answered:
                 work = self._charge(self._answered.popleft())
@@ -263,7 +263,7 @@ class Charges(AsyncIterator[ChargeResult]):
             self._attempts.ledger_failed(error)
             return False
         except UsageError:
-            pass  # it was closed, as the send will say
+            pass  # the tracker was closed: the send raises this again
         row.looked_at = self._clock.monotonic()
         return True
 
@@ -297,7 +297,7 @@ class Charges(AsyncIterator[ChargeResult]):
         """Hold a lane until the customer of its sale can be charged again."""
         self.pending += 1
         try:
-            over = self._wait == 0 or self._left or await self._until_over(sent)
+            over = self._wait == 0 or self._exited or await self._until_over(sent)
         finally:
             self.pending -= 1
             self._prompts -= 1
@@ -342,13 +342,13 @@ class Charges(AsyncIterator[ChargeResult]):
         """Wait until the customer can be charged again; return True if the sale is waited for no longer."""
         while pending.expires_at is not None:
             late = self._late if pending.state is State.UNKNOWN else 0.0
-            left = pending.expires_at + late - self._clock.time()
-            if left <= 0:
+            seconds = pending.expires_at + late - self._clock.time()
+            if seconds <= 0:
                 break
             try:
-                await _wait_for(pending, left if self._wait is None else min(left, self._wait))
+                await _wait_for(pending, seconds if self._wait is None else min(seconds, self._wait))
             except StillPendingError:
-                if self._wait is None or self._wait > left:
+                if self._wait is None or self._wait > seconds:
                     continue
             return True
         return False
@@ -359,7 +359,7 @@ class Charges(AsyncIterator[ChargeResult]):
         await self._emit(ChargeResult(request_key=pending.client_transaction_id, outcome=pending.outcome))
 
     async def _emit(self, result: ChargeResult) -> None:
-        if not self._left:
+        if not self._exited:
             await self._results.put(result)
         self._room.release()
         self._open_rows -= 1

@@ -99,18 +99,18 @@ class LaneRow:
 
 
 class Lane:
-    """The rows of one customer that are at hand."""
+    """The rows of one customer at one store that were read and not sent yet: the first may be sent."""
 
-    __slots__ = ("key", "rows", "turn", "waits")
+    __slots__ = ("is_busy", "key", "place", "rows")
 
     def __init__(self, key: bytes) -> None:
         self.key: bytes = key
         #: Most lanes have one, and an empty deque takes ten times as much memory as a list.
         self.rows: list[LaneRow] = []
         #: Whether the first row waits for its turn, or is being charged.
-        self.waits: bool = False
-        #: The number of the place among `Turns`; 0: none.
-        self.turn: int = 0
+        self.is_busy: bool = False
+        #: The number of the lane's entry among `Turns`; 0: it has none.
+        self.place: int = 0
 
 
 # --- Where they come from
@@ -153,22 +153,22 @@ class Turns:
         self._number = 0
 
     def __bool__(self) -> bool:
-        while self._heap and self._heap[0][2].turn != self._heap[0][1]:
-            heapq.heappop(self._heap)  # the lane has grown since, and stands further ahead
+        while self._heap and self._heap[0][2].place != self._heap[0][1]:
+            heapq.heappop(self._heap)  # the lane has grown since, and has a place further ahead
         return bool(self._heap)
 
     def add(self, lane: Lane) -> None:
         """Give a lane its place, or its new place after it got more rows."""
         self._number += 1
-        lane.turn = self._number
+        lane.place = self._number
         heapq.heappush(self._heap, (-len(lane.rows), self._number, lane))
 
     def first(self) -> Lane:
-        """Return the first; there must be one, as the truth of this tells."""
+        """Return the first lane. Check `bool(turns)` before, which also removes stale places."""
         return self._heap[0][2]
 
     def take(self) -> Lane:
         """Remove the first and return it."""
         lane = heapq.heappop(self._heap)[2]
-        lane.turn = 0
+        lane.place = 0
         return lane

@@ -28,8 +28,8 @@ def sends_per_second(profile: ServiceProfile, rate: float | None, wait: float | 
     # With `wait` 0 this run queries nothing.
     if profile.queries_per_minute is None or profile.status is None or wait == 0:
         return rate
-    followed = profile.queries_per_minute / 60.0 / LEAST_QUERIES
-    return followed if rate is None else min(rate, followed)
+    fastest = profile.queries_per_minute / 60.0 / LEAST_QUERIES
+    return fastest if rate is None else min(rate, fastest)
 
 
 def send_rate(per_second: float | None) -> RateLimit:

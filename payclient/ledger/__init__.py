@@ -199,11 +199,11 @@ async def open_ledger(url: str | Secret[str], *, create: bool = True, read_only:
     `postgresql://USER@HOST/DATABASE`.
 
     A ledger that is not there is made, which is logged as a warning: a new one knows no earlier charge. With `create`
-    False `LedgerMissingError` is raised instead, and nothing is made. With `read_only` nothing is made either, a SQLite
-    file is read beside its owner, and a write to it raises `LedgerUnavailableError`.
+    False `LedgerMissingError` is raised instead, and nothing is made. With `read_only` nothing is made either; a SQLite
+    file is then read beside its owner, and a write to it raises `LedgerUnavailableError`.
 
-    Raises `ConfigurationError` for another or an unsafe one, `LedgerInUseError` where another process owns
-    it, `LedgerUnavailableError` where it cannot be reached.
+    Raises `ConfigurationError` for another address or an unsafe server or file, `LedgerInUseError` for a file that
+    another process owns, and `LedgerUnavailableError` for a ledger that cannot be reached.
     """
     url = Secret.of(url)  # a frame that raises shows its local variables to error trackers
     create = create and not read_only

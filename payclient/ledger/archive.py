@@ -66,9 +66,9 @@ def back_up(source: str, target: str) -> None:
     target = os.path.abspath(target)
     fault: PayError
     try:
-        ledger = open_to_read(source).connection
-        with closing(ledger), _new_file(target) as unfinished:
-            _copy(ledger, unfinished)
+        connection = open_to_read(source).connection
+        with closing(connection), _new_file(target) as unfinished:
+            _copy(connection, unfinished)
     except FileExistsError:
         fault = ConfigurationError(
             f"the backup must be a new file; {target} is there already and stays as it is"
@@ -77,13 +77,13 @@ def back_up(source: str, target: str) -> None:
         fault = unavailable(error, "backed up")
     else:
         return
-    raise fault
+    raise fault  # outside the `except`, so that no `__context__` is kept
 
 
-def _copy(ledger: sqlite3.Connection, target: str) -> None:
+def _copy(source: sqlite3.Connection, target: str) -> None:
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
         # In one step: a snapshot of one commit, while the owner goes on writing.
-        ledger.backup(copy)
+        source.backup(copy)
         # One file, without a write-ahead log that would have to go with it.
         copy.execute("PRAGMA journal_mode = DELETE")
         copy.execute("PRAGMA secure_delete = ON")

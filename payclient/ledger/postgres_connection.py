@@ -55,7 +55,7 @@ FAULTS = (
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
-    """What a fault of PostgreSQL is to a caller; it quotes the fault's name, never a statement or a value."""
+    """Return a fault of PostgreSQL as callers see it: by its name, without any statement or value."""
     if isinstance(error, PayError):  # our own words
         return LedgerUnavailableError(str(error))
     return LedgerUnavailableError(f"the ledger could not be {doing} ({type(error).__name__})")
@@ -65,22 +65,22 @@ def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
 _open_here: weakref.WeakSet[asyncpg.Connection] = weakref.WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """Point a child's copies of the sockets at nothing.
+def _detach_in_child() -> None:
+    """Point a forked child's copies of the sockets at the null device.
 
     However the child ends, asyncpg would say goodbye to the server on them, and end the parent's connections.
     """
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for connection in _open_here:
         if (transport := getattr(connection, "_transport", None)) is not None:
             with suppress(OSError, ValueError):
-                os.dup2(nothing, transport.get_extra_info("socket").fileno(), inheritable=False)
+                os.dup2(null, transport.get_extra_info("socket").fileno(), inheritable=False)
     _open_here.clear()
-    os.close(nothing)
+    os.close(null)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_detach_in_child)
 
 
 class _BusyServerError(LedgerUnavailableError):
@@ -88,7 +88,7 @@ class _BusyServerError(LedgerUnavailableError):
 
 
 def drop(connection: asyncpg.Connection | None) -> None:
-    """Let go of a connection, whatever state it is in."""
+    """Terminate a connection, whatever state it is in."""
     if connection is not None:
         with suppress(*FAULTS):
             connection.terminate()
@@ -264,11 +264,12 @@ async def _connect(url: Secret[str], timeout: float) -> asyncpg.Connection:
 
 
 def _check_settings(row: Sequence[Any]) -> None:
-    commit, standbys, fsync, pages, read_only, isolation, encoding, standby, version, server_time = row
+    """Raise `ConfigurationError` for the first setting with which a ledger could not write, or could lose a permit."""
+    commit, standbys, fsync, pages, read_only, isolation, encoding, is_standby, version, server_time = row
     ahead = time.time() - server_time
     faults = [
         (version < 140000, f"PostgreSQL is {version // 10000}; a ledger needs 14 or later"),
-        (standby, "the server is a standby, which takes no writes: give the primary's address"),
+        (is_standby, "the server is a standby, which takes no writes: give the primary's address"),
         (read_only != "off", "default_transaction_read_only is on: a ledger must write"),
         (
             isolation != "read committed",

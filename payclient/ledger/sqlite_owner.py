@@ -166,7 +166,7 @@ class OwnerLock:
             os.close(self._file)
 
 
-def _let_go_in_child() -> None:
+def _drop_in_child() -> None:
     """Close the copies that a child inherited: they would hold the lock after its parent's end."""
     for lock in _held:
         os.close(lock._file)
@@ -175,6 +175,4 @@ def _let_go_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_let_go_in_child
-    )
+    os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_in_child)

@@ -60,8 +60,8 @@ class Books:
         self._ahead = 0.0  # seconds by which the service's day is ahead of its clock
         self._by_id: dict[int, Transaction] = {}
         self._by_client_id: dict[str, list[Transaction]] = {}
-        self._prepared: set[tuple[str, str]] = set()
-        self._pending: set[tuple[str, str | None, str]] = set()
+        self._prepared: set[tuple[str, str]] = set()  # (account, client transaction id) of every form
+        self._busy_lanes: set[tuple[str, str | None, str]] = set()  # those with a pending sale
 
     @property
     def url(self) -> str:
@@ -82,7 +82,7 @@ class Books:
         """The last thousand entries, oldest first."""
         return tuple(self._entries)
 
-    def write(
+    def log_entry(
         self, kind: LogKind, text: str, client_id: str | None = None, number: int | None = None, **result: Any
     ) -> None:
         """Log one entry; `result` is its status and its fault."""
@@ -138,10 +138,10 @@ class Books:
             expires_at=self.clock.time() + settings.sale_window,
             details=details,
         )
-        if sale.lane in self._pending:
+        if sale.lane in self._busy_lanes:
             raise RefusalError.of(22, 2061)
         self.sales[self._add(sale)] = sale
-        self._pending.add(sale.lane)
+        self._busy_lanes.add(sale.lane)
         self.created_per_client_id[sale.client_transaction_id] += 1
         self.tally.update(("created", "pending"))
         self.timetable.after(settings.sale_window, self._happen, sale, "expired")
@@ -172,11 +172,11 @@ class Books:
     def decide_sale(self, sale: Sale, how: str, reason: Reason | None = None) -> None:
         """Decide a pending sale, and notify the merchant of the customer's answer."""
         sale.reason = reason
-        self._pending.discard(sale.lane)
+        self._busy_lanes.discard(sale.lane)
         self.tally["pending"] -= 1
         self.tally[how] += 1
         self._decide(sale, how, self.settings.states.get(how, CANCELLED))  # §3: an expired one is Cancelado
-        self.write("customer", how, sale.client_transaction_id, sale.transaction_id)
+        self.log_entry("customer", how, sale.client_transaction_id, sale.transaction_id)
         if how in ("approved", "rejected"):  # §6: nothing is sent on expiry
             self.notify_merchant(sale)
 

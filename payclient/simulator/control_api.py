@@ -125,7 +125,7 @@ class ControlApi:
             result = result(**arguments)
         result = await result if inspect.isawaitable(result) else result
         if operation.startswith("create_"):  # the merchant's own requests are logged as such
-            self._service.write("service", operation, result.client_transaction_id, result.transaction_id)
+            self._service.log_entry("service", operation, result.client_transaction_id, result.transaction_id)
         return list(result.values()) if operation in ("sales", "forms") else result
 
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
@@ -205,7 +205,7 @@ def _check(schema: Mapping[str, Any], value: Any, name: str) -> None:
 
 
 def _json_of(value: Any) -> object:
-    """Return a result of Python's as JSON has it."""
+    """Return the result of a `Simulator`'s method in types that JSON has."""
     if hasattr(value, "as_json"):
         return value.as_json()
     if attrs.has(type(value)):

@@ -62,7 +62,7 @@ class FormPages:
         else:
             response, why = self._open(form, method, _host_of(request.headers.get("Referer", "")))
         # Without the query, which is as good as the payment's link.
-        self._books.write("page", f"{request.method} {request.path}{why}", status=response.status)
+        self._books.log_entry("page", f"{request.method} {request.path}{why}", status=response.status)
         return response
 
     def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:

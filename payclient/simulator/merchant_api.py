@@ -82,7 +82,7 @@ class MerchantApi:
         if fault is None or fault.lets_execute:
             answer, number = self._execute(operation, request, raw, match)
         response = answer if fault is None else await self._apply_fault(fault, request, answer, number)
-        self._books.write(
+        self._books.log_entry(
             "request",
             kind if answer is not None else f"{kind}, not executed",
             client_id,

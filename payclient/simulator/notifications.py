@@ -89,8 +89,8 @@ class Notifications:
         )
         match fault and fault.kind:
             case "lost":
-                client_id = sale.client_transaction_id
-                self._books.write("notification", "never sent", client_id, sale.transaction_id, fault="lost")
+                ids = sale.client_transaction_id, sale.transaction_id
+                self._books.log_entry("notification", "never sent", *ids, fault="lost")
                 return
             case "late" if fault is not None:
                 self._books.timetable.after(fault.seconds, self.send, sale)
@@ -132,7 +132,7 @@ class Notifications:
         tally = "notifications" if body is None else "external_notifications"
         self._books.tally[f"{tally}_{'failed' if error else 'sent'}"] += 1
         client_id = transaction.client_transaction_id
-        self._books.write("notification", text, client_id, number, status=status, fault=error)
+        self._books.log_entry("notification", text, client_id, number, status=status, fault=error)
         result = error or f"HTTP {status}"
         if body is not None:
             transaction.external_notification = _acknowledgement(answer) or result

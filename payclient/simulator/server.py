@@ -114,7 +114,7 @@ class Simulator(Books):
             raise web.HTTPNotFound
         except web.HTTPException as error:
             headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            self.write("request", f"{request.method} {request.path}", status=error.status)
+            self.log_entry("request", f"{request.method} {request.path}", status=error.status)
             return json_reply({"message": error.reason}, error.status, headers)
 
     async def start(self) -> None:
@@ -149,7 +149,7 @@ class Simulator(Books):
             if connection.transport is not None:
                 connection.transport.abort()
         await runner.cleanup()
-        self.write("service", "stopped")
+        self.log_entry("service", "stopped")
 
     async def restart(self, down: float = 0.0) -> None:
         """Stop, and start again after so many seconds of its clock, an hour at most; the state is kept."""
@@ -157,7 +157,7 @@ class Simulator(Books):
         if down:
             await sleep(self.clock, down)
         await self.start()
-        self.write("service", "started again")
+        self.log_entry("service", "started again")
 
     def restart_soon(self, down: float = 0.0) -> None:
         """Restart in the background, once the answer to the request for it is on its way."""
@@ -180,13 +180,13 @@ class Simulator(Books):
         if (moving := jump(seconds)) is not None:
             await moving
         self.timetable.run_due()
-        self.write("service", f"{seconds:g} seconds passed")
+        self.log_entry("service", f"{seconds:g} seconds passed")
 
     def change_settings(self, changes: Mapping[str, object]) -> None:
         """Change settings, as JSON has them, for all requests to come; ValueError for what cannot be."""
         self.settings: Settings = self.settings.changed(changes)
         self._routes = self._all_routes()
-        self.write("service", f"settings: {', '.join(changes)}")
+        self.log_entry("service", f"settings: {', '.join(changes)}")
 
     def use_accounts(self, accounts: Mapping[str, str]) -> None:
         """Take these tokens from now on, each with the name of its account, and no other."""
@@ -203,7 +203,7 @@ class Simulator(Books):
         if type(times) is not int or times < 1:
             raise ValueError("times must be a whole number from 1")
         self.faults.script.append((fault, times))
-        self.write("service", f"next {fault.operation}: {fault.kind}")
+        self.log_entry("service", f"next {fault.operation}: {fault.kind}")
 
     def fail_by_chance(self, fault: Fault, chance: float) -> None:
         """Let a fault happen by chance too, from now on; ValueError where the chances exceed 1."""
@@ -221,7 +221,7 @@ class Simulator(Books):
         self.answers: Answers | None = chosen.answers
         self.faults.script.clear()
         self.faults.chances = chosen.faults
-        self.write("service", f"scenario {name}")
+        self.log_entry("service", f"scenario {name}")
 
     # Results
 
@@ -247,12 +247,10 @@ class Simulator(Books):
     @property
     def choices(self) -> dict[str, dict[str, str]]:
         """The names of scenarios, of kinds of faults and of reasons of a decline, with what each means."""
-        kinds = {name: kind.meaning for name, kind in KINDS.items()}
-        reasons: dict[str, str] = {one: say(one, "en") for one in REASONS}
         return {
             "scenarios": {name: one.meaning for name, one in SCENARIOS.items()},
-            "faults": kinds,
-            "reasons": reasons,
+            "faults": {name: kind.meaning for name, kind in KINDS.items()},
+            "reasons": {reason: say(reason, "en") for reason in REASONS},
         }
 
     # The customers

@@ -66,7 +66,7 @@ def notification_route(
         )
         response = page_response(ANSWER)
         if "Content-Encoding" in request.headers and not request.content.is_eof():
-            # aiohttp would inflate the rest of the body in one go, only to find the next request behind it.
+            # On a kept connection aiohttp would inflate the rest of the body in one go, to reach the next request.
             await response.prepare(request)
             await response.write_eof()
             request.protocol.force_close()

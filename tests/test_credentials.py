@@ -426,3 +426,19 @@ async def test_no_token_reaches_ledger_log_or_repr(
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"token-1" not in written
     assert repr(digests[0]) not in caplog.text
+
+
+async def test_not_found_under_another_token_is_no_last_word(service: Accounts, ledger: Ledger) -> None:
+    """The first account's customer approved: a shop that was started with another's token must not ask again."""
+    await sold(service, ledger)
+    service.decide("Aceptado")
+    async with tracking(service, ledger, "token-2") as tracker:
+        pending = await pending_of(tracker)
+        assert (await outcome_of(service, pending)).paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale("again"), purchase="order-17")
+    async with tracking(service, ledger, "token-1") as tracker:
+        assert (await outcome_of(service, await pending_of(tracker))).paid
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(sale("again"), purchase="order-17")
+    assert service.posted == {"order-17": 1}

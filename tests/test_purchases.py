@@ -168,6 +168,29 @@ async def test_an_expired_push_is_open_while_its_last_query_is_not_answered(
     assert service.posted == {"first": 1}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"state": "Aprobado"}, {"amount": 999}, {"amount": "much"}, {"clientTransactionId": "another"}],
+    ids=["an unmapped word", "another amount", "no amount", "another's"],
+)
+async def test_an_expired_push_is_open_while_its_last_query_says_nothing_of_it(
+    service: FakeService, change: dict[str, object]
+) -> None:
+    """What is not the service's word on this very push may hide that it was approved."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        before = dict(service.sales[1000])
+        service.sales[1000] |= change
+        assert (await outcome_of(service, sale)).paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        service.sales[1000] = before | {"state": "Aceptado"}
+        await service.clock.advance(10)
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(push("second"), purchase="order-17")
+    assert service.posted == {"first": 1}
+
+
 async def test_a_refused_ask_queries_what_holds_its_purchase(service: FakeService) -> None:
     """The service was silent at the last query: it is asked again as somebody wants to pay, an hour before its time."""
     async with tracking(service) as tracker:

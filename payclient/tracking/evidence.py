@@ -85,6 +85,7 @@ class Reading:
     - `warning`: What is logged once.
     - `report`: What is shown of the answer; None where it is not about our sale.
     - `looks_at_all`: A query by client transaction id comes before this answer decides.
+    - `is_word`: Whether the service spoke of this very ask, in a word that the profile maps.
     """
 
     events: list[Event] = attrs.field(factory=list)
@@ -93,6 +94,7 @@ class Reading:
     warning: str | None = None
     report: StatusReport | None = None
     looks_at_all: bool = False
+    is_word: bool = False
 
 
 def find_mismatch(
@@ -146,7 +148,7 @@ def verdict(
     record: Record, report: StatusReport, transaction_id: int | None, at: float, sale_window: float
 ) -> Reading:
     """Return what a report that is ours says of its attempt."""
-    reading = Reading(report=report)
+    reading = Reading(report=report, is_word=report.state is not None)
     if report.also_accepted:
         others = ", ".join(map(str, report.also_accepted))
         reading.alarms.append(f"accepted more than once: also {others}")
@@ -296,18 +298,22 @@ class AnswerReader:
     def not_found(self, ask: Followed, query: TransactionRef, now: float, at: float, token: bytes) -> Reading:
         """Read "not found" and return its event; mostly none, since it proves nothing before `_absence` says so."""
         ask.report = None
+        can_see = self._can_see(ask.record, token)
+        reading = Reading(is_word=can_see)
         if ask.record.kind == "form":
-            return Reading()  # a form that nobody has paid yet may well be not found
+            return reading  # a form that nobody has paid yet may well be not found
+        if not can_see:
+            reading.warning = UNDER_ANOTHER
         if ask.record.state is not State.UNKNOWN:
             # Of a sale that was created it is one event, where that stays so longer than is tolerated.
             if ask.missing_since is None:
                 ask.missing_since = now
             elif now - ask.missing_since > MISSING * self.policy.scale:
                 ask.missing_since = float("inf")
-                return Reading([Conflicted(at=at, what="not found")])
-            return Reading()
-        if not self._can_see(ask.record, token):
-            return Reading(warning=UNDER_ANOTHER)
+                reading.events.append(Conflicted(at=at, what="not found"))
+            return reading
+        if not can_see:
+            return reading
         if query.candidate_id is not None:
             ask.about(query.candidate_id).missing_at = now
             return Reading()

@@ -116,7 +116,7 @@ class Followed(Scheduled):
     client_queried_at: float = NEVER
     #: Whether the last query was by a candidate id.
     by_candidate: bool = False
-    #: Whether the last query was answered, and the ledger took what the answer means.
+    #: Whether the answer to the last query spoke of this ask, and the ledger took what it means.
     is_answered: bool = False
     #: Queries made after the expiry.
     final_queries: int = 0
@@ -322,7 +322,7 @@ class Policy:
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether what expired had its last query, which is written down: its purchase may be asked for again.
 
-        An answer that did not come, or that the ledger did not take, may have been "paid".
+        An answer that did not come, that was not about this ask, or that the ledger did not take may have been "paid".
         """
         if not is_presumed(ask.record) or not self.can_query:
             return is_presumed(ask.record) and ask.exhausted

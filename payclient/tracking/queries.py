@@ -91,7 +91,7 @@ class StatusQueries:
             if not answered:
                 return None
             reading = self._reader.all_transactions(ask, query, report, *self._moment())
-        ask.is_answered = await self._write(ask, reading)
+        ask.is_answered = await self._write(ask, reading) and reading.is_word
         return reading.report
 
     def _moment(self) -> tuple[float, float, bytes]:

@@ -18,6 +18,7 @@ from fake_service import (
     FakeService,
     Script,
     answer,
+    answers,
     form,
     hint,
     lost_answer,
@@ -31,6 +32,7 @@ from fake_service import (
 from payclient.events import Evidence
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 State = payclient.State
@@ -442,3 +444,31 @@ async def test_not_found_under_another_token_is_no_last_word(service: Accounts, 
         with pytest.raises(payclient.AlreadyPaidError):
             await tracker.sale(sale("again"), purchase="order-17")
     assert service.posted == {"order-17": 1}
+
+
+UNDO = attrs.evolve(
+    PROFILE,
+    cancel=UndoProfile(by_client_transaction_id="/api/Cancel", client_transaction_id_field="id"),
+    reverse=UndoProfile(by_client_transaction_id="/api/Reverse", client_transaction_id_field="id"),
+)
+
+
+@pytest.mark.parametrize("is_paid", [False, True], ids=["withdrawn", "given back"])
+async def test_what_another_account_undoes_is_another_sale(
+    service: Accounts, ledger: Ledger, is_paid: bool
+) -> None:
+    """It had a sale of the same id: ours stands, and is not called unpaid."""
+    await sold(service, ledger)
+    if is_paid:
+        service.decide("Aceptado")
+        async with tracking(service, ledger, "token-1", UNDO) as tracker:
+            assert (await outcome_of(service, await pending_of(tracker))).paid
+        service.scripts = [answers(200, True)]
+    async with tracking(service, ledger, "token-2", UNDO) as tracker:
+        pending = await pending_of(tracker)
+        undo = asyncio.create_task((tracker.reverse if is_paid else tracker.cancel)(pending))
+        await service.clock.advance(60)
+        assert (await undo).paid is None
+    service.decide("Aceptado")
+    async with tracking(service, ledger, "token-1", UNDO) as tracker:
+        assert (await outcome_of(service, await pending_of(tracker))).paid

@@ -45,9 +45,14 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
             await poller.session.cancel(client_transaction_id=record.client_transaction_id)
     except (NotCancellableError, OutcomeUnknownError):
         return await _check(poller, record)
-    if await _has_another(poller, record):
+    if not _is_ours(poller, record) or await _has_another(poller, record):
         return await _check(poller, record)
     return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
+
+
+def _is_ours(poller: Poller, record: Record) -> bool:
+    """Return whether what was just undone is this sale: under other credentials, a query tells where one can."""
+    return not poller.policy.can_query or poller.queries.can_see(record)
 
 
 async def _has_another(poller: Poller, record: Record) -> bool:
@@ -143,4 +148,6 @@ async def _reverse(
             return Outcome.of(record)
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
+    if not _is_ours(poller, record):
+        return await poller.check(record)
     return Outcome.of(await asks.write(record, Reversed(at=clock.time())))

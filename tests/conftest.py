@@ -2,12 +2,15 @@
 
 import asyncio
 import compileall
+import gc
+import importlib
 import inspect
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -64,6 +67,29 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = 0 if named or option.usepdb else min(2 * cores, MOST_WORKERS)
     if option.numprocesses and option.dist == "no":
         option.dist = "worksteal"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Share the compiling of the tests out to the workers, and keep the collector of garbage from what stays.
+
+    Each worker first imports its part of the modules, and leaves their rewritten `assert`s to the others as bytecode.
+    """
+    collects, writes_none = gc.isenabled(), sys.dont_write_bytecode
+    gc.disable()
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is not None and all(Path(each).is_dir() for each in session.config.args):
+        sys.dont_write_bytecode = False
+        own = int(worker["workerid"].removeprefix("gw"))
+        for module in sorted(TESTS.glob("test_*.py"))[own :: worker["workercount"]]:
+            importlib.import_module(module.stem)
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = writes_none
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 def _has_room() -> bool:

@@ -226,6 +226,25 @@ async def test_an_expired_push_is_open_while_the_ledger_does_not_take_its_last_a
     assert service.posted == {"first": 1}
 
 
+async def test_an_expired_push_is_open_while_others_under_its_id_cannot_be_looked_at(
+    service: FakeService,
+) -> None:
+    """The one that we know of is cancelled; the index lags that would name the one which the customer paid."""
+    status = service.status
+    service.status = lambda path: answer(200, []) if "client" in path else status(path)  # type: ignore[method-assign]  # it lags
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        service.decide("Cancelado")
+        assert (await outcome_of(service, sale)).paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        service.add_sale(1001, clientTransactionId="first")
+        service.status = status  # type: ignore[method-assign]  # it has caught up
+        await service.clock.advance(700)
+        assert (await pending_of(tracker, "first")).outcome.paid
+    assert service.posted == {"first": 1}
+
+
 async def test_an_expired_push_ends_without_a_status_source_too(service: FakeService) -> None:
     """Nothing more can be heard of it ten seconds after its expiry."""
     ledger = MemoryLedger()
@@ -378,6 +397,29 @@ async def test_a_form_holds_its_purchase_until_nothing_of_it_can_be_confirmed(se
             await tracker.sale(push("second"), purchase="order-17")
         await service.clock.advance(100)
         await tracker.sale(push("second"), purchase="order-17")
+
+
+async def test_a_form_found_paid_holds_its_purchase_until_its_confirmation_is_answered(
+    service: FakeService,
+) -> None:
+    """Paid at the last moment and found so by its last query; the answer to its confirmation is lost."""
+
+    def silent() -> HttpResponse:
+        service.confirmed.add(5001)
+        raise ConnectionResetError
+
+    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+    service.confirm_scripts = [silent] * 1000
+    async with tracking(service, profile=profile) as tracker:
+        await tracker.prepare(form_of("first"), purchase="order-17")
+        await service.clock.advance(1195)
+        service.pay("first")
+        await service.clock.advance(345)  # its links are dead
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(3600)  # it would have been reversed by now
+        assert (await pending_of(tracker, "first")).outcome.paid
+    assert not service.posted
 
 
 async def test_a_new_attempt_is_of_the_same_purchase(service: FakeService) -> None:

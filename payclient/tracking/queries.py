@@ -79,9 +79,11 @@ class StatusQueries:
         if report is None:
             reading = self._reader.not_found(ask, query, *self._moment())
         else:
+            said = report
             if ask.record.kind == "form":
-                report = self._poller.confirmer.pending_until_confirmed(ask.record, report)
+                report = self._poller.confirmer.pending_until_confirmed(ask.record, said)
             reading = self._reader.report(ask, query, report, *self._moment())
+            reading.is_word &= report is said  # else it is paid, unless nobody confirms it
         if reading.looks_at_all:
             # Of several transactions of one client transaction id another may be paid, or open.
             answered = await self._poller.wait_for_turn(self._policy.total_timeout)

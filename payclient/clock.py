@@ -129,7 +129,7 @@ async def outlive(task: asyncio.Task[_T]) -> _T:
 
     def note_end(task: asyncio.Task[_T]) -> None:
         end(ended)
-        task.cancelled() or task.exception()  # seen, or asyncio logs it
+        task.cancelled() or task.exception()  # an exception that nobody reads is logged by asyncio
 
     task.add_done_callback(note_end)
     await ended
@@ -199,7 +199,7 @@ class Deadline:
             self.task.uncancel()
 
     def overran(self) -> bool:
-        """Return whether the `CancelledError` just caught is this deadline's alone."""
+        """Return whether the `CancelledError` just caught came from this deadline, and from nobody else as well."""
         if not self._fired:
             return False
         self._fired = False

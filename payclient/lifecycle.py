@@ -367,7 +367,9 @@ def _with_first_candidate(known: tuple[int, ...], candidate_id: int | None) -> t
     if candidate_id is None:
         return known
     rest = _without(known, candidate_id)
-    return (candidate_id, *((DROPPED, *rest[2:]) if len(rest) == MOST_CANDIDATES else rest))
+    if len(rest) == MOST_CANDIDATES:
+        rest = (DROPPED, *rest[2:])  # the oldest two make room: for this one, and for the mark
+    return (candidate_id, *rest)
 
 
 def _with_candidate(known: tuple[int, ...], candidate_id: int) -> tuple[int, ...]:

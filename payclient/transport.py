@@ -88,7 +88,7 @@ class _ProvingRequest(ClientRequest):
         protocol, call = conn.protocol, _call.get()
         # Check a pooled connection before spending the permit: if it is closed or has unread bytes, the session retries
         # on another.
-        if protocol is None or not _alive(protocol) or _speaks(protocol):
+        if protocol is None or not _alive(protocol) or _is_readable(protocol):
             raise _ConnectionDeadError
         if call.before_send is not None:
             await call.before_send()
@@ -104,10 +104,10 @@ def _alive(protocol: ResponseHandler) -> bool:
     return protocol.is_connected() and not protocol.should_close
 
 
-def _speaks(protocol: ResponseHandler) -> bool:
-    """Return whether an idle connection was closed, or has bytes, that the loop has not read yet.
+def _is_readable(protocol: ResponseHandler) -> bool:
+    """Return whether the loop has yet to read bytes of an idle connection, or its end.
 
-    False for a new connection, where TLS may bring session tickets.
+    The first call returns False: a new connection may bring the session tickets of TLS.
     """
     poll = getattr(protocol, _POLL, None)
     if poll is not None:

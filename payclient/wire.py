@@ -102,7 +102,7 @@ def _writers_of(profile: ServiceProfile) -> tuple[Write, Write]:
 def _make_writers(
     nick_name_flag: str | None, language_field: str | None, response_url_field: str
 ) -> tuple[Write, Write]:
-    """Let cattrs write the writers of a Sale and of a Prepare; a field whose name is None is not written."""
+    """Make the writers of a Sale and of a Prepare, by cattrs. A field whose name is None is left out."""
     import cattrs.gen  # with the first request: a reader of ledgers or notifications needs no converter
     from cattrs.fns import identity
 
@@ -319,9 +319,11 @@ def decode_status(
         raise ConfigurationError("a status query needs [status] in the profile")
     answer = Answer(response, profile, client_transaction_id)
     report = _read_single_report(answer)
-    if report is None and _is_array(answer):
+    if report is not None:
+        return report
+    if _is_array(answer):
         report = _report_of_all([_read_report(entry, profile) for entry in answer.data])
-    elif report is None and not _is_not_found(answer):
+    elif not _is_not_found(answer):
         raise make_error(answer, decide(QUERY_ANSWERS, answer))
     if report is None and (response.header("age") or "0").strip() != "0":
         raise unknown_error(answer, '"not found" came from a cache, of an earlier query')

@@ -90,8 +90,8 @@ class Charges(AsyncIterator[ChargeResult]):
         #: Lanes whose next row may send, and those whose next row has its answer in the ledger.
         self._turns = Turns()
         self._answered: deque[Lane] = deque()
-        self._in_flight = 0
-        self._prompts = 0
+        self._in_flight = 0  # rows that are being sent, or read again
+        self._prompts = 0  # these, and sales that wait for their customers
         self._alarm: Timer | None = None
         #: Rows that are known and have no result yet.
         self._open_rows = 0

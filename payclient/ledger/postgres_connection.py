@@ -169,7 +169,7 @@ class Server:
         raise fault
 
     async def open_patiently(self, *, create: bool = False) -> tuple[asyncpg.Connection, bytes, bool]:
-        """Open, and try again for `OPENING` seconds where the server takes no connection now."""
+        """Open, and try again for `OPENING` seconds while the server takes no connections. Raises as `open`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + OPENING
         for pause in pauses():
@@ -177,7 +177,7 @@ class Server:
                 return await self.open(timeout=OPENING, create=create)
             except _BusyServerError as error:
                 if loop.time() + pause > until:
-                    # As its own kind the error would pickle by a private name.
+                    # Not as a `_BusyServerError`, which would pickle by a private name.
                     fault = LedgerUnavailableError(f"{error}; it was tried again for {OPENING:.0f} s")
                     break
             await asyncio.sleep(pause)
@@ -296,30 +296,30 @@ def _check_settings(row: Sequence[Any]) -> None:
 
 
 # What other processes wrote: LISTEN on a connection of its own, and a poll all the same. A listener that dies, or a
-# pooler that cannot LISTEN, costs time and loses nobody: every watcher is told to look again after each reconnection
+# pooler that cannot LISTEN, costs time and loses nobody: every watcher is called to look again after each reconnection
 # and every few seconds.
 
-#: Is told a client transaction id that was notified or decided; None: look again at all that you wait for.
+#: Called with a client transaction id that was notified or decided; None: look again at all that you wait for.
 Woken = Callable[[str | None], None]
 
 
 class Listener:
-    """Tells its watchers, on the event loop in which it was made."""
+    """Calls its watchers, on the event loop in which it was made."""
 
     def __init__(self, server: Server, poll: float) -> None:
         self._server = server
         self._poll = poll
         self._watchers: dict[object, Woken] = {}
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._look()), loop.create_task(self._listen())]
+        self._tasks = [loop.create_task(self._wake_regularly()), loop.create_task(self._listen())]
 
     def watch(self, woken: Woken) -> Callable[[], None]:
-        """Tell it from now on, until what this returns is called."""
+        """Call `woken` for each change from now on, until what this returns is called."""
         key = object()
         self._watchers[key] = woken
         return lambda: self._watchers.pop(key, None) and None
 
-    def _tell(self, client_transaction_id: str | None) -> None:
+    def _wake(self, client_transaction_id: str | None) -> None:
         for woken in tuple(self._watchers.values()):
             try:
                 woken(client_transaction_id)
@@ -327,14 +327,14 @@ class Listener:
                 what = "a watcher of the ledger failed: %s"
                 log("error", "ledger_watcher_failed", "", what, type(error).__name__)
 
-    def _hear(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
-        self._tell(str(payload) or None)
+    def _on_notify(self, _connection: object, _process: int, _channel: str, payload: object) -> None:
+        self._wake(str(payload) or None)
 
-    async def _look(self) -> None:
-        """Whether or not anything is heard."""
+    async def _wake_regularly(self) -> None:
+        """Wake all watchers every `poll` seconds, whether or not a NOTIFY comes."""
         while True:
             await asyncio.sleep(self._poll)
-            self._tell(None)
+            self._wake(None)
 
     async def _listen(self) -> None:
         while True:
@@ -344,15 +344,15 @@ class Listener:
                 lost = asyncio.Event()
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 async with asyncio.timeout(self._poll):
-                    await connection.add_listener(self._server.schema, self._hear)
-                # Only now: what was written before the LISTEN was heard by nobody.
-                self._tell(None)
+                    await connection.add_listener(self._server.schema, self._on_notify)
+                # Only now: nobody was woken by what was written before the LISTEN.
+                self._wake(None)
                 while not lost.is_set():
                     with suppress(TimeoutError):
                         await asyncio.wait_for(lost.wait(), self._poll)
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
-            except Exception:  # whatever it is, they are told by the polls, and by the next connection
+            except Exception:  # whatever it is, they are woken by the polls, and by the next connection
                 await asyncio.sleep(self._poll)
             finally:
                 drop(connection)

@@ -136,7 +136,7 @@ class FaultPlan:
         self.chances: Faults = Faults() if faults is None else faults
         #: Scripted faults that have not happened yet, with how often.
         self.script: list[tuple[Fault, int]] = []
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._requests: Counter[tuple[str, str]] = Counter()  # of each operation, by key
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -163,8 +163,8 @@ class FaultPlan:
         return None
 
     def _drawn(self, operation: str, key: str, client_transaction_id: str | None) -> Fault | None:
-        self._seen[operation, key] += 1
-        text = json.dumps([self.chances.seed, operation, key, self._seen[operation, key]])
+        self._requests[operation, key] += 1
+        text = json.dumps([self.chances.seed, operation, key, self._requests[operation, key]])
         point = Random(text).random()  # noqa: S311 - no secret
         for fault, chance in self.chances.chances.items():
             if fault.applies_to(operation, client_transaction_id):

@@ -25,8 +25,8 @@ from payclient.tracking.followup import Followed, Policy, TransactionRef
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
 
-#: Failures in a row that a state word which the profile does not map counts as.
-UNMAPPED = 3
+#: A state word that the profile does not map counts as so many failures in a row, which end a wait.
+UNMAPPED_FAILURES = 3
 
 
 class Credentials:
@@ -280,16 +280,17 @@ class AnswerReader:
         return self._verdict(ask, report, transaction_id, at)
 
     def _verdict(self, ask: Followed, report: StatusReport, transaction_id: int | None, at: float) -> Reading:
+        """Return what a report that is ours says of the ask, and keep the report."""
         reading = verdict(ask.record, report, transaction_id, at, self.policy.sale_window)
-        # What says nothing new is not kept: there may be 100,000 of it.
+        # A pending report says nothing new and is not kept: there may be 100,000.
         ask.report = None if report.state == "Pendiente" else report
         if report.state is None:
-            ask.failures = UNMAPPED
+            ask.failures = UNMAPPED_FAILURES
             reading.warning = "the service says a state that the profile does not map (status.states)"
         return reading
 
     def _conflict(self, ask: Followed, mismatch: str, at: float) -> Reading:
-        """Return what is not ours, once and not at every query."""
+        """Return the event of a conflict when it is first seen; nothing while later answers repeat it."""
         if mismatch == ask.conflict:
             return Reading()
         ask.conflict = mismatch
@@ -338,7 +339,7 @@ class AnswerReader:
 
 
 def _drop_candidate(ask: Followed, candidate_id: int, at: float) -> Reading:
-    """Return the event that a transaction id is another's; a decided ask has no use for it."""
+    """Note that a transaction id is another's, and return the event; a decided ask needs no event."""
     ask.about(candidate_id).is_another = True
     if ask.record.state.decided:
         return Reading()

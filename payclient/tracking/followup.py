@@ -247,7 +247,7 @@ class Policy:
     #: Seconds from its permit after which no link of a form can be paid, or confirmed, any more.
     links_life: float = attrs.field(init=False)
     #: Seconds from the permit of an ask to its first query, by kind, place in the spread, and notified share.
-    _first_gap: Callable[[str, int, float], float] = attrs.field(init=False)
+    _cached_first_gap: Callable[[str, int, float], float] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.scale = self.sale_window / NORMAL_WINDOW
@@ -256,7 +256,7 @@ class Policy:
         lives = {"sale": self.sale_window, "form": 2 * self.form_window}
         self.longest_life = {kind: life + self.total_timeout for kind, life in lives.items()}
         self.links_life = self.longest_life["form"] + self.confirm_window
-        self._first_gap = lru_cache(2 * SPREAD)(
+        self._cached_first_gap = lru_cache(2 * SPREAD)(
             lambda kind, place, share: self._gap(kind, 0.0, first_part(place / SPREAD), share)
         )
 
@@ -298,13 +298,13 @@ class Policy:
     # --- When next
 
     def first(self, ask: Followed, now: float) -> float:
-        """Return when an ask is first looked at here, spread by its id alone, as it is after a restart."""
+        """Return when an ask is first looked at here. Its id alone decides its place, so that a restart keeps it."""
         spread, expires, age = phase(ask.record.client_transaction_id), ask.expires, ask.age(now)
         if now >= expires:
             return now + spread * self.scale
-        if age < self.least_gap:  # it was permitted a moment ago
-            share = round(self.notified_share, 2)
-            gap = self._first_gap(ask.record.kind, int(spread * SPREAD), share) - age
+        if age < self.least_gap:  # permitted a moment ago: rounded, so that many asks share a cached gap
+            place, share = int(spread * SPREAD), round(self.notified_share, 2)
+            gap = self._cached_first_gap(ask.record.kind, place, share) - age
         else:
             gap = self._gap(ask.record.kind, age, spread, self.notified_share)
         return min(now + gap, expires)

@@ -172,9 +172,9 @@ class LateWrites:
 
 
 def unwritten(record: Record, event: Event) -> Record:
-    """Return the record to show while the ledger has not taken the event: UNKNOWN where the attempt was sent.
+    """Return the record to show while the ledger has not taken the event; its version stays the ledger's.
 
-    Its version is the ledger's. An attempt that is not SENDING there is shown as it is.
+    A SENDING attempt is shown as UNKNOWN, with the event's transaction id as a candidate; any other as it is.
     """
     if record.state is not State.SENDING:
         return record

@@ -51,8 +51,8 @@ PRESUMED = 10
 class SharedRateLimit(RateLimit):
     """One rate for all processes of a ledger, which takes down how far it is spent.
 
-    Each request is reserved in the ledger right before it is made. One is reserved at a time, and whose turn it is is
-    decided when it has come: a queue of reservations would make notified asks wait behind the routine.
+    Each request is reserved in the ledger right before it is made, one at a time. Which ask it is for is decided only
+    once the reservation has come: in a queue of reservations, notified asks would wait behind the routine.
     """
 
     def __init__(self, per_minute: float, ledger: Shared, clock: Clock, late: LateWrites) -> None:
@@ -61,38 +61,37 @@ class SharedRateLimit(RateLimit):
         self._clock = clock
         self._late = late
         #: From when on the reserved request may be made; infinity: none is reserved.
-        self._slot = float("inf")
+        self._reserved_from = float("inf")
         self._reserving = False
-        #: Seconds for which no process may make a request: not written yet.
-        self._pause = 0.0
+        #: Seconds for which no process may make a request, while the ledger does not have them yet.
+        self._unwritten_pause = 0.0
 
     def ready_at(self) -> float:
-        return max(self._slot, self._paused_until)
+        return max(self._reserved_from, self._paused_until)
 
     def note_request(self, now: float) -> None:
         """Use up the reserved request. One that could not wait for a reservation delays the next of all processes."""
-        if self._slot == float("inf"):
-            self._pause = max(self._pause, self.gap)
-        self._slot = float("inf")
+        if self._reserved_from == float("inf"):
+            self._unwritten_pause = max(self._unwritten_pause, self.gap)
+        self._reserved_from = float("inf")
 
     def rate_limited(self, now: float, made_at: float, retry_after: float | None) -> None:
         before = self._paused_until
         super().rate_limited(now, made_at, retry_after)
         if self._paused_until > before:
-            self._pause = max(self._pause, self._paused_until - now)
+            self._unwritten_pause = max(self._unwritten_pause, self._paused_until - now)
 
     def ledger_work(self, now: float, *, wanted: bool) -> Coroutine[None, None, None] | None:
-        # One that was reserved and not used is no reserve for a burst.
-        if self._slot < now - max(self.gap, UNUSED):
-            self._slot = float("inf")
-        reserves = wanted and self._slot == float("inf") and not self._reserving
-        if not reserves and not self._pause:
+        if self._reserved_from < now - max(self.gap, UNUSED):
+            self._reserved_from = float("inf")  # a reservation that was not used lapses
+        reserves = wanted and self._reserved_from == float("inf") and not self._reserving
+        if not reserves and not self._unwritten_pause:
             return None
         self._reserving = self._reserving or reserves
-        pause, self._pause = self._pause, 0.0
-        return self._tell(pause, reserves=reserves)
+        pause, self._unwritten_pause = self._unwritten_pause, 0.0
+        return self._write(pause, reserves=reserves)
 
-    async def _tell(self, pause: float, *, reserves: bool) -> None:
+    async def _write(self, pause: float, *, reserves: bool) -> None:
         seconds = max(PRESUMED * self._known_gap, self.gap)
         try:
             if pause:
@@ -103,7 +102,7 @@ class SharedRateLimit(RateLimit):
             self._late.failed(error)
         if reserves:
             self._reserving = False
-            self._slot = self._clock.monotonic() + seconds
+            self._reserved_from = self._clock.monotonic() + seconds
 
 
 class Leases:
@@ -113,9 +112,9 @@ class Leases:
         self._poller = poller
         self._ledger = ledger
         self._sending_after = poller.policy.total_timeout + SENDING_GRACE
-        #: The client transaction ids that this process follows; those that came while `held` was read.
+        #: The client transaction ids that this process follows; those added since `_compare` began to read.
         self._ours: set[str] = set()
-        self._since: set[str] = set()
+        self._just_added: set[str] = set()
         #: Those that others should have followed to their end, and somebody here still waits for.
         self._beside: set[str] = set()
         self._changed: set[str] = set()
@@ -134,7 +133,7 @@ class Leases:
     def permitted(self, client_transaction_id: str) -> None:
         """Hold the lease of an ask that this process was permitted."""
         self._ours.add(client_transaction_id)
-        self._since.add(client_transaction_id)
+        self._just_added.add(client_transaction_id)
 
     def follow_beside(self, client_transaction_id: str) -> None:
         """Follow an ask beside the process that has its lease, which should have ended its follow-up by now."""
@@ -210,9 +209,9 @@ class Leases:
 
     async def _compare(self) -> None:
         """Release the asks that others took over meanwhile, and follow the held ones that are not followed."""
-        self._since = set()
+        self._just_added.clear()
         held = await self._ledger.held()
-        self._ours = held | self._since
+        self._ours = held | self._just_added
         for ask in self._poller.asks.all():
             if not ask.elsewhere and not self.ours(ask.record.client_transaction_id):
                 self._poller.asks.release(ask)

@@ -207,9 +207,9 @@ class Refusals:
             raise NotSentError("a query could not be made in time by the rate")
 
     async def find_refused(self, before: Record) -> Record | None:
-        """Query a refused attempt that may exist, before another one is sent; None where nothing exists.
+        """Query a refused attempt that may exist, before another one is sent; None: another one may be sent.
 
-        The one query after a refusal as existing may have lagged, and a notification came for nothing that exists.
+        It may exist if it was notified, or was refused as existing: the one query after such a refusal may have lagged.
         Returns the attempt's record if it turns out to be paid. Raises `CustomerBusyError` while the attempt is open,
         and `NotSentError` if nobody can tell.
         """

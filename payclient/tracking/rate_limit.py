@@ -73,9 +73,10 @@ class RateLimit:
 
     def note_request(self, now: float) -> None:
         """Count a request that is made now: the next one is ready a gap later."""
-        # A timer that fires a little late does not lower the rate: the gap counts from the moment that was due.
-        gap, late = self.gap, now - self.ready_at()
-        self._next_at = now + gap - (late if 0.0 < late <= gap * 0.1 else 0.0)
+        due = self.ready_at()
+        # A timer that fires a little late must not lower the rate: the gap then counts from when the request was due.
+        is_little_late = 0.0 < now - due <= self.gap * 0.1
+        self._next_at = (due if is_little_late else now) + self.gap
         if self._backoff.measures_rate:
             self._recent.append(now)
 
@@ -139,8 +140,8 @@ COMPARED = 250
 class RequestLines:
     """The asks that are due and wait for a request. `window` is the sale window in seconds.
 
-    An item that was dropped, or is in a better line by now, is passed over when it comes out: growing a table of a
-    crowd would take longer than a turn of the loop may.
+    An item that was dropped, or moved to a better line, stays in its deque and is passed over when it comes out. A
+    table from which it could be deleted would stall the loop whenever it grows with a crowd.
     """
 
     def __init__(self, window: float) -> None:
@@ -189,8 +190,9 @@ class RequestLines:
         return first
 
     def lag(self, item: Scheduled, now: float) -> float:
-        """Return the mean seconds for which an answer has been there unseen since the last query."""
+        """Return for how many seconds, on average, an answer given since the last query has waited to be seen."""
         if not isinstance(item, Followed):
             return 0.0
         age = item.age(now)
-        return expected_lag(max(age - (now - item.queried_at), 0.0), age, self._window)
+        age_at_query = max(age - (now - item.queried_at), 0.0)
+        return expected_lag(age_at_query, age, self._window)

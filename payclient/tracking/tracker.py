@@ -254,7 +254,7 @@ class Tracker:
         return Purchase.of(key, records, held_until=held_until(self._poller, key, records))
 
     async def find(self, client_transaction_id: str) -> PendingSale | None:
-        """Return the sale of a client transaction id, open or decided; None where the ledger has no such id."""
+        """Return the sale or form of a client transaction id, open or decided; None: the ledger has no such id."""
         check_type("client_transaction_id", client_transaction_id, str)
         record = self._poller.asks.get(client_transaction_id) or await self._ledger.get(client_transaction_id)
         return None if record is None else self._poller.handle(record)

@@ -247,7 +247,9 @@ class Tracker:
         while True:
             try:
                 return self._call(payclient.Tracker.live_form, key, request_of, margin)
-            except _WantedError as wanted:
+            except (
+                _WantedError
+            ) as wanted:  # from the loop's thread: make the request in this one, and call again
                 identifier: str = wanted.args[0]
             made[identifier] = make_request(identifier)
 

@@ -239,7 +239,7 @@ def record_attributes(record: Record) -> dict[str, str | int]:
 
 
 def open_counts(records: Iterable[Record]) -> Iterator[tuple[dict[str, str], int]]:
-    """Count asks by kind and open state, zeros included, so that an alert sees the end of what it began with."""
+    """Count asks by kind and open state. Zeros are yielded too: else no alert would see a count fall to zero."""
     counts = {(kind, state): 0 for kind in ("sale", "form") for state in State if not state.decided}
     for record in records:
         key = record.kind, record.state

@@ -246,27 +246,29 @@ class Batch:
             raise TransitionError("another process was granted this attempt")
 
     async def _note_overpaid(self, database: Database) -> None:
-        """Write down, in the same transaction where there is one, which purchases were paid before."""
+        """Write, in the same transaction, the event of each ask that was paid beside another one of its purchase."""
         paid = [
             (each, each.event, after)
             for each in self.writes
             if each.event is not None
             and isinstance(after := self.answers[each], Record)
-            and after.state is State.ACCEPTED is not each.record.state
+            and after.state is State.ACCEPTED
+            and each.record.state is not State.ACCEPTED
         ]
         if not paid:
             return
-        rows = await database.find("asks", purchases := list({after.purchase for _, _, after in paid}))
+        purchases = {after.purchase for _, _, after in paid}
+        rows = await database.find("asks", list(purchases))
         if len(rows) == len(purchases):
             return  # each is its purchase's only ask
         asks = [record_of(row) for row in rows]
         newest = {(each.client_transaction_id, each.attempt): each for each in asks}
         for each, event, after in paid:
             record = newest[after.client_transaction_id, after.attempt]
-            if also := overpaid(asks, each.record, record, event.at):
-                noted = advance(record, also)
+            if also_paid := overpaid(asks, each.record, record, event.at):
+                noted = advance(record, also_paid)
                 with suppress(*database.value_faults):
-                    if await database.insert([], [change_row(record, also, noted)]) and record == after:
+                    if await database.insert([], [change_row(record, also_paid, noted)]) and record == after:
                         self.answers[each] = noted
 
     def _fail(self, operation: Operation, error: BaseException) -> None:

@@ -232,7 +232,7 @@ def describe(event: Event) -> str | None:
 
 
 def holds(known: Record, new: Record) -> bool:
-    """Return whether this ask keeps another one of its purchase from its permit: it is paid, or may yet be paid."""
+    """Return whether a known ask denies its permit to a new one of the same purchase: it is paid, or may yet be."""
     state, evidence = known.state, known.evidence
     if state in _PAID:
         return True
@@ -244,16 +244,16 @@ def holds(known: Record, new: Record) -> bool:
         case State.SENDING | State.PENDING | State.EXPIRED:
             return True
         case State.UNKNOWN:
-            # Of a form whose answer was lost nobody has the links.
+            # Nobody has the links of a form whose answer was lost, unless a transaction of it was named.
             return evidence is not Evidence.NO_ANSWER or bool(known.candidate_ids)
         case State.CANCELLED:
-            # Its browser came back cancelled, which the service does not call it.
+            # Its browser came back cancelled, and a query found nothing: the service has not called it cancelled.
             return evidence is Evidence.UNPAID
     return False
 
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
-    """Return the event that follows where an ask was paid beside others of its purchase."""
+    """Return the event of an ask that was paid beside others of its purchase; None where it was not."""
     if after.state is not State.ACCEPTED or before.state in _PAID:
         return None
     mine, purchase = after.client_transaction_id, after.purchase
@@ -270,7 +270,7 @@ def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -
 
 
 def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
-    """Return the ask of the same purchase that keeps this one from its permit, a paid one first."""
+    """Return the ask of the same purchase that denies this one its permit, a paid one first."""
     mine, purchase = new.client_transaction_id, new.purchase
     held = [
         each

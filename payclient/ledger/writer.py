@@ -40,7 +40,7 @@ class Writer:
         self.loop = loop
         self._pending: list[Operation] = []
         self._failing_since: float | None = None
-        self._logged = -math.inf
+        self._logged_at = -math.inf
 
     def submit(self, operation: Operation) -> None:
         """Queue an operation; its future is resolved once it is carried out."""
@@ -70,15 +70,15 @@ class Writer:
         now = self.loop.time()
         if self._failing_since is None:
             self._failing_since = now
-        if now - self._logged >= LINE_EVERY:
-            self._logged = now
+        if now - self._logged_at >= LINE_EVERY:
+            self._logged_at = now
             what = "%s, for %.0f s so far: nothing is sent until it can be"
             log("error", "ledger_unavailable", "", what, fault, now - self._failing_since)
 
     def _worked(self) -> None:
-        """Log the end of an outage of which a line told."""
+        """Log the end of an outage whose begin was logged."""
         since, self._failing_since = self._failing_since, None
-        if since is not None and self._logged >= since:
+        if since is not None and self._logged_at >= since:
             seconds = self.loop.time() - since
             log("warning", "ledger_available", "", "the ledger works again after %.0f s", seconds)
 

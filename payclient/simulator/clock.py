@@ -83,17 +83,17 @@ class _JumpTimer:
     done: bool = False
 
     def arm(self) -> None:
-        """Set the loop's timer; again after each jump, and where the loop's resolution let it fire a moment early."""
-        if self.handle is not None:
-            self.handle.cancel()
-        left = self.when - self.clock.monotonic()  # a loop's own clock may count from another start
+        """Set the loop's timer, which calls this again, as each jump does. Once the time has come, run the callback."""
         if self.done:
             return
-        if self.handle is not None and left <= 0:
-            self.cancel()
-            self.callback(*self.args)
-        else:
-            self.handle = self.loop.call_later(max(0.0, left), self.arm)
+        left = self.when - self.clock.monotonic()  # a loop's own clock may count from another start
+        if self.handle is not None:
+            self.handle.cancel()
+            if left <= 0:
+                self.cancel()
+                self.callback(*self.args)
+                return
+        self.handle = self.loop.call_later(max(0.0, left), self.arm)
 
     def cancel(self) -> None:
         self.done = True

@@ -242,7 +242,8 @@ class Attempts:
     async def _send_once(self, attempt: Attempt) -> Record:
         """Look the id up, and send what is not there yet."""
         identifier = attempt.client_transaction_id
-        known = found = None if attempt.is_new else await self._ledger.get(identifier)
+        known = None if attempt.is_new else await self._ledger.get(identifier)
+        found = known
         if known is not None and known.state is State.REFUSED:
             found = await self.refusals.find_refused(known) if attempt.kind == "sale" else None
         if found is None:
@@ -394,7 +395,7 @@ class Attempts:
             del self._answered[next(iter(self._answered))]
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
-        # Never early: whatever reached the service did so within the total time-out.
+        # Not too early: the request may have reached the service as late as the total time-out.
         policy = self._poller.policy
         window = policy.sale_window if record.kind == "sale" else policy.form_window
         end = record.created_at + self._total + window

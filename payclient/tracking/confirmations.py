@@ -265,17 +265,17 @@ class Confirmer:
         if form.is_idle and self._forms.get(form.record.client_transaction_id) is form:
             del self._forms[form.record.client_transaction_id]
 
-    def ends(self) -> list[float]:
-        """Return when the service reverses each form that is being confirmed, in UTC seconds; early where unsure."""
+    def reversal_times(self) -> list[float]:
+        """Return when the service reverses each form that is being confirmed: UTC seconds, too early where unsure."""
         now, at = self._clock.monotonic(), self._clock.time()
-        found = []
+        times = []
         for form in self._forms.values():
             begun = [at - (now - each.begun) for each in form.open() if each.transaction_id is not None]
             if begun:
-                # A restart begins anew, but not for the service.
+                # After a restart the confirmation has a new begin here; the service counts on from the old one.
                 noted = form.record.notified_at
-                found.append(min(begun if noted is None else [*begun, noted]) + self._window)
-        return found
+                times.append(min(begun if noted is None else [*begun, noted]) + self._window)
+        return times
 
     def close(self) -> None:
         """Stop. The ledger has what is open; the next start confirms it."""

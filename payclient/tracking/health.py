@@ -85,7 +85,7 @@ async def look(poller: Poller) -> Health:
                 unknown.append(ask.record.created_at)
         if number % PER_TURN == 0:
             await asyncio.sleep(0)
-    confirm_by = poller.confirmer.ends()
+    confirm_by = poller.confirmer.reversal_times()
     return Health(
         ledger_writable=writable,
         poller_alive=poller.is_alive,

@@ -56,7 +56,7 @@ def _is_ours(poller: Poller, record: Record) -> bool:
 
 
 async def _has_another(poller: Poller, record: Record) -> bool:
-    """Return whether another transaction of this sale may be open or paid: what stands in front may repeat a POST."""
+    """Return whether another transaction of this sale may be open or paid: a proxy may have repeated the POST."""
     if not poller.policy.follows_forms:
         return False
     if not await poller.wait_for_turn(poller.policy.total_timeout):
@@ -67,10 +67,8 @@ async def _has_another(poller: Poller, record: Record) -> bool:
         return True  # not known: its own queries decide
     if report is None or report.state == "Cancelado":
         return False
-    return report.state == "Aceptado" or not {report.transaction_id, *report.others} <= {
-        None,
-        record.transaction_id,
-    }
+    ours = {None, record.transaction_id}
+    return report.state == "Aceptado" or not {report.transaction_id, *report.others} <= ours
 
 
 async def _check(poller: Poller, record: Record) -> Outcome:

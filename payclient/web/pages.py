@@ -134,7 +134,7 @@ def check_address(address: str, name: str) -> str:
     except ValueError:
         safe = False
     if not safe or parts.scheme not in ("", "http", "https") or (parts.scheme and not parts.netloc):
-        raise ConfigurationError(f"{name}: is a path or an http address")
+        raise ConfigurationError(f"{name} must be a path or an http address")
     return address
 
 

@@ -141,10 +141,13 @@ class FoundCancelled(Found):
     """The service says `Cancelado`: of an accepted one, that it was given back."""
 
 
+@attrs.frozen(kw_only=True)
 class ProvenAbsent(Event):
     """The service answered "not found" twice, late enough."""
 
     evidence = Evidence.ABSENT
+    #: The transaction ids that were named to it: each was not found either.
+    candidate_ids: tuple[int, ...] = ()
 
 
 class Expired(Event):

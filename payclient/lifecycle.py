@@ -330,6 +330,8 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
             return changes
         case Conflicted():
             return {"candidate_ids": _without(record.candidate_ids, event.candidate_id)}
+        case ProvenAbsent() if not set(record.candidate_ids) <= set(event.candidate_ids):
+            raise _refusal(record, "a transaction was named meanwhile, and not queried")
     return {}
 
 

@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import SharedLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -24,7 +25,7 @@ from fake_service import (
     sale,
     tracking,
 )
-from payclient.events import Event, Evidence, Lost
+from payclient.events import Event, Evidence, Lost, Notified
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
@@ -229,6 +230,60 @@ async def test_a_notification_between_the_two_proofs_undoes_the_first(service: L
         service.decide("Aceptado")
         await service.clock.advance(2)
         assert pending.outcome.paid is True
+
+
+class SlowToTell(MemoryLedger):
+    """A ledger that takes a notification at once, and says so when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.go = asyncio.Event(), asyncio.Event()
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        after = await super().apply(record, event)
+        if isinstance(event, Notified):
+            self.taken.set()
+            await self.go.wait()
+        return after
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_absence_is_not_proven_while_a_notification_is_written(
+    service: Lagging, cancelled: bool
+) -> None:
+    """It is in the ledger, and whoever brought it has not heard so yet, or never will: it is queried first."""
+    service.scripts = [lost_answer]
+    ledger = SlowToTell()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        await service.clock.advance(630)
+        notified = asyncio.ensure_future(tracker.notify(hint(1000)))
+        await ledger.taken.wait()
+        if cancelled:
+            notified.cancel()
+        await service.clock.advance(45)
+        assert pending.outcome.paid is True
+        ledger.go.set()
+    assert "ProvenAbsent" not in await events_of(ledger)
+
+
+async def test_absence_is_not_proven_by_a_process_that_did_not_hear_of_a_notification(
+    service: Lagging,
+) -> None:
+    """Another process of the ledger took it, and died: what it named is queried before anything is proven."""
+    service.scripts = [lost_answer]
+    ledger = SharedLedger()
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        service.decide("Aceptado")
+        await service.clock.advance(630)
+        ledger.watchers.clear()  # nobody hears anything any more
+        async with tracking(service, SharedLedger(ledger)) as other:
+            await other.notify(hint(1000))
+        await service.clock.advance(45)
+        assert pending.outcome.paid is True
+    assert "ProvenAbsent" not in await events_of(ledger)
 
 
 async def test_absence_is_not_proven_where_more_ids_came_than_are_kept(service: Lagging) -> None:

@@ -223,7 +223,7 @@ def describe(event: Event) -> str | None:
     left_out = ("at", "reason", "receipt") if isinstance(event, Found) else ("at", "messages")
     for field in attrs.fields(type(event)):
         value = getattr(event, field.name)
-        if value is not None and field.name not in left_out:
+        if value not in (None, ()) and field.name not in left_out:
             own[field.name] = sanitize_text(value) if isinstance(value, str) else value
     return json.dumps(own) if own else None
 

@@ -23,7 +23,7 @@ from payclient.events import Event, Evidence, Suspected
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
-from payclient.tracking.followup import Followed, Policy, Scheduled
+from payclient.tracking.followup import NEVER, Followed, Policy, Scheduled
 from payclient.tracking.late_writes import LateWrites
 from payclient.tracking.leases import A_YEAR, LEASE, Leases
 from payclient.tracking.outcomes import Outcome
@@ -272,7 +272,8 @@ class OpenAsks:
         if record.expires_at != before.expires_at and record.expires_at is not None:
             ask.offset = self._offset_of(record, self.clock.monotonic())
         if not set(record.candidate_ids) <= set(before.candidate_ids):
-            ask.absent_at = None  # what was just named is queried before anything is proven
+            # What was just named is queried before anything is proven.
+            ask.absent_at, ask.client_queried_at = None, NEVER
         if record.state is before.state:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # made by whichever process

@@ -333,7 +333,7 @@ class AnswerReader:
             ask.absent_at = now
         elif now - ask.absent_at >= policy.absent_after / 10:
             if ask.all_missing():
-                return Reading([ProvenAbsent(at=at)])
+                return Reading([ProvenAbsent(at=at, candidate_ids=candidates)])
             ask.absent_at = None
         return Reading()
 

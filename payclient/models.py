@@ -214,9 +214,8 @@ class SaleRequest(_Charge):
         found = super()._find_faults()
         name = "nick_name" if self.by_nick_name is True else "phone_number"
         value = getattr(self, name)
-        if type(self.by_nick_name) is bool and (
-            value is None or (isinstance(value, str) and not value.strip())
-        ):
+        is_missing = value is None or (isinstance(value, str) and not value.strip())
+        if is_missing and type(self.by_nick_name) is bool:
             found.append(field_fault(name, "must be given" if value is None else "must not be empty"))
         return found
 

@@ -183,7 +183,7 @@ class Tracker:
         self._make = make
         self._process: int | None = None
         self._opened: asyncio.Future[payclient.Tracker] | None = None
-        self._life: asyncio.Task[None] | None = None
+        self._lifetime: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
     def __enter__(self) -> Self:
@@ -272,7 +272,7 @@ class Tracker:
             self._process, loop = os.getpid(), asyncio.get_running_loop()
             self._opened = loop.create_future()
             # In a context of its own: the tracker outlives the web request that came first.
-            self._life = loop.create_task(self._live(self._opened), context=Context())
+            self._lifetime = loop.create_task(self._live(self._opened), context=Context())
         return await asyncio.shield(self._opened)
 
     async def _live(self, opened: asyncio.Future[payclient.Tracker]) -> None:
@@ -285,15 +285,15 @@ class Tracker:
         except BaseException as error:
             if opened.done():
                 raise
-            self._process = self._opened = self._life = None
+            self._process = self._opened = self._lifetime = None
             opened.set_exception(error)
         finally:
             trackers.discard(self)
 
     async def _aclose(self) -> None:
         self._closing.set()
-        if self._life is not None:
-            await asyncio.shield(self._life)
+        if self._lifetime is not None:
+            await asyncio.shield(self._lifetime)
 
     def _run(self, work: Callable[_P, Coroutine[Any, Any, _R]], *args: _P.args, **options: _P.kwargs) -> _R:
         """Run a coroutine on the loop, in the process that opened the tracker, or any if none has."""

@@ -324,9 +324,8 @@ class Charges(AsyncIterator[ChargeResult]):
         token, made_at = self._retries.token, self._clock.monotonic()
         try:
             # After a first try the row has an attempt in the ledger, which `known` does not have.
-            pending = await self._attempts.charge(
-                row.request, row.purchase, is_new=known is None and row.tries == 0
-            )
+            is_new = known is None and row.tries == 0
+            pending = await self._attempts.charge(row.request, row.purchase, is_new=is_new)
         except Exception as error:
             again = self._retries.again(row, error, token, made_at)
             if again is None or self.stopped is not None:

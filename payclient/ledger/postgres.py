@@ -257,7 +257,7 @@ class PostgresLedger(StoredLedger):
     # --- With other processes
 
     def watch(self, woken: Woken) -> Callable[[], None]:
-        """Tell of what any process wrote; see `Shared.watch`."""
+        """Call `woken` for what any process wrote; see `Shared.watch`."""
         self._check_usable()
         if self._listener is None:
             self._listener = self._listen()

@@ -253,7 +253,7 @@ def holds(known: Record, new: Record) -> bool:
 
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
-    """Return the event of an ask that was paid beside others of its purchase; None where it was not."""
+    """Return the event of an ask that was paid beside others of its purchase, and log it; None where it was not."""
     if after.state is not State.ACCEPTED or before.state in _PAID:
         return None
     mine, purchase = after.client_transaction_id, after.purchase

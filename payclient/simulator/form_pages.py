@@ -66,7 +66,7 @@ class FormPages:
         return response
 
     def _open(self, form: Form | None, method: Method, host: str | None) -> tuple[web.Response, str]:
-        """Return the page of a link, and what the log adds to a status that may well be 200."""
+        """Return the page of a link, and what its log line says beside the status."""
         settings = self._books.settings
         if host is None:
             return _denied("no referrer"), ", denied: no referrer came"

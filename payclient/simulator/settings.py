@@ -159,9 +159,8 @@ class Settings:
                 raise ValueError(f"paths must name {', '.join(OPERATIONS)}, not {operation!r}")
             if isinstance(ways, str) or not all(way.startswith("/") for way in ways):
                 raise ValueError("paths must give each operation a tuple of paths")
-        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= set(_STATES.values()) | {
-            PENDING
-        }:
+        allowed = {*_STATES.values(), PENDING}
+        if self.states.keys() != _STATES.keys() or not set(self.states.values()) <= allowed:
             raise ValueError(f"states must give a state of §3 to {', '.join(_STATES)}")
         if self.wallet_link_field in {"", "paymentId", "payWithCard"}:
             raise ValueError("wallet_link_field must be a name that no other field of the answer has")

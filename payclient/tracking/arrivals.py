@@ -43,7 +43,7 @@ class Arrivals:
         if record is None:
             return Receipt.UNMATCHED
         if is_repeated(record, transaction_id):
-            # Written once. Whoever came first may have forged it, so that this one is worth its query too.
+            # Written once, but queried again: the first one may have been forged, and this one not.
             if not record.state.decided and record.state is not State.SENDING:
                 self._poller.notified(record, again=True)
             return Receipt.DUPLICATE
@@ -57,9 +57,8 @@ class Arrivals:
             what = f"a notification names transaction {transaction_id}"
             await self._note(ask, record, Conflicted(at=at, what=what))
             return Receipt.CONFLICT
-        return self._query_noted(
-            await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
-        )
+        noted = await self._note(ask, record, Notified(at=at, transaction_id=transaction_id))
+        return self._query_noted(noted)
 
     def _may_note_another(self) -> bool:
         """Return whether a hint that anybody can send may be written: once a second at most."""

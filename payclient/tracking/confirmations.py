@@ -301,9 +301,8 @@ class Confirmer:
         except RefusedError as refused:
             settled = asked is None or await self._refused(form, asked, refused)
         except PayError as error:
-            queries.say(
-                "confirmation_unanswered", identifier, f"a confirmation failed: {type(error).__name__}"
-            )
+            what = f"a confirmation failed: {type(error).__name__}"
+            queries.say("confirmation_unanswered", identifier, what)
         except Exception as error:  # our own error must not lose the form
             log("error", "confirmation_failed", identifier, "confirming failed: %s", type(error).__name__)
         finally:

@@ -57,9 +57,8 @@ class Credentials:
         Under any other token neither "not found" nor a transaction that is found proves anything.
         """
         current = self.keyed(token_digest)
-        return bool(current) and (
-            current == record.credentials or (current, record.credentials) in self._finds
-        )
+        is_same = current == record.credentials
+        return bool(current) and (is_same or (current, record.credentials) in self._finds)
 
 
 def _keyed(digest_key: bytes, token_digest: bytes) -> bytes:
@@ -170,9 +169,8 @@ def _event_of(
         case State.REVERSING, "Aceptado" if at < (record.expires_at or at):
             return None  # the request to give it back may be on its way
         case state, "Aceptado":
-            instead_of = (
-                record.transaction_id if transaction_id not in (None, record.transaction_id) else None
-            )
+            is_another = transaction_id not in (None, record.transaction_id)
+            instead_of = record.transaction_id if is_another else None
             if state is State.ACCEPTED and instead_of is None:
                 return None
             receipt = json.dumps(dict(report.receipt)) if report.receipt else None
@@ -343,9 +341,8 @@ def _drop_candidate(ask: Followed, candidate_id: int, at: float) -> Reading:
     ask.about(candidate_id).is_another = True
     if ask.record.state.decided:
         return Reading()
-    return Reading(
-        [Conflicted(at=at, what=f"transaction {candidate_id} is another's", candidate_id=candidate_id)]
-    )
+    what = f"transaction {candidate_id} is another's"
+    return Reading([Conflicted(at=at, what=what, candidate_id=candidate_id)])
 
 
 # --- Forms that came back

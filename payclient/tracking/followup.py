@@ -179,11 +179,8 @@ class Followed(Scheduled):
     def unqueried(self) -> list[int]:
         """Return the candidate ids, without those that were queried since the first proof of absence."""
         since = float("inf") if self.absent_at is None else self.absent_at
-        return [
-            each
-            for each in self.record.candidate_ids
-            if each != DROPPED and self.about(each).queried_at < since
-        ]
+        named = (each for each in self.record.candidate_ids if each != DROPPED)
+        return [each for each in named if self.about(each).queried_at < since]
 
     def all_missing(self) -> bool:
         """Return whether every candidate was "not found" since the first proof of absence."""

@@ -49,11 +49,11 @@ async def _recover(poller: Poller, record: Record) -> Record:
 
 
 async def unconfirmed_ids(ledger: Ledger, record: Record) -> list[int | None]:
-    """Return the transaction ids that were named to this attempt and no decision answered, the newest first.
+    """Return the transaction ids that were named to this attempt since its last decision, the newest first.
 
     None: the browser came back cancelled.
     """
-    named: dict[int | None, None] = {}
+    named: dict[int | None, None] = {}  # a set in the order of time
     for change in reversed(await ledger.history(record.client_transaction_id)):
         if change.attempt != record.attempt or (change.after.decided and change.before is not change.after):
             break

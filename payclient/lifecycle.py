@@ -348,7 +348,7 @@ def _found(record: Record, event: Found) -> dict[str, Any]:
     ):
         raise _refusal(record, "the request to give it back may be on its way")
     if record.transaction_id is None:
-        # A form whose card was declined may yet be paid by another, which is another transaction.
+        # A cancelled transaction binds no form: after a declined card, another one pays by another transaction.
         if record.kind == "sale" or not isinstance(event, FoundCancelled):
             return {"transaction_id": event.transaction_id}
         if record.state is State.CANCELLED and event.transaction_id is not None:

@@ -129,23 +129,20 @@ def instrument(  # noqa: C901 - its short callbacks are counted in one sum
         span.end(int(decided_at * 1e9))
 
     # From the exporter's own thread: a copy of the index is taken at once, and records do not change.
-    def observe_asks(_: CallbackOptions) -> Iterable[Observation]:
+    def read_asks(_: CallbackOptions) -> Iterable[Observation]:
         if is_on and not asks.closed:
             for labels, number in open_counts(ask.record for ask in asks.all() if not ask.elsewhere):
                 yield metrics.Observation(number, labels)
 
-    def observe_age(_: CallbackOptions) -> Iterable[Observation]:
+    def read_age(_: CallbackOptions) -> Iterable[Observation]:
         if is_on and not asks.closed:
             records = (ask.record for ask in asks.all() if not ask.elsewhere)
             unknown = [each.created_at for each in records if each.state is State.UNKNOWN]
             yield metrics.Observation(max(clock.time() - min(unknown), 0.0) if unknown else 0.0)
 
-    meter.create_observable_gauge("payclient.asks", [observe_asks], "1", "Asks that this process follows.")
+    meter.create_observable_gauge("payclient.asks", [read_asks], "1", "Asks that this process follows.")
     meter.create_observable_gauge(
-        "payclient.oldest_unknown.age",
-        [observe_age],
-        "s",
-        "Age of the oldest unknown ask; 0 if there is none.",
+        "payclient.oldest_unknown.age", [read_age], "s", "Age of the oldest unknown ask; 0 if there is none."
     )
     earlier_on_exchange, earlier_on_change = session.on_exchange, asks.on_change
 

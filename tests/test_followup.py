@@ -42,7 +42,7 @@ def policy(
 ) -> Policy:
     return Policy(
         schedule or Attentive(), can_query=can_query, proves_absence=can_query and by_client,
-        by_transaction_id=can_query and by_id, follows_forms=by_client, sale_window=WINDOW,
+        by_transaction_id=can_query and by_id, by_client_id=by_client, sale_window=WINDOW,
         form_window=600.0, total_timeout=30.0, absent_after=600.0,
     )  # fmt: skip
 
@@ -260,7 +260,7 @@ def test_nothing_but_a_word_or_a_proof_decides(
         else:
             reading = reader.report(ask, query, answer, now, now, token)
             absences = []
-            if reading.looks_at_all:
+            if reading.needs_second_query:
                 assert reading.events == []
                 reading = reader.all_transactions(ask, query, answer, now, now, token)
         for event in reading.events:

@@ -329,7 +329,7 @@ class Confirmer:
         if transaction_id is not None:
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
-        elif not self._poller.policy.follows_forms:
+        elif not self._poller.policy.by_client_id:
             return True
         else:
             report = await self._session.status(client_transaction_id=identifier, repeat=False)

@@ -83,7 +83,7 @@ class Reading:
     - `conflict`: What is not ours, unless an earlier answer showed it.
     - `warning`: What is logged once.
     - `report`: What is shown of the answer; None where it is not about our sale.
-    - `looks_at_all`: A query by client transaction id comes before this answer decides.
+    - `needs_second_query`: A query by client transaction id comes before this answer decides.
     - `is_word`: Whether the service spoke of this very ask, in a word that the profile maps.
     """
 
@@ -92,7 +92,7 @@ class Reading:
     conflict: str | None = None
     warning: str | None = None
     report: StatusReport | None = None
-    looks_at_all: bool = False
+    needs_second_query: bool = False
     is_word: bool = False
 
 
@@ -221,8 +221,8 @@ class AnswerReader:
             return self._conflict(ask, mismatch, at)
         if self.credentials is not None and record.kind == "sale" and named is not None:
             self.credentials.learn(record, report.transaction_id, token)
-        if self._is_doubtful(record, query, report, token):
-            return Reading(looks_at_all=True)
+        if self._needs_second(record, query, report, token):
+            return Reading(needs_second_query=True)
         return self._verdict(ask, report, report.transaction_id or candidate_id, at)
 
     @staticmethod
@@ -234,7 +234,9 @@ class AnswerReader:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
         return self.credentials is None or self.credentials.can_see(record, token)
 
-    def _is_doubtful(self, record: Record, query: TransactionRef, report: StatusReport, token: bytes) -> bool:
+    def _needs_second(
+        self, record: Record, query: TransactionRef, report: StatusReport, token: bytes
+    ) -> bool:
         """Return whether an answer by transaction id decides only after a query by client transaction id.
 
         A cancelled transaction may have a paid one beside it, and a number alone may be another account's too.
@@ -256,9 +258,9 @@ class AnswerReader:
         at: float,
         token: bytes,
     ) -> Reading:
-        """Read the query by client transaction id that came before the answer to a query by transaction id decides.
+        """Read the answer by client transaction id without which the one by transaction id decides nothing.
 
-        Another one may be paid, or open. Without a verdict it is not known yet, and the ask is queried again.
+        Another transaction may be paid, or open. Without an event nothing is known yet, and the ask is queried again.
         """
         transaction_id = ask.record.transaction_id or query.candidate_id
         doubtful = report is None or ask.record.state is State.ACCEPTED

@@ -226,8 +226,8 @@ class Policy:
     proves_absence: bool
     #: Whether a query can go by a transaction id.
     by_transaction_id: bool
-    #: Whether a form's status can be queried, by our own id.
-    follows_forms: bool
+    #: Whether a query can go by our own id, which is the only way to find a form.
+    by_client_id: bool
     sale_window: float
     form_window: float
     total_timeout: float
@@ -269,7 +269,7 @@ class Policy:
             can_query=own_source or status is not None,
             proves_absence=by_client and not own_source,
             by_transaction_id=own_source or (status is not None and status.by_transaction_id is not None),
-            follows_forms=by_client,
+            by_client_id=by_client,
             sale_window=profile.sale_window,
             form_window=profile.form_window,
             total_timeout=total_timeout,
@@ -282,7 +282,7 @@ class Policy:
         known = (
             record.state is State.REVERSING and record.transaction_id is not None and self.by_transaction_id
         )
-        return record.kind == "sale" or self.follows_forms or known
+        return record.kind == "sale" or self.by_client_id or known
 
     def closed_until(self, form: Record) -> float:
         """Return until when a form that its customer closed may turn out to be paid, in UTC seconds.
@@ -321,8 +321,10 @@ class Policy:
 
         An answer that did not come, that was not about this ask, or that the ledger did not take may have been "paid".
         """
-        if not is_presumed(ask.record) or not self.can_query:
-            return is_presumed(ask.record) and ask.exhausted
+        if not is_presumed(ask.record):
+            return False
+        if not self.can_query:
+            return ask.exhausted
         is_last = ask.exhausted or ask.final_queries >= len(FINAL_QUERY_DELAYS)
         return is_last and ask.is_answered and self.is_final(ask, now)
 
@@ -395,7 +397,7 @@ class Policy:
         return max(ask.expires, ask.begun) + MOST_PATIENCE * self.scale
 
     def patience(self, ask: Followed, now: float, lease: float) -> float:
-        """Return when another process must have ended its follow-up, even one that took the ask over late."""
+        """Return when another process has surely ended its follow-up of an ask, though it took the ask over late."""
         end = ask.expires + 2 * sum(FINAL_QUERY_DELAYS) * self.scale
         if ask.record.state is State.UNKNOWN:
             end = max(end, now - ask.age(now) + 1.2 * self.absent_after)

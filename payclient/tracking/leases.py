@@ -117,8 +117,8 @@ class Leases:
         self._just_added: set[str] = set()
         #: Those that others should have followed to their end, and somebody here still waits for.
         self._beside: set[str] = set()
-        self._changed: set[str] = set()
-        #: Those that have time, not yet written: for how many seconds.
+        self._changed: set[str] = set()  # written by others, to be read again
+        #: Leases to hold without renewal, and for how many seconds; not written yet.
         self._deferred: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None

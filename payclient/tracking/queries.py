@@ -84,7 +84,7 @@ class StatusQueries:
                 report = self._poller.confirmer.pending_until_confirmed(ask.record, said)
             reading = self._reader.report(ask, query, report, *self._moment())
             reading.is_word &= report is said  # else it is paid, unless nobody confirms it
-        if reading.looks_at_all:
+        if reading.needs_second_query:
             # Of several transactions of one client transaction id another may be paid, or open.
             answered = await self._poller.wait_for_turn(self._policy.total_timeout)
             if answered:
@@ -131,12 +131,12 @@ class StatusQueries:
         return False, None
 
     async def status(self, query: TransactionRef) -> StatusReport | None:
-        """Query by the id that says most. Raises what `PaySession.status` raises, or what a user's own source does."""
+        """Query by a transaction id if possible, else by ours. Raises what the session or a user's source raises."""
         if self.source is not None:
             report = await within(self._clock, self._policy.total_timeout, self.source(query))
             return None if report is None else _storable(report)
         session, transaction_id = self._poller.session, query.transaction_id or query.candidate_id
-        if self._policy.follows_forms and (transaction_id is None or not self._policy.by_transaction_id):
+        if self._policy.by_client_id and (transaction_id is None or not self._policy.by_transaction_id):
             return await session.status(client_transaction_id=query.client_transaction_id, repeat=False)
         return await session.status(transaction_id=transaction_id, repeat=False)
 
@@ -261,7 +261,7 @@ class Refusals:
         if own_source:  # it goes by whichever id it likes
             turns = named[:1] or [None]
         else:
-            turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.follows_forms else ())]
+            turns = [*(named if policy.by_transaction_id else ()), *([None] if policy.by_client_id else ())]
         for candidate_id in turns:
             await self._wait_for_turn()
             query = TransactionRef(
@@ -304,7 +304,7 @@ class Refusals:
             return None
         duplicate, write = self.is_duplicate(refused), self._poller.asks.write
         identifier = record.client_transaction_id
-        if not self._poller.policy.follows_forms:
+        if not self._poller.policy.by_client_id:
             return await write(record, lost) if duplicate else None
         try:
             await self._wait_for_turn()

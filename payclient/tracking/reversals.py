@@ -57,7 +57,7 @@ def _is_ours(poller: Poller, record: Record) -> bool:
 
 async def _has_another(poller: Poller, record: Record) -> bool:
     """Return whether another transaction of this sale may be open or paid: a proxy may have repeated the POST."""
-    if not poller.policy.follows_forms:
+    if not poller.policy.by_client_id:
         return False
     if not await poller.wait_for_turn(poller.policy.total_timeout):
         return True

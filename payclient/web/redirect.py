@@ -62,7 +62,7 @@ def redirect_page(
     check_language(language)
     texts = _TEXTS[language]
     if not is_safe_link(link.url, None if hosts is None else frozenset(hosts)):
-        raise ConfigurationError("link: is no form link that may be handed out (https, one of link_hosts)")
+        raise ConfigurationError("link must be a form link that may be handed out (https, one of link_hosts)")
     if not link.is_live(time.time() if now is None else now):
         gone = f'{_CLOCK}\n<h1>{texts["gone"]}</h1>\n<p class="soft">{texts["why"]}</p>\n'
         if again is not None:

@@ -252,7 +252,7 @@ def _one_of_several_decides() -> list[Patch]:
         now: float, at: float, token: bytes,
     ) -> Reading:  # fmt: skip
         reading = shipped(self, ask, query, report, now, at, token)
-        if not reading.looks_at_all:
+        if not reading.needs_second_query:
             return reading
         return self._verdict(ask, report, ask.record.transaction_id or query.candidate_id, at)
 

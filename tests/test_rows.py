@@ -102,9 +102,9 @@ def test_a_row_may_say_what_it_is_for(read: Read, name: str) -> None:
             text = json_lines(*(JSON_ROW | each for each in keys))
         file = read(text, name, columns=columns)
         assert errors_of(file) == []
-        assert file.purchases == {"order-1": "cart 17", "order-2": "cart 17"}
+        assert [row.purchase for row in file.rows] == [None, "cart 17", "cart 17"]
         assert len(file.requests) == 3
-    assert read(f"{HEADER}\n{GOOD}\n").purchases == {}
+    assert [row.purchase for row in read(f"{HEADER}\n{GOOD}\n").rows] == [None]
 
 
 # --- CSV

@@ -1,4 +1,4 @@
-"""The commands by name, and what becomes of their errors: one line, exit 2, no traceback."""
+"""The commands by name. An error of one of them is a line on stderr and exit code 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cyclopts import App, CycloptsError, Parameter
 
 from payclient.cli import installed_version, terminal
 from payclient.cli.configuration import Configuration
-from payclient.cli.texts import choose_language, language, reason, text, told_language
+from payclient.cli.texts import choose_language, language, language_option, reason, text
 from payclient.errors import PayError
 
 _BOOK = "--ledger sqlite:charges.db"
 
-#: Where each is a function, its first sentence, and an example. Only the module of the command that is called is
-#: imported, so that the list needs the sentences of the others; a new command is a new line here.
+#: The place of each command's function, the first sentence of its help, and an example. The sentence is repeated here,
+#: because `payclient --help` imports no command; that of a ledger command is not in its list.
 COMMANDS: dict[str, tuple[str, str | None, str]] = {
     "cancel": (
         "transaction:cancel", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17",
@@ -76,7 +76,7 @@ COMMANDS: dict[str, tuple[str, str | None, str]] = {
 
 
 def make_app(command: str | None) -> App:
-    """Return the command line; of its commands only this one is imported now, the others where cyclopts needs them."""
+    """Return the command line. Only this command's module is imported now; cyclopts imports others when needed."""
     formatter = None
     if language() != "en":
         from payclient.cli.help import Help
@@ -85,7 +85,7 @@ def make_app(command: str | None) -> App:
     app = App(
         name="payclient",
         help="Charge people by push request, and know what happened.",
-        help_format="markdown" if command else "plaintext",  # Markdown takes a while to be imported
+        help_format="markdown" if command else "plaintext",  # importing Markdown is slow
         help_formatter=formatter,
         version=installed_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
@@ -110,7 +110,7 @@ def make_app(command: str | None) -> App:
             help_epilogue=text("help.example", command=f"payclient {name} {example}".strip()),
         )
 
-    app.meta.end_of_options_delimiter = ""  # it is the command's own
+    app.meta.end_of_options_delimiter = ""  # a `--` is for the command
 
     @app.meta.default
     def launch(
@@ -121,7 +121,7 @@ def make_app(command: str | None) -> App:
         batch: Annotated[
             str | None, Parameter(help="Its section [batch.NAME], above the rest of it.")
         ] = None,
-        language: Annotated[  # `run` has looked at it
+        language: Annotated[  # `run` has read it already
             Literal["en", "es"] | None, Parameter(help="Of what people read; LANG's.")
         ] = None,
     ) -> object:
@@ -136,7 +136,7 @@ def run(arguments: Sequence[str]) -> int:
     terminal.open_closed()
     terminal.show_warnings()
     terminal.command_line.set(tuple(arguments))
-    choose_language(told_language(arguments))
+    choose_language(language_option(arguments))
     try:
         known = {name.split()[0] for name in COMMANDS}
         code = make_app(next((each for each in arguments if each in known), None)).meta(list(arguments))

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Group, Parameter
 
+from payclient.batch import ChargeRow
 from payclient.cli import terminal
 from payclient.cli.files import check_apart, check_output, write_file
 from payclient.cli.page import RunPage
@@ -16,7 +17,7 @@ from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
 from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
-from payclient.cli.settings import ChargeOptions, Limits, profile_of
+from payclient.cli.settings import ChargeOptions, Limits, location_of, profile_of
 from payclient.cli.tables import Dialect, bad_rows
 from payclient.cli.texts import reason, text
 from payclient.errors import ConfigurationError
@@ -71,10 +72,6 @@ class ShownOptions:
         mark = self.report_decimal_mark or written.decimal_mark
         return carried_from(rows, written.keep, delimiter=self.report_delimiter, mark=mark)
 
-    def page(self, title: str, window: float, carried: Carried) -> RunPage | None:
-        """Return the page for people, if there is to be one."""
-        return RunPage(self.html, title=title, window=window, carried=carried) if self.html else None
-
 
 def charge(
     file: Annotated[
@@ -104,10 +101,11 @@ def charge(
     carried = shown.carried(rows, written)
     left_out = _left_out(rows, written.skip_bad, carried.dialect)
     report = Report(shown.report, carried) if shown.report else None
-    page = shown.page(file.name, profile.sale_window, carried)
+    window = profile.sale_window
+    page = RunPage(shown.html, title=file.name, window=window, carried=carried) if shown.html else None
     plan = Plan(
         file=rows,
-        known=asyncio.run(read_ledger(options.ledger, rows, profile, limits.retry)),
+        known=asyncio.run(read_ledger(options.ledger, charge_rows(rows), profile, limits.retry)),
         options=options,
         limits=limits,
         profile=profile,
@@ -127,7 +125,7 @@ def charge(
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
     code, run = asyncio.run(charge_file(rows, options, profile, limits, report, page=page, look=look))
     if look != "quiet":
-        for line in next_steps(run.tally, options.location, code, profile.sale_window):
+        for line in next_steps(run.tally, location_of(options.ledger), code, window):
             terminal.say(line, whole=True)
     return code
 
@@ -172,7 +170,7 @@ def _end_dry_run(file: ChargeFile, can_send: bool) -> int:
 
 
 def _show_plan(plan: Plan, shown: ShownOptions) -> None:
-    """Print the plan, unless `--yes` wants none. Raises `ConfigurationError` for a bad one."""
+    """Print the plan; with `--yes` only what it replaces. Raises `ConfigurationError` where nothing may be sent."""
     if shown.dry_run:
         terminal.out().print(plan.picture(), soft_wrap=False)
     elif not shown.yes:
@@ -182,11 +180,11 @@ def _show_plan(plan: Plan, shown: ShownOptions) -> None:
         terminal.say(text("plan.replaced", count=plan.replaced))
     plan.check()
     if plan.known.new and shown.yes and plan.options.ledger:
-        plan.options.check_consent()
+        plan.options.check_missing()
 
 
 def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
-    """Print the errors of a file; False: nothing of it may be sent."""
+    """Print the errors of a file, and return whether its good rows may be sent."""
     groups: dict[tuple[str | None, str], list[RowError]] = {}
     for error in file.errors:
         groups.setdefault((error.column, error.reason), []).append(error)
@@ -210,6 +208,11 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     return False
 
 
+def charge_rows(file: ChargeFile) -> list[ChargeRow]:
+    """Return the good rows of a file, in its order."""
+    return [ChargeRow(request=row.request, purchase=row.purchase) for row in file.rows if row.request]
+
+
 async def charge_file(
     file: ChargeFile,
     options: ChargeOptions,
@@ -221,7 +224,7 @@ async def charge_file(
     look: Look = "auto",
 ) -> tuple[int, Run]:
     """Charge the rows, print the outcome, and return the exit code with the run."""
-    run = Run(file.requests, limits, purchases=file.purchases, report=report, page=page, look=look)
+    run = Run(charge_rows(file), limits, report=report, page=page, look=look)
     code = await run.charge(options, profile)
     written = {"report": report if run.reported else None, "html": page}
     files = {name: str(one.path) for name, one in written.items() if one is not None}

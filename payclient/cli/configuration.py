@@ -1,4 +1,4 @@
-"""`payclient.toml`: a shop's settings and those of its batches, below the command line and the environment."""
+"""`payclient.toml`: the settings of a shop and of its batches. The command line and the environment override them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from payclient.errors import ConfigurationError
 
 NAME = "payclient.toml"
 
-#: Settings of every command, and those of `charge`. What a person has to agree to each time is not among them.
+#: Settings of every command, and those of `charge`. An option by which a person agrees, such as --yes, is no setting.
 SHARED = frozenset({"base_url", "profile", "token_file", "ledger"})
 SETTINGS = SHARED | {
     "key", "map", "set", "ignore", "ignore_rest", "sheet", "header_row", "delimiter", "encoding", "amounts",
@@ -28,26 +28,26 @@ SETTINGS = SHARED | {
 #: Commands of the simulated service, which is no shop, and of the guides.
 _WITHOUT = frozenset({"demo", "guide", "simulate"})
 
-#: What a command reads, beside which the file of settings is looked for.
+#: The argument that names a command's own file; the settings file is looked for beside that file.
 _FILES = {"charge": "FILE", "reconcile": "STATEMENT"}
 
-#: Settings of one value for each field: an option replaces that of its own field only.
+#: Settings with a value for each field; an option replaces the value of its field only.
 _PAIRS = ("map", "set")
 
-#: Each setting that the command line, the environment or the file gives: its value, and where it stands.
+#: The settings that are given: the value of each, and the option, variable or file that gives it.
 origins: ContextVar[Mapping[str, tuple[Any, str]]] = ContextVar("origins", default={})  # noqa: B039 - never written
 
 
 @attrs.frozen
 class Configuration:
-    """A source of options for cyclopts: one file, its section `[batch.NAME]` above the rest of it."""
+    """A source of options for cyclopts: one file, whose section `[batch.NAME]` overrides the rest of it."""
 
     #: None: beside the command's file, else in the working directory, else in the user's configuration folder.
     path: Path | None
     batch: str | None
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in what nobody gave. Raises `ConfigurationError` for a file that cannot be meant."""
+        """Add the settings of the file to the options. Raises `ConfigurationError` for a file that is not valid."""
         if not commands or commands[0] in _WITHOUT:
             return
         path = self._find(_folder_of(commands[0], arguments))
@@ -82,7 +82,7 @@ def _folder_of(command: str, arguments: ArgumentCollection) -> Path:
 
 
 def _given(arguments: ArgumentCollection) -> dict[str, tuple[Any, str]]:
-    """Return what the command line and the environment give: each value, and the option or variable that has it."""
+    """Return the values that the command line and the environment give, each with its option or variable."""
     tokens = ((each.name, each.tokens[0]) for each in arguments if each.tokens)
     return {
         name.removeprefix("--").replace("-", "_"): (token.value, token.keyword or "")
@@ -92,7 +92,7 @@ def _given(arguments: ArgumentCollection) -> dict[str, tuple[Any, str]]:
 
 
 def _read(path: Path, batch: str | None) -> dict[str, Any]:
-    """Return the settings of a file, as the options spell them; its paths are those beside it."""
+    """Return the settings of a file as values of options; relative paths start at its folder."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -131,19 +131,19 @@ def _check_names(path: Path, section: Mapping[str, Any], known: frozenset[str] |
 
 
 def _beside(folder: Path, name: str, value: Any) -> Any:
-    """Return a setting's value, its path taken from the folder of the file, wherever the command is run."""
+    """Return a setting's value; a relative path starts at the folder of the file, not at the working directory."""
     from payclient.profile import PRESETS  # `--help` needs no profile
 
     if name in ("token_file", "report", "html") or (name == "profile" and value not in PRESETS):
         return os.path.join(folder, str(value))
     if name == "ledger" and str(value).startswith("sqlite:"):
-        # Another file would be another memory of what was charged.
+        # From another working directory it would be another ledger, which knows no earlier charge.
         return f"sqlite:{os.path.join(folder, str(value)[7:])}"
     return value
 
 
 def _complete(arguments: ArgumentCollection, values: Mapping[str, Any], name: str, path: Path | None) -> None:
-    """Add the pairs of a file of settings to those of the command line, without those of the same fields."""
+    """Add the pairs of the settings file to an option, except for fields that the command line gives."""
     argument = next((each for each in arguments if each.name == f"--{name}"), None)
     if argument is None or not argument.tokens:
         return

@@ -68,7 +68,7 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )
-    # Made here, where a new ledger is nothing to be warned of.
+    # The ledger is made here, so that the run does not warn of a new one.
     await (await SqliteLedger.open(str(place / "demo.db"))).aclose()
     answers = Answers.parse(CROWD, delay=(DELAY, SPREAD))
     async with Simulator(settings=settings, answers=answers) as simulator:
@@ -92,7 +92,7 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
 
 
 def _compare(tally: Tally, simulator: Simulator) -> bool:
-    """Print what was reported beside what the service did; True where they are the same."""
+    """Print the reported counts beside those of the service, and return whether they are equal."""
     did = simulator.counts
     pairs = [
         (State.ACCEPTED, "approved", did.approved),

@@ -1,4 +1,4 @@
-"""`payclient doctor`: what would go wrong, said before it does.
+"""`payclient doctor`: checks of what a charge needs, before the first charge.
 
 Nobody is charged: no POST is made, and no token is sent.
 """
@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable, Iterator
+from contextlib import aclosing
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -45,7 +46,7 @@ _NEEDED = (
 
 
 class Check(NamedTuple):
-    """One thing that was looked at. `gap`: something will not work as it could; `wrong`: something will fail."""
+    """The result of one check. `gap`: something will not work as it could; `wrong`: something will fail."""
 
     level: Literal["ok", "note", "gap", "wrong"]
     text: str
@@ -65,7 +66,7 @@ def doctor(
     Exit codes: 0 all well; 3 gaps, such as a profile without a status query; 4 something is wrong and will fail.
     """
     about = list(check_named(options.profile))
-    # A bad profile is printed as such; the rest is looked at all the same.
+    # A bad profile is one result; the other checks go on without it.
     known = options if about[0].level == "ok" else attrs.evolve(options, profile=None)
     settings = list(check_settings(known))
     levels, address = _show("settings", settings), None
@@ -90,7 +91,7 @@ def _show(title: str, lines: Iterable[Check]) -> list[str]:
 
 
 def _value(name: str, value: object, otherwise: str = "") -> str:
-    """Return a setting's value, and the place that it is from, in words."""
+    """Return a setting's value, and where it was set, in words."""
     place = origins.get().get(name, ("", otherwise))[1]
     where = text("doctor.from", place=place) if place else ""
     if name == "token_file":
@@ -98,11 +99,11 @@ def _value(name: str, value: object, otherwise: str = "") -> str:
     return text("doctor.value", name=name, value=value, place=where)
 
 
-# --- What it looks at
+# --- The checks
 
 
 def check_settings(options: ServiceOptions) -> Iterator[Check]:
-    """Check where requests go, and the shape of the token, which is never shown; then name the other settings."""
+    """Check the service's address and the token's shape, without showing the token; then show the other settings."""
     try:
         yield Check("ok", _value("base_url", options.address(), text("doctor.of_profile")))
     except ConfigurationError as error:
@@ -133,13 +134,10 @@ def check_named(profile: str | None) -> Iterator[Check]:
 async def get(url: str) -> HttpResponse:
     """GET one address without a token, over the transport of a session; redirects are not followed."""
     parts = urlsplit(url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     transport = AiohttpTransport(f"{parts.scheme}://{parts.netloc}", connect_timeout=TIMEOUT)
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            return await transport(HttpRequest("GET", path, headers={"Accept": "text/html"}), None)
-    finally:
-        await transport.aclose()
+    async with aclosing(transport), asyncio.timeout(TIMEOUT):
+        return await transport(HttpRequest("GET", path, headers={"Accept": "text/html"}), None)
 
 
 def check_reach(base_url: str) -> Iterator[Check]:
@@ -163,7 +161,7 @@ def check_reach(base_url: str) -> Iterator[Check]:
 
 
 async def check_ledger(url: str | None, base_url: str | None) -> Check:
-    """Check whether the ledger opens with what safety needs; for one that does not exist yet a trial is made beside."""
+    """Check whether the ledger opens with what safety needs. If none exists, make a trial one in its directory."""
     if not url:
         return Check("gap", text("doctor.no_ledger", how=reason(NO_LEDGER)))
     kind, _, path = url.partition(":")
@@ -193,7 +191,7 @@ async def check_ledger(url: str | None, base_url: str | None) -> Check:
 
 
 def check_site(url: str) -> Iterator[Check]:
-    """Check whether a page of the merchant's would send its referrer to a payment form (§4)."""
+    """Check whether a page of the merchant sends its referrer to a payment form (§4)."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         yield Check("wrong", text("doctor.address"))

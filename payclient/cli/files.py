@@ -1,4 +1,4 @@
-"""Files that a command is told of: where they may lie, and how they are written."""
+"""Files that options name: checks of their places, and writing them whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from payclient.errors import ConfigurationError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file beside `path`, for its owner only: in its place at the end, removed after an error."""
+    """Open a new file for its owner only. At the end it replaces the one at `path`; after an error it is removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(beside, "xb", opener=partial(os.open, mode=0o600)) as file:
@@ -29,7 +29,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(option: str, path: Path, content: bytes) -> None:
-    """Write a whole file that a command is told of. Raises `ConfigurationError` where it cannot be written."""
+    """Write a whole file that an option names. Raises `ConfigurationError` where it cannot be written."""
     try:
         with atomic_write(path) as file:
             file.write(content)
@@ -50,7 +50,7 @@ def check_regular(option: str, path: Path) -> None:
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:
-    """Raise `ConfigurationError` where a file cannot be written, before anything is sent; no endings: any."""
+    """Raise `ConfigurationError` where a file cannot be written later. Without `endings` each ending is valid."""
     if path is None:
         return
     if endings and path.suffix.lower() not in endings:

@@ -23,7 +23,7 @@ from payclient.profile import ServiceProfile
 
 _STDOUT = 1
 
-#: Bytes that a pipe takes without blocking once `select` calls it writable (POSIX: PIPE_BUF is 512 or more).
+#: Bytes that can be written to a pipe without blocking once `select` returns it (POSIX: PIPE_BUF is 512 or more).
 _AT_ONCE = 512
 
 
@@ -76,7 +76,7 @@ async def _print(outcomes: AsyncIterator[Outcome]) -> None:
 
 
 async def _writable() -> None:
-    """Wait until the reader of stdout takes more; the sales are followed meanwhile."""
+    """Wait until stdout can be written again; the sales are followed meanwhile."""
     if sys.platform == "win32" or select.select([], [_STDOUT], [], 0)[1]:
         return
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
@@ -88,9 +88,8 @@ async def _writable() -> None:
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome in the words of the reports; times are ISO 8601, in UTC."""
+    """Return an outcome by the names of a report's columns; times are ISO 8601, in UTC."""
     error = outcome.error if isinstance(outcome.error, RefusedError) else None
-    times = {name: getattr(outcome, name) for name in ("created_at", "notified_at", "decided_at")}
     return {
         "cursor": outcome.cursor,
         "client_transaction_id": outcome.client_transaction_id,
@@ -98,7 +97,9 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "state": str(outcome.state),
         "paid": outcome.paid,
         "evidence": str(outcome.evidence),
-        **{name: None if at is None else terminal.iso(at) for name, at in times.items()},
+        "created_at": terminal.iso(outcome.created_at),
+        "notified_at": terminal.iso(outcome.notified_at),
+        "decided_at": terminal.iso(outcome.decided_at),
         "error_code": None if error is None else error.error_code,
         "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
     }

@@ -1,4 +1,4 @@
-"""The help of commands and options in Spanish: what cyclopts read in the code, with each sentence looked up."""
+"""The help of commands and options in Spanish: the help that cyclopts makes, with each sentence translated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from payclient.cli.texts import sentence
 
 
 class _Words(InlineText):
-    """A description, to which its column appends what may be given."""
+    """A description to which cyclopts appends the default and the choices, translated here."""
 
     def append(self, text: Text) -> None:
         name, colon, values = text.plain.partition(":")

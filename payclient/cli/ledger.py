@@ -1,4 +1,4 @@
-"""`payclient ledger`: what the ledger holds, what in it is open and why, and deciding by hand what nobody can ask."""
+"""`payclient ledger`: what the ledger holds, what is open and why, and decisions by hand where no query can decide."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.markup import escape
+from rich.table import Table
 
 from payclient.auth import check_base_url, service_fingerprint
 from payclient.cli import terminal
 from payclient.cli.files import atomic_write
 from payclient.cli.report import PAID_WORDS
-from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, profile_of
+from payclient.cli.settings import NO_LEDGER, LedgerUrl, Profile, Yes, final_queries, profile_of
 from payclient.cli.tables import csv_line, json_line
 from payclient.cli.texts import label, sentence, text
 from payclient.errors import ConfigurationError, LedgerInUseError
 from payclient.events import Evidence
 from payclient.ledger import Change, Ledger, archive_ledger, backup_ledger, open_ledger
 from payclient.lifecycle import DROPPED, TRANSITIONS, Record, State
-from payclient.schedule import FINAL_QUERY_DELAYS, NORMAL_WINDOW
 from payclient.tracking.tracker import DECISIONS, DecidedAs, objection
 
 T = TypeVar("T")
 
 Identifier = Annotated[str, Parameter(help="The client transaction id.")]
 
-#: Of `ledger list`.
+#: The columns of `ledger list`.
 _LISTED = ("client transaction id", "state", "paid", "amount", "since", "why")
+_LIST_LINE = "{:<36}  {:<11}  {:<11}  {:>16}  {:<25}  {}"
 
-#: Of an export.
+#: The columns of an export.
 COLUMNS = (
     "client_transaction_id", "attempt", "kind", "state", "paid", "evidence", "transaction_id", "candidate_ids",
     "amount", "currency", "purchase", "created_at", "expires_at", "notified_at", "decided_at", "error_code",
@@ -45,19 +46,15 @@ COLUMNS = (
 
 
 def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, changes: bool = False) -> T:
-    """Do one thing with the ledger of a URL, which must be there already: read it beside its owner, or change it."""
-    if not url:
-        raise ConfigurationError(NO_LEDGER)
-    if url.startswith("memory:"):
+    """Run `work` with the ledger of a URL, which must exist. Without `changes` another process may have it open."""
+    place = _given(url)
+    if place.startswith("memory:"):
         raise ConfigurationError("a memory: ledger ended with its process; there is nothing to read")
 
     async def run() -> T:
-        # A new one made here would make a mistyped address look like an empty ledger.
-        book = await open_ledger(url, create=False, read_only=not changes)
-        try:
+        # A ledger made here would make a mistyped address look like an empty ledger.
+        async with aclosing(await open_ledger(place, create=False, read_only=not changes)) as book:
             return await work(book)
-        finally:
-            await book.aclose()
 
     try:
         return asyncio.run(run())
@@ -70,6 +67,12 @@ def with_ledger(url: str | None, work: Callable[[Ledger], Awaitable[T]], *, chan
     )
 
 
+def _given(url: str | None) -> str:
+    if not url:
+        raise ConfigurationError(NO_LEDGER)
+    return url
+
+
 async def newest(book: Ledger, identifier: str) -> Record:
     """Return the newest attempt of a sale. Raises `ConfigurationError` where there is none."""
     record = await book.get(identifier)
@@ -78,19 +81,19 @@ async def newest(book: Ledger, identifier: str) -> Record:
     return record
 
 
-# --- What is said of a record: why it is where it is, what that rests on, and when
+# --- A record in words: why it is in its state, what that rests on, and when
 
-#: Seconds after its permit from which nobody can be sending a sale any more: the total time-out and 30 s.
+#: Seconds after its permit from which on no process can be sending a sale: the total time-out and 30 s.
 SENDER_GONE = 60.0
 
-#: Each event's own sentence.
+#: The sentence that describes each event.
 SENTENCES = {
     kind.__name__: (kind.__doc__ or "").strip() for table in TRANSITIONS.values() for kind in table
 } | {"Permitted": "The permit was committed, before the first byte."}
 
 
 def is_unresolved(record: Record, now: float, window: float) -> bool:
-    """Return whether nothing that runs by itself is likely to settle the record any more."""
+    """Return whether a person has to decide the record: no query that is still to come is likely to decide it."""
     if record.state is State.SENDING:
         return now > record.created_at + SENDER_GONE
     if record.state in (State.EXPIRED, State.REVERSING):
@@ -99,24 +102,24 @@ def is_unresolved(record: Record, now: float, window: float) -> bool:
 
 
 def last_query(record: Record, window: float) -> float:
-    """Return when a tracker makes the last query that a wait hopes for."""
+    """Return when a tracker makes the last scheduled query of a sale."""
     expires_at = record.created_at + window if record.expires_at is None else record.expires_at
-    return expires_at + sum(FINAL_QUERY_DELAYS) * window / NORMAL_WINDOW
+    return expires_at + final_queries(window)
 
 
-def heard_of(record: Record) -> str:
-    """Return the candidate ids, in words."""
+def candidates(record: Record) -> str:
+    """Return the transaction ids that may be this sale's, in words."""
     return ", ".join(text("why.others") if each == DROPPED else str(each) for each in record.candidate_ids)
 
 
 def why(record: Record, now: float, window: float) -> str:
-    """Return why a sale is where it is, in words."""
+    """Return why a sale is in its state, in words."""
     word = text(f"evidence.{record.evidence}")
     match record.state:
         case State.SENDING:
             word = text("why.gone" if now > record.created_at + SENDER_GONE else "why.sending")
         case State.UNKNOWN if record.candidate_ids:
-            word += text("why.heard", ids=heard_of(record))
+            word += text("why.heard", ids=candidates(record))
         case State.PENDING if record.expires_at is not None and now < record.expires_at:
             word = text("why.until", until=moment(record.expires_at))
         case State.PENDING:
@@ -163,21 +166,21 @@ def list_(
 
     async def show(book: Ledger) -> tuple[int, int]:
         shown = waiting = 0
-        # One after another: a ledger may be long.
+        # The records are read one by one: a ledger may be long.
         async for record in book.unfinished() if state is None or not state.decided else book.records():
             stuck = is_unresolved(record, now, window)
             if state not in (None, record.state) or (unresolved and not stuck):
                 continue
-            # Only after a refused attempt may there be a newer one.
+            # A refused attempt is shown only if no newer one was made.
             key = record.client_transaction_id
             if record.state is State.REFUSED and (await newest(book, key)).attempt != record.attempt:
                 continue
             if not shown:
-                _print_columns(*map(sentence, _LISTED))
+                terminal.plain(_LIST_LINE.format(*map(sentence, _LISTED)))
             shown, waiting = shown + 1, waiting + stuck
             amount, word = terminal.money(record.amount, record.currency), label(record.state)
             paid, since = label(PAID_WORDS[record.state.paid]), moment(record.created_at)
-            _print_columns(key, word, paid, amount, since, why(record, now, window))
+            terminal.plain(_LIST_LINE.format(key, word, paid, amount, since, why(record, now, window)))
         return shown, waiting
 
     shown, waiting = with_ledger(ledger, show)
@@ -188,10 +191,6 @@ def list_(
         nothing = "none" if state else "none_unresolved" if unresolved else "nothing_open"
         terminal.say(text(f"ledger.{nothing}"))
     return 0
-
-
-def _print_columns(identifier: str, state: str, paid: str, amount: str, since: str, reason: str) -> None:
-    terminal.plain(f"{identifier:<36}  {state:<11}  {paid:<11}  {amount:>16}  {since:<25}  {reason}")
 
 
 def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
@@ -212,7 +211,7 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
             "paid": label(PAID_WORDS[record.state.paid]),
             "amount": terminal.money(record.amount, record.currency),
             "transaction id": record.transaction_id,
-            "heard of, unproven": heard_of(record) or None,
+            "heard of, unproven": candidates(record) or None,
             "could be approved until": record.expires_at and moment(record.expires_at),
             "message": (refusal(record) or None) if record.state is State.REFUSED else record.reason,
             "receipt": ", ".join(f"{name} {value}" for name, value in receipt.items()) or None,
@@ -220,14 +219,17 @@ def show(identifier: Identifier, /, *, ledger: LedgerUrl = None) -> int:
     )
     for attempt in sorted({change.attempt for change in changes}):
         terminal.out().print(f"\n[bold]{text('ledger.attempt', number=attempt)}[/]")
-        table = terminal.simple_table("when", "change", "evidence", "what")
-        for column in table.columns[:2]:
-            column.no_wrap = True
-        for each in (change for change in changes if change.attempt == attempt):
-            cells = moment(each.at), _move(each), sentence(each.evidence), escape(_what(each))
-            table.add_row(*cells)
-        terminal.out().print(table)
+        terminal.out().print(_history(change for change in changes if change.attempt == attempt))
     return 0
+
+
+def _history(changes: Iterable[Change]) -> Table:
+    table = terminal.simple_table("when", "change", "evidence", "what")
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for each in changes:
+        table.add_row(moment(each.at), _move(each), sentence(each.evidence), escape(_what(each)))
+    return table
 
 
 def _move(change: Change) -> str:
@@ -237,7 +239,7 @@ def _move(change: Change) -> str:
 
 
 def _what(change: Change) -> str:
-    """Return an event's own sentence, with its details."""
+    """Return the sentence that describes an event, and its details."""
     details = []
     for name, value in (json.loads(change.detail) if change.detail else {}).items():
         words = moment(value) if name.endswith("_at") else value
@@ -256,9 +258,8 @@ def init(*, ledger: LedgerUrl = None) -> int:
         )
 
     async def run() -> str:
-        book = await open_ledger(ledger)
-        await book.aclose()
-        return text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
+        async with aclosing(await open_ledger(ledger)) as book:
+            return text("ledger.ready" if book.created else "ledger.was_ready", place=book.location)
 
     terminal.say(asyncio.run(run()))
     return 0
@@ -269,9 +270,7 @@ def backup(file: Path, /, *, ledger: LedgerUrl = None) -> int:
 
     A restored copy does not know what was charged after it was made.
     """
-    if not ledger:
-        raise ConfigurationError(NO_LEDGER)
-    asyncio.run(backup_ledger(ledger, file))
+    asyncio.run(backup_ledger(_given(ledger), file))
     terminal.say(text("ledger.backup", file=file.absolute()))
     return 0
 
@@ -288,10 +287,9 @@ def archive(
 
     A SQLite ledger must be closed; a PostgreSQL one may be in use. What is open or unknown stays.
     """
-    if not ledger:
-        raise ConfigurationError(NO_LEDGER)
+    url = _given(ledger)
     begins = datetime.datetime.combine(before, datetime.time(), datetime.UTC).timestamp()
-    count = asyncio.run(archive_ledger(ledger, begins, to))
+    count = asyncio.run(archive_ledger(url, begins, to))
     terminal.say(text("ledger.archived", count=count, file=to.absolute()))
     return 0
 
@@ -339,7 +337,7 @@ def resolve(
     for option, value in (("--actor", actor), ("--reason", reason)):
         if not value:
             raise ConfigurationError(f"{option}: must not be empty")
-    # Closed while it asks, so that nobody's charges stand still for it.
+    # The ledger is closed while a person is asked, so that nobody's charges wait for the answer.
     seen = with_ledger(ledger, lambda book: newest(book, identifier), changes=True)
     if (fault := objection(seen, as_)) is not None:
         raise ConfigurationError(fault)
@@ -415,7 +413,7 @@ def export(
 async def _row(book: Ledger, record: Record) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(record, name, None) for name in COLUMNS}
     for name in ("created_at", "expires_at", "notified_at", "decided_at"):
-        row[name] = None if (when := getattr(record, name)) is None else terminal.iso(when)
+        row[name] = terminal.iso(getattr(record, name))
     row |= {
         "paid": record.state.paid,
         "candidate_ids": [each for each in record.candidate_ids if each != DROPPED],

@@ -1,7 +1,7 @@
-"""`--html`: one page for people that tells how a run went. The page needs nothing from outside, and runs nothing.
+"""`--html`: one page for people that shows how a run went. The page loads nothing else, and runs no script.
 
-The page is written whole or not at all, while the run goes on and at its end. The same command on a finished file
-writes it again from the ledger, and sends nothing.
+The page is written whole or not at all, while the run goes on and at its end. After the run the same command writes
+the page again from the ledger, and sends nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LISTED, BARS = 200, 20
 #: Seconds after which the page of a run that goes on loads itself again.
 RELOAD = 30
 
-#: Outcomes whose rows are listed, in this order; of all but the last two a person has to look at them.
-_LISTED = (
+#: Labels whose rows are listed, in this order. A person has to look at the rows of all but the last two.
+_LABELS = (
     State.UNKNOWN, State.SENDING, State.EXPIRED, State.PENDING, PURCHASE_OPEN, ALREADY_PAID, OTHER_CONTENT,
     State.REFUSED, State.CANCELLED, NOT_SENT_YET,
 )  # fmt: skip
@@ -76,7 +76,7 @@ def render(template: str, **values: object) -> bytes:
 class RunPage:
     """Writes the page of one run. `window`: seconds that people have to answer.
 
-    Of a person the page has what the user asked to keep, and nothing else.
+    The only personal data on the page are the cells that the user asked to keep.
     """
 
     def __init__(self, path: Path, *, title: str, window: float, carried: Carried = Carried()) -> None:
@@ -86,7 +86,7 @@ class RunPage:
         self._title, self._window, self._carried = title, window, carried
 
     def write(self, lines: Collection[Line], tally: Tally, *, total: int, code: int | None) -> None:
-        """Write the page: of a run that ended with an exit code, or (None) goes on. Raises `OSError`."""
+        """Write the page. `code`: the exit code of a run that ended; None: the run goes on. Raises `OSError`."""
         lines = sorted(lines, key=lambda line: self._carried.of(line.client_transaction_id)[0] or 0)
         of: dict[str, list[Line]] = {}
         for line in lines:
@@ -96,8 +96,8 @@ class RunPage:
         form = "%d %B %Y, %H:%M:%S (UTC%z)" if language() == "en" else "%d/%m/%Y, %H:%M:%S (UTC%z)"
         content = render(
             "report.html.j2", title=self._title, code=code, reload=RELOAD, tally=tally, total=total, labels=LABELS,
-            people=[(label, of[label][:LISTED], len(of[label])) for label in _LISTED if label in of],
-            need=sum(len(of.get(label, ())) for label in _LISTED[:-2]),
+            people=[(label, of[label][:LISTED], len(of[label])) for label in _LABELS if label in of],
+            need=sum(len(of.get(label, ())) for label in _LABELS[:-2]),
             words=[
                 (label, [line for line in of.get(label, ()) if getattr(line, name)][:LISTED], name)
                 for label, name in kept
@@ -110,7 +110,7 @@ class RunPage:
             file.write(content)
 
     def _answers(self, of: Mapping[str, Sequence[Line]]) -> Mapping[str, Any]:
-        """Return how long people took to answer, of the lines by their labels."""
+        """Return how long people took to answer. `of`: the lines by their labels."""
         accepted, cancelled = [
             [seconds for seconds in map(_seconds_to_answer, of.get(label, ())) if seconds < self._window]
             for label in (State.ACCEPTED, State.CANCELLED)
@@ -131,7 +131,7 @@ class RunPage:
 
 
 def _seconds_to_answer(line: Line) -> float:
-    """Return the seconds from a row's permit to its answer; endless where they are not known."""
+    """Return the seconds from a row's permit to its answer; infinity where they are not known."""
     end = line.decided_at if line.notified_at is None else line.notified_at
     return inf if line.created_at is None or end is None else max(end - line.created_at, 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import attrs
@@ -12,11 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from payclient.batch import ChargeRow
 from payclient.batch.lanes import passes
 from payclient.cli import terminal
 from payclient.cli.report import LABELS, OTHER_CONTENT, Report
 from payclient.cli.run import CHUNK
-from payclient.cli.settings import ChargeOptions, Limits
+from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import open_ledger
@@ -54,28 +56,28 @@ class Known:
         return [key for key, label in self.labels.items() if label == OTHER_CONTENT]
 
 
-async def read_ledger(url: str | None, file: ChargeFile, profile: ServiceProfile, retry: str | None) -> Known:
-    """Look the rows up, also while another process has the ledger open."""
+async def read_ledger(
+    url: str | None, rows: Sequence[ChargeRow], profile: ServiceProfile, retry: str | None
+) -> Known:
+    """Look the rows up in the ledger, which another process may have open."""
     if not url or url.startswith("memory:"):
         return Known(new=True)
     try:
         book = await open_ledger(url, read_only=True)
     except LedgerMissingError:
         return Known(new=True)
-    known, purchases = Known(), file.purchases
-    try:
-        for begin in range(0, len(file.requests), CHUNK):
-            requests = {each.client_transaction_id: each for each in file.requests[begin : begin + CHUNK]}
-            for key, record in (await book.get_many([*requests])).items():
-                digest = content_digest(encode_sale(requests[key], profile).body, book.digest_key)
-                is_same = record.digest == digest and purchases.get(key) in (None, record.purchase)
+    known = Known()
+    async with aclosing(book):
+        for begin in range(0, len(rows), CHUNK):
+            chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
+            for key, record in (await book.get_many([*chunk])).items():
+                digest = content_digest(encode_sale(chunk[key].request, profile).body, book.digest_key)
+                is_same = record.digest == digest and chunk[key].purchase in (None, record.purchase)
                 is_refused = record.state is State.REFUSED
                 known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
                 known.again += is_refused and (
                     retry == "refused" or passes(record.evidence, record.error_type)
                 )
-    finally:
-        await book.aclose()
     return known
 
 
@@ -163,11 +165,8 @@ class Plan:
             yield "sum", in_words(fault), _BAD
         yield "phones", self._respelled()
         yield "unread", _many("columns", file.unread)
-        yield (
-            "twice",
-            _many("doubles", [text("plan.and").join(map(str, each)) for each in file.doubles]),
-            _LOUD,
-        )
+        doubles = [text("plan.and").join(map(str, lines)) for lines in file.doubles]
+        yield "twice", _many("doubles", doubles), _LOUD
         if self.replaced:
             yield "report", text("plan.replaced", count=self.replaced), _LOUD
         if self.are_small:
@@ -206,7 +205,7 @@ class Plan:
         known, counts = self.known, Counter(self.known.labels.values())
         if self.options.ledger is None:
             return (text("plan.no_ledger"),)
-        place = self.options.location
+        place = location_of(self.options.ledger)
         if known.new:
             return place + text("plan.new"), _LOUD
         states = ", ".join(counted(counts[each], each) for each in LABELS if counts[each])

@@ -1,4 +1,4 @@
-"""How a run is doing (live on a terminal, a plain line now and then elsewhere, JSON for machines), and how it ended."""
+"""The progress of a run (live on a terminal, plain lines elsewhere, JSON for machines), and the words at its end."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from payclient.lifecycle import State
 from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
-#: What a run shows of itself. "auto": live on a terminal, plain lines elsewhere.
+#: How a run shows its progress. "auto": live on a terminal, plain lines elsewhere.
 Look = Literal["auto", "quiet", "json"]
 
-#: Seconds between two plain lines, two pictures, and two JSON events of progress.
+#: Seconds between two plain lines, two live pictures, and two JSON events of progress.
 PLAIN_EVERY, LIVE_EVERY, JSON_EVERY = 15.0, 0.25, 1.0
 
-#: Reasons shown at the end of rows that are not sent yet.
+#: Reasons why rows were not sent that are shown at the end; the commonest ones.
 REASONS = 3
 
-#: Always in the live picture; other labels only where they occur.
+#: The labels that are always in the live picture, and their colours; other labels are there once they occur.
 _COLOURS: dict[str, str] = {
     State.ACCEPTED: "green", State.CANCELLED: "yellow", State.REFUSED: "yellow", State.EXPIRED: "magenta",
     State.UNKNOWN: "bold magenta",
@@ -44,21 +44,22 @@ _COLOURS: dict[str, str] = {
 
 @attrs.frozen(kw_only=True)
 class Unfinished:
-    """What is open of a run. Times are UTC seconds since the epoch."""
+    """The rows of a run that have no result yet, counted. Times are UTC seconds since the epoch."""
 
-    #: Sales that a customer can still approve, and those past their time, whose last queries are due.
+    #: Sales that a customer can still approve.
     pending: int = 0
+    #: Sales past their time, whose last queries are due.
     expired: int = 0
     #: Sales that may exist or not.
     unknown: int = 0
-    #: The other rows without a result: they queue, or are on their way.
+    #: The other rows: they queue, or are being sent.
     queued: int = 0
-    #: Seconds left of the pending sale that expires first, and when the last one expires.
+    #: Seconds until the first pending sale expires, and when the last one expires.
     next_left: float | None = None
     expires_at: float | None = None
 
     def words(self) -> str:
-        """Return what is waited for."""
+        """Return what the run waits for, in words."""
         parts = [] if self.next_left is None else [text("progress.customer", time=duration(self.next_left))]
         counts = {name: getattr(self, name) for name in ("expired", "unknown", "queued")}
         parts += [text(f"progress.{name}", count=count) for name, count in counts.items() if count]
@@ -66,7 +67,7 @@ class Unfinished:
 
 
 def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: float) -> Unfinished:
-    """Return what is open of a run, by the tracker's open sales; those of other runs are passed over."""
+    """Count what is open of a run among a tracker's open sales. `under_way`: the ids of its rows without a result."""
     found = [(sale.state, sale.expires_at) for sale in sales if sale.client_transaction_id in under_way]
     counts = Counter(state for state, _ in found)
     ends = sorted(end for state, end in found if state is State.PENDING and end is not None)
@@ -82,12 +83,12 @@ def unfinished(sales: Iterable[PendingSale], under_way: Collection[str], now: fl
 
 
 class Progress:
-    """Shows a tally that a run fills, and nothing by itself."""
+    """The progress of a run whose tally others fill. This class shows notes only; its subclasses show all."""
 
     def __init__(self, tally: Tally, rows: int, under_way: Collection[str]) -> None:
         self._tally, self._rows, self._under_way = tally, rows, under_way
         self._began = time.monotonic()
-        #: When the run is over at the latest, on the clock of `time.time()`; None: not known yet.
+        #: When the run is over at the latest, by `time.time()`; None: not known yet.
         self.ends_by: float | None = None
         self.tracker: Tracker | None = None
         self.results: Charges | None = None
@@ -96,13 +97,13 @@ class Progress:
         """Show where the ledger is, in which people can look at the run meanwhile."""
 
     async def show(self) -> None:
-        """Show, until it is cancelled."""
+        """Show the progress, until cancelled."""
 
     def row(self, line: Line) -> None:
         """Show a row's line."""
 
     def note(self, event: str, text: str, **facts: object) -> None:
-        """Show something to know at once, to people on stderr."""
+        """Show an event at once; people read its text on stderr."""
         terminal.say(text)
 
     def end(self, code: int, **files: object) -> None:
@@ -125,7 +126,7 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """A line now and then, and a table at the end."""
+    """A line every `PLAIN_EVERY` seconds, and a table at the end."""
 
     def begin(self, location: str) -> None:
         if not location.startswith("memory:"):
@@ -137,7 +138,7 @@ class PlainProgress(Progress):
             terminal.say(self.sentence())
 
     def sentence(self) -> str:
-        """Return how the run is doing, in one line."""
+        """Return the progress in one line."""
         now, tally = self.unfinished(), self._tally
         counts = [
             f"{counted(count, each)} ({', '.join(money(c, name) for name, c in tally.totals(each).items())})"
@@ -158,7 +159,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(PlainProgress):
-    """A picture that stays in its place, and a table at the end."""
+    """A picture that is redrawn in its place, and a table at the end."""
 
     async def show(self) -> None:
         with self.picture() as picture:
@@ -167,7 +168,7 @@ class LiveProgress(PlainProgress):
                 await asyncio.sleep(LIVE_EVERY)
 
     def picture(self) -> progress.Progress:
-        """Return bars, one for each outcome, drawn from this loop only."""
+        """Return a bar for each outcome, which only `update` draws."""
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         return progress.Progress(
             progress.TextColumn("{task.description}", table_column=Column(min_width=10, no_wrap=True)),
@@ -179,7 +180,7 @@ class LiveProgress(PlainProgress):
         )  # fmt: skip
 
     def update(self, picture: progress.Progress) -> None:
-        """Show the state of this moment."""
+        """Draw the current counts."""
         tally, now = self._tally, self.unfinished()
         of = text("progress.of", count=self._rows, time=duration(time.monotonic() - self._began))
         rows = [(text("progress.done"), tally.done, of + self.bound())]
@@ -213,7 +214,7 @@ class JsonProgress(Progress):
                 done=self._tally.done,
                 rows=self._rows,
                 **{name: getattr(now, name) for name in ("pending", "expired", "unknown", "queued")},
-                ends_by=None if self.ends_by is None else iso(self.ends_by),
+                ends_by=iso(self.ends_by),
                 next_expiry_in=None if now.next_left is None else round(now.next_left, 3),
                 outcomes=self._tally.summary(),
             )
@@ -234,7 +235,7 @@ class JsonProgress(Progress):
 
 
 def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]:
-    """Return the class that shows a run in this way."""
+    """Return the class of `Progress` for this look."""
     auto = LiveProgress if terminal.err.is_terminal else PlainProgress
     return JsonProgress if look == "json" else Progress if look == "quiet" else auto
 
@@ -243,7 +244,7 @@ def progress_of(look: Look) -> Callable[[Tally, int, Collection[str]], Progress]
 
 
 def outcome_table(tally: Tally) -> Table:
-    """Return the outcomes of the rows, with the money."""
+    """Return a table of the outcomes: rows and money of each."""
 
     def lines(each: str | None = None) -> str:
         return "\n".join(money(cents, currency) for currency, cents in tally.totals(each).items())
@@ -261,7 +262,7 @@ def outcome_table(tally: Tally) -> Table:
 
 
 def say_reasons(lines: Iterable[Line]) -> None:
-    """Print which rows were not sent and why, the commonest reasons first."""
+    """Print why rows were not sent, the commonest reasons first."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for line in lines:
         if line.message and not line.state:
@@ -292,12 +293,9 @@ def next_steps(tally: Tally, location: str, code: int, window: float) -> Iterato
     elif unfinished:
         yield text("todo.again", count=unfinished, command=again)
     retry = again if "--retry" in again else f"{again} --retry refused"
+    undecided = counts[State.UNKNOWN] + counts[State.EXPIRED]
     for name, count, command in (
-        (
-            "resolve",
-            counts[State.UNKNOWN] + counts[State.EXPIRED],
-            f"payclient ledger list --unresolved{at_ledger}",
-        ),
+        ("resolve", undecided, f"payclient ledger list --unresolved{at_ledger}"),
         ("other", counts[OTHER_CONTENT], f"payclient ledger show ID{at_ledger}"),
         ("refused", counts[State.REFUSED], retry),
         ("cancelled", counts[State.CANCELLED], f"payclient charge NEW_FILE --report NEW_REPORT{at_ledger}"),

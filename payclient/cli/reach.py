@@ -1,4 +1,4 @@
-"""Whether the service can be reached, by what becomes of a run's requests."""
+"""Whether the service can be reached, by the results of a run's requests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Literal
 
 from payclient.session import Exchange
 
-#: Requests without any answer, and seconds from the first of them on, after which a person is told.
+#: The service counts as away after this many requests without an answer, and this many seconds since the first.
 AWAY_REQUESTS, AWAY_SECONDS = 2, 10.0
 
-#: What the network raises; any other error without an answer is of this machine, such as the ledger's.
+#: Errors of the network. Any other error without an answer is of this machine, such as the ledger's.
 _OF_THE_NETWORK = frozenset({"TransportError", "NotSentError", "OutcomeUnknownError"})
 
 
@@ -23,7 +23,7 @@ class Reach:
         self._is_away = False
 
     def note(self, exchange: Exchange, now: float) -> Literal["unreachable", "reachable"] | None:
-        """Take in what became of a request, and return what a person is to know of it. A 5xx is an answer, too."""
+        """Count a request that ended, and return a change that people should know of. A 5xx is an answer, too."""
         if exchange.http_status is not None:
             was_away, self._unanswered, self._is_away = self._is_away, 0, False
             return "reachable" if was_away else None

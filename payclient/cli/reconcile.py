@@ -216,8 +216,8 @@ def reconcile(
         terminal.say(text("reconcile.decided", count=count, actor=name))
         pairs, unlisted = with_ledger(ledger, lambda book: _pair_up(book, entries, begin, end))
     facts = _facts(pairs, others, unlisted)
-    classes = _classes(pairs)
-    _show(classes, _total("all", pairs), facts)
+    classes = [_total(kind, pairs) for kind in Class]
+    _show(classes, _total(None, pairs), facts)
     if report is not None:
         rows = [[*pair.row().values()] for pair in pairs]
         _write("--report", report, table_bytes(report.suffix.lower(), COLUMNS, rows, dialect))
@@ -232,8 +232,8 @@ def _agrees_to(proven: Sequence[Pair], yes: bool) -> bool:
     """Show the sales that the statement proves paid, and ask whether they are."""
     for pair in proven:
         row, money = pair.row(), terminal.money(pair.there, pair.currency)
-        words = text("reconcile.sale", key=row["client_transaction_id"], money=money, line=row["lines"])
-        terminal.say(words)
+        key, line = row["client_transaction_id"], row["lines"]
+        terminal.say(text("reconcile.sale", key=key, money=money, line=line))
     return terminal.agrees(text("reconcile.ask", count=len(proven)), text("ask.unchanged"), yes=yes)
 
 
@@ -326,13 +326,11 @@ def _named(pairs: Sequence[Pair]) -> str:
     return ", ".join(names) + more
 
 
-def _classes(pairs: Iterable[Pair]) -> list[Totals]:
-    return [_total(kind, [pair for pair in pairs if pair.kind is kind]) for kind in Class]
-
-
-def _total(kind: str, pairs: Sequence[Pair]) -> Totals:
+def _total(kind: Class | None, pairs: Iterable[Pair]) -> Totals:
+    """Return the payments of a class, or (None) of all, with their sums."""
+    own = [pair for pair in pairs if kind in (None, pair.kind)]
     sums: dict[str, tuple[int, int]] = {}
-    for pair in sorted(pairs, key=lambda pair: pair.currency):
+    for pair in sorted(own, key=lambda pair: pair.currency):
         here, there = sums.get(pair.currency, (0, 0))
         sums[pair.currency] = here + pair.here, there + pair.there
-    return kind, pairs, sums
+    return kind or "all", own, sums

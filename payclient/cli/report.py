@@ -1,7 +1,7 @@
-"""What became of each row, the sums over all rows, and the report file that is true after every row.
+"""The outcome of each row, the sums over all rows, and the report file that is true after every row.
 
-A run begins with the rows that the ledger holds as decided, and adds each other row once its outcome is there. A run
-that ends, or is interrupted, leaves every row. No key ever stands twice, also after a SIGKILL.
+A run first writes the rows that the ledger has decided, then each other row once it has an outcome. When a run ends, or
+is interrupted, the file has every row. No key is in it twice, even after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import attrs
 
+from payclient.batch import ChargeRow
 from payclient.cli.files import atomic_write
 from payclient.cli.tables import Dialect, cell_text, csv_line, dialect_of, json_line, read_report, table_bytes
 from payclient.cli.terminal import iso
@@ -28,7 +29,6 @@ from payclient.errors import (
     RefusedError,
 )
 from payclient.lifecycle import State
-from payclient.models import SaleRequest
 from payclient.rows import ChargeFile, Row
 from payclient.rows.format import plain
 from payclient.tracking.outcomes import Outcome
@@ -48,19 +48,19 @@ _UNSENT = {
     DifferentRequestError: OTHER_CONTENT,
 }
 
-#: What `paid` is for each label, in the order of tables.
+#: The value of `paid` for each label, in the order of tables.
 _PAID: dict[str, bool | None] = {
     state: state.paid
     for state in (State.ACCEPTED, State.CANCELLED, State.REFUSED, State.EXPIRED, State.UNKNOWN, *State)
 } | {ALREADY_PAID: False, PURCHASE_OPEN: None, OTHER_CONTENT: None, NOT_SENT_YET: None}
 LABELS = tuple(_PAID)
 
-#: What `paid` is, in words.
+#: The values of `paid`, in words.
 PAID_WORDS: dict[bool | None, str] = {True: "yes", False: "no", None: "unknown"}
 
 
 def paid_word(label: str) -> str:
-    """Return what `paid` is for a label, in words."""
+    """Return the value of `paid` for a label, in words."""
     return "" if label == NOT_SENT_YET else PAID_WORDS[_PAID[label]]
 
 
@@ -97,7 +97,7 @@ class Line:
         """Return what a report holds of the row: times are ISO 8601, in UTC."""
         cells = {name: getattr(self, name) for name in COLUMNS}
         for name in ("created_at", "notified_at", "decided_at"):
-            cells[name] = None if cells[name] is None else iso(cells[name])
+            cells[name] = iso(cells[name])
         return cells
 
 
@@ -107,10 +107,8 @@ COLUMNS = tuple(field.name for field in attrs.fields(Line))
 _UNITS = COLUMNS.index("amount") + 1
 
 
-def line_of(
-    request: SaleRequest, purchase: str | None, outcome: Outcome | None, error: Exception | None = None
-) -> Line:
-    """Return the line of a row whose outcome is known, or whose error proves that this run created nothing."""
+def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = None) -> Line:
+    """Return the line of a row by its outcome, or by the error that proves that this run created nothing."""
     facts: dict[str, Any] = {}
     if outcome is not None:
         error = outcome.error
@@ -129,10 +127,10 @@ def line_of(
     elif error is not None:
         facts["message"] = str(error) if isinstance(error, PayError) else type(error).__name__
     return Line(
-        client_transaction_id=request.client_transaction_id,
-        amount=request.amount,
-        currency=request.currency,
-        purchase=purchase or "",
+        client_transaction_id=row.request.client_transaction_id,
+        amount=row.request.amount,
+        currency=row.request.currency,
+        purchase=row.purchase or "",
         **facts,
     )
 
@@ -148,13 +146,13 @@ class Tally:
             self.add(line)
 
     def add(self, line: Line, times: int = 1) -> None:
-        """Count a row; -1 times: no more, because the ledger has a newer word."""
+        """Count a row; -1 times: take it out again, because the row has a newer line."""
         self.counts[line.label] += times
         self.money[line.label, line.currency] += times * line.amount
 
     @property
     def done(self) -> int:
-        """Rows that were sent, now or before, or are refused; without those that are not sent yet."""
+        """The number of rows that have an outcome: all but those that are not sent yet."""
         return self.counts.total() - self.counts[NOT_SENT_YET]
 
     def totals(self, label: str | None = None) -> dict[str, int]:
@@ -201,7 +199,10 @@ class Carried:
 def carried_from(
     file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
 ) -> Carried:
-    """Return what is kept of a file; these are told of a CSV report. Raises `ConfigurationError` for no such column."""
+    """Return what a report takes over of a file, and how it is written; `delimiter` and `mark` are given by options.
+
+    Raises `ConfigurationError` for a column to keep that the file lacks.
+    """
     dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
     header = [plain(name.strip()) for name in file.records.names]
     if lacking := [name for name in keep if header and plain(name) not in header]:
@@ -224,7 +225,7 @@ def carried_from(
 class Report:
     """A CSV, JSONL or .xlsx file: `begin` with what is known, `write` each line, and at the end `rewrite` all of them.
 
-    A spreadsheet cannot grow line by line: it is written at the end, and until then an earlier one stands.
+    A spreadsheet cannot grow line by line: it is written at the end, and until then an earlier one stays.
     """
 
     def __init__(self, path: Path, carried: Carried = Carried()) -> None:
@@ -236,7 +237,7 @@ class Report:
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
         before = read_report(path, first, "state", "paid")
-        #: The client transaction ids of an earlier run's report; True: it calls them paid, or not decided.
+        #: The client transaction ids in an earlier run's report; True: paid by it, or not decided.
         self.earlier: dict[str, bool] = {}
         for row in before:
             sent = bool(row["state"]) and row["paid"] not in (False, "false")
@@ -244,7 +245,7 @@ class Report:
 
     @contextmanager
     def begin(self, lines: Iterable[Line] = ()) -> Iterator[Self]:
-        """Replace an earlier report by these lines, and take more by `write` until this is left.
+        """Replace an earlier report by these lines; `write` adds more inside the block.
 
         Raises `ConfigurationError` where the file cannot be written.
         """
@@ -275,7 +276,7 @@ class Report:
             raise
 
     def rewrite(self, lines: Iterable[Line]) -> None:
-        """Leave these lines only, in one step, on disk. Raises `OSError`, and leaves what was written."""
+        """Replace the file by these lines, in one step. After an `OSError` the file is as before."""
         with atomic_write(self.path) as file:
             file.write(table_bytes(self._kind, self._names, map(self._cells, lines), self._carried.dialect))
         self._use(os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0)))

@@ -1,7 +1,8 @@
 """One run over rows: `charge_all`, with its report, its progress and its signals.
 
-Ctrl-C once: nothing more is sent, and what is pending is waited for. Twice: the waiting ends too; the same command
-goes on later. Thrice: now. SIGTERM and SIGHUP are once, and after 30 s twice.
+The first Ctrl-C stops the sending; the run still waits for what is pending. The second stops the waiting; the same
+command goes on later. The third ends the process at once. SIGTERM and SIGHUP are a first Ctrl-C, and a second one 30 s
+later.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from payclient.batch import ChargeRow, charge_all
@@ -22,17 +22,16 @@ from payclient.cli.page import RELOAD, RunPage
 from payclient.cli.progress import Look, Progress, progress_of
 from payclient.cli.reach import Reach
 from payclient.cli.report import NOT_SENT_YET, OTHER_CONTENT, Line, Report, Tally, line_of
-from payclient.cli.settings import ChargeOptions, Limits
+from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.signals import handled
 from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
-from payclient.models import SaleRequest
 from payclient.profile import ServiceProfile
 from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
-from payclient.tracking.outcomes import Outcome, PendingSale
+from payclient.tracking.outcomes import PendingSale
 from payclient.tracking.tracker import Tracker
 
 T = TypeVar("T")
@@ -40,7 +39,7 @@ T = TypeVar("T")
 #: Seconds from SIGTERM until the waiting ends as well.
 TERM_GRACE = 30.0
 
-#: Seconds after which every request that was in flight at an interrupt has its answer.
+#: Seconds after an interrupt until most requests in flight have their answers, so that their customers are counted.
 IN_FLIGHT = 0.5
 
 #: Rows that are looked up in the ledger at once.
@@ -48,36 +47,33 @@ CHUNK = 500
 
 
 class Run:
-    """Charges rows, and reads at its begin and its end what the ledger holds of each."""
+    """Charges rows. The ledger is read before and after: a row may have been charged, or changed, by another run."""
 
     def __init__(
         self,
-        requests: Sequence[SaleRequest],
+        rows: Sequence[ChargeRow],
         limits: Limits,
         *,
-        purchases: Mapping[str, str] = MappingProxyType({}),
         report: Report | None = None,
         look: Look = "auto",
         page: RunPage | None = None,
     ) -> None:
-        #: What rows are for, by their client transaction ids.
-        self._purchases = purchases
-        self._requests = requests
+        self._rows = rows
         self._limits = limits
         self._report = report
         self._page = page
         self.tally: Tally = Tally()
-        #: What became of each row, by its client transaction id.
+        #: The current line of each row, by its client transaction id.
         self.lines: dict[str, Line] = {}
-        #: Rows without a result of `charge_all`.
-        self._under_way = {request.client_transaction_id: request for request in requests}
-        self.progress: Progress = progress_of(look)(self.tally, len(requests), self._under_way)
+        #: Rows of which `charge_all` has not returned a result.
+        self._under_way = {row.request.client_transaction_id: row for row in rows}
+        self.progress: Progress = progress_of(look)(self.tally, len(rows), self._under_way)
         self._reach = Reach()
         self._charging: asyncio.Task[None] | None = None
         self._signals = 0
-        #: Something failed, or the batch stopped by itself, whatever is left to send.
+        #: An error ended the sending, or the batch stopped by itself.
         self._failed = False
-        #: False: the report could not be written.
+        #: The report could be written so far, or none is wanted.
         self.reported: bool = True
 
     async def charge(self, options: ChargeOptions, profile: ServiceProfile) -> int:
@@ -85,12 +81,12 @@ class Run:
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
             async with options.tracker(profile, self._note) as tracker:
-                self.progress.begin(options.location)
-                # Refused rows may be tried again, and open ones are added once they are decided.
-                async for _, line in self._ledgers_lines(tracker):
+                self.progress.begin(location_of(options.ledger))
+                # Only decided rows are counted now. Refused ones may be tried again.
+                async for _, line in self._ledger_lines(tracker):
                     if line.state and line.state != State.REFUSED and State(line.state).decided:
                         self._count(line)
-                # Written by the owner of the ledger, so that no second run spoils the report.
+                # The report is replaced once this run owns the ledger, so that no second run spoils it.
                 with nullcontext() if self._report is None else self._report.begin(self.lines.values()):
                     await self._send(tracker)
                     return self._finish()
@@ -103,9 +99,8 @@ class Run:
 
     async def _send(self, tracker: Tracker) -> None:
         self.progress.tracker = tracker
-        lanes = Counter(
-            lane_text(each) for each in self._requests if each.client_transaction_id not in self.lines
-        )
+        left = (row.request for row in self._rows if row.request.client_transaction_id not in self.lines)
+        lanes = Counter(map(lane_text, left))
         seconds = self._limits.longest(tracker.profile, lanes.total(), max(lanes.values(), default=0))
         self.progress.ends_by = time.time() + seconds
         async with _beside(self.progress.show()), _beside(self._refresh_page()):
@@ -117,9 +112,8 @@ class Run:
 
     async def _charge_all_rows(self, tracker: Tracker) -> None:
         """Charge all rows; count and report each result as it comes. A `PayError` is shown and fails the run."""
-        limits = self._limits
-        rows = [ChargeRow(request=each, purchase=self._purchase(each)) for each in self._requests]
-        if tracker.attempts.are_shared:  # several processes over one file shall seldom meet
+        limits, rows = self._limits, [*self._rows]
+        if tracker.attempts.are_shared:  # so that several processes over one file seldom want the same row
             random.shuffle(rows)
         try:
             async with charge_all(
@@ -135,62 +129,41 @@ class Run:
                 if self._signals:
                     results.stop("interrupted")
                 async for result in results:
-                    request = self._under_way.pop(result.request_key)
-                    self._add(self._line(request, result.outcome, result.error))
+                    row = self._under_way.pop(result.request_key)
+                    self._add(line_of(row, result.outcome, result.error))
                 self._failed |= results.stopped is not None and not self._signals
         except PayError as error:
             self._fail(str(error))
 
-    def _purchase(self, request: SaleRequest) -> str | None:
-        return self._purchases.get(request.client_transaction_id)
+    # --- What the ledger holds
 
-    def _line(self, request: SaleRequest, outcome: Outcome | None, error: Exception | None = None) -> Line:
-        return line_of(request, self._purchase(request), outcome, error)
-
-    # --- The ledger's word
-
-    async def _ledgers_lines(self, tracker: Tracker) -> AsyncIterator[tuple[Line | None, Line]]:
-        """Yield the line that each row has, and the one that it has by the ledger now."""
-        for begin in range(0, len(self._requests), CHUNK):
-            chunk = self._requests[begin : begin + CHUNK]
-            known = await tracker.attempts.find([request.client_transaction_id for request in chunk])
-            for request in chunk:
-                key = request.client_transaction_id
-                yield self.lines.get(key), self._ledgers_line(tracker, request, known.get(key))
-
-    def _ledgers_line(self, tracker: Tracker, request: SaleRequest, pending: PendingSale | None) -> Line:
-        if pending is None:
-            return self._line(request, None)
-        if tracker.attempts.is_same(request, self._purchase(request), pending):
-            return self._line(request, pending.outcome)
-        if pending.state is State.REFUSED:
-            return self._line(request, None)
-        words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
-        return self._line(request, None, DifferentRequestError(words))
+    async def _ledger_lines(self, tracker: Tracker) -> AsyncIterator[tuple[Line | None, Line]]:
+        """Yield the current line of each row, and its line by the ledger."""
+        for begin in range(0, len(self._rows), CHUNK):
+            chunk = {row.request.client_transaction_id: row for row in self._rows[begin : begin + CHUNK]}
+            known = await tracker.attempts.find([*chunk])
+            for key, row in chunk.items():
+                yield self.lines.get(key), _ledger_line(tracker, row, known.get(key))
 
     async def _read_ledger(self, tracker: Tracker) -> None:
-        """Count what the ledger holds now: of rows without a result, and of rows that changed since theirs.
+        """Count the rows by the ledger: those without a result, and those that changed after theirs.
 
-        The report takes them all at once, when it is finished.
+        The report gets their lines when it is finished.
         """
         try:
-            async for before, now in self._ledgers_lines(tracker):
-                if before is not None and now.label != OTHER_CONTENT:
-                    # A refused attempt of an earlier run says nothing new about a row that this run could not send.
-                    is_old = now.state == State.REFUSED and not before.state
-                    if is_old or now.label in (NOT_SENT_YET, before.label):
-                        continue
-                self._count(now)
+            async for before, now in self._ledger_lines(tracker):
+                if before is None or _is_news(before, now):
+                    self._count(now)
         except PayError as error:
             self._fail(f"the open rows cannot be listed: {error}")
-            for request in self._requests:
-                if request.client_transaction_id not in self.lines:
-                    self._count(self._line(request, None, error))
+            for key, row in self._under_way.items():
+                if key not in self.lines:
+                    self._count(line_of(row, None, error))
 
     # --- What is counted and written
 
     def _count(self, line: Line) -> Line | None:
-        """Count a line and show it, and return the one that the row had before."""
+        """Count and show a row's new line, and return its former one."""
         before = self.lines.get(line.client_transaction_id)
         if before == line:
             return before
@@ -225,11 +198,11 @@ class Run:
     def _finish(self) -> int:
         """Put the report into the order of the rows, write the page, and return the exit code.
 
-        5: the report was not written; else 130: interrupted, with rows whose end is unknown; else 4: it failed, or it
-        stopped by itself; else what the rows say.
+        The first that holds: 5, the report was not written; 130, interrupted with rows whose end is unknown; 4, the run
+        failed; the code of the rows.
         """
         if self._report is not None:
-            keys = (request.client_transaction_id for request in self._requests)
+            keys = (row.request.client_transaction_id for row in self._rows)
             self._write_report(self._report.rewrite, [self.lines[key] for key in keys if key in self.lines])
         code = self.tally.exit_code
         if not self.reported:
@@ -245,9 +218,9 @@ class Run:
         if self._page is None:
             return
         try:
-            self._page.write(self.lines.values(), self.tally, total=len(self._requests), code=code)
+            self._page.write(self.lines.values(), self.tally, total=len(self._rows), code=code)
         except OSError as error:
-            # A copy of what the ledger holds: it stops nothing, and the same command writes it again.
+            # The run goes on: the same command writes the page again, from the ledger.
             terminal.complain(text("run.no_page", why=reason(error.strerror or "")))
             self._page = None
 
@@ -271,7 +244,7 @@ class Run:
             if self._charging is not None:
                 self._charging.cancel()
         else:
-            # The ledger and the report hold all that is known.
+            # Nothing is lost: the ledger and the report are written at each change.
             os._exit(130)
 
     def _terminate(self) -> None:
@@ -291,9 +264,31 @@ class Run:
             self.progress.note("waiting", words, pending=now.pending, until=iso(now.expires_at))
 
 
+def _ledger_line(tracker: Tracker, row: ChargeRow, pending: PendingSale | None) -> Line:
+    """Return the line of a row by what the ledger has under its id."""
+    if pending is None:
+        return line_of(row, None)
+    if tracker.attempts.is_same(row.request, row.purchase, pending):
+        return line_of(row, pending.outcome)
+    if pending.state is State.REFUSED:
+        return line_of(row, None)
+    words = f"this id is in the ledger with other content and {pending.state}; nothing was sent"
+    return line_of(row, None, DifferentRequestError(words))
+
+
+def _is_news(before: Line, now: Line) -> bool:
+    """Return whether a row's line by the ledger replaces the line that this run gave it."""
+    if now.label == OTHER_CONTENT:
+        return True
+    # A row that this run could not send may have a refused attempt of an earlier run: the reason of this run counts.
+    if now.state == State.REFUSED and not before.state:
+        return False
+    return now.label not in (NOT_SENT_YET, before.label)
+
+
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Run something while this lasts."""
+    """Run a coroutine as a task inside the block, and cancel it at the end."""
     task = asyncio.create_task(work)
     try:
         yield task

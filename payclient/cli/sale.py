@@ -10,6 +10,7 @@ import attrs
 from cyclopts import Parameter
 from rich.markup import escape
 
+from payclient.batch import ChargeRow
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
@@ -63,7 +64,7 @@ def sale(
     options.check(profile)
     request = SaleRequest(**_corrected(fields, profile), **attrs.asdict(amounts))
     encode_sale(request, profile)  # what the profile forbids is bad input
-    run = Run([request], Limits(wait=wait))
+    run = Run([ChargeRow(request=request)], Limits(wait=wait))
     code = asyncio.run(run.charge(options, profile))
     for line in run.lines.values():
         terminal.print_facts(
@@ -83,7 +84,7 @@ def sale(
 
 
 def _corrected(fields: SaleOptions, profile: ServiceProfile) -> dict[str, Any]:
-    """Return the fields with the phone as a row of a file has it, so that one customer is one; say where it differs."""
+    """Return the fields with the phone as a row of a file has it, so that one customer is one; print a correction."""
     values, phone, country = attrs.asdict(fields), fields.phone_number, fields.country_code
     if phone is None:
         return values

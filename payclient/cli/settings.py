@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is made of them and of the environment."""
+"""Options that several commands share, and what the commands make of them and of the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from payclient.validation import is_loopback
 
 
 def _read_integer(_: object, tokens: Sequence[Token]) -> int:
-    """Return the whole number that an option's value is, where cyclopts would round "10.50" to 10."""
+    """Return an option's whole number. Raises `ValueError` for "10.50", which cyclopts would round to 10."""
     text = tokens[0].value
     if not re.fullmatch(r"-?[0-9]{1,19}", text):
         raise ValueError("must be a whole number; amounts are cents, 1050 for 10.50")
@@ -36,7 +36,7 @@ def _read_integer(_: object, tokens: Sequence[Token]) -> int:
 
 
 def _read_number(_: object, tokens: Sequence[Token]) -> float:
-    """Return the number that an option's value is; cyclopts would take nan, inf and 1e9 too."""
+    """Return an option's number. Raises `ValueError` for nan, inf and 1e9, which cyclopts would take."""
     text = tokens[0].value
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
         raise ValueError("must be a number, 0 or more")
@@ -62,7 +62,8 @@ LedgerUrl = Annotated[
     ),
 ]
 Yes = Annotated[bool, Parameter(help="Do not ask.")]
-#: Seconds of one exchange with the service, reckoned high.
+
+#: Seconds of one exchange with the service; a generous estimate.
 EXCHANGE = 1.0
 
 NO_LEDGER = "give --ledger, such as sqlite:charges.db, or set PAYCLIENT_LEDGER"
@@ -117,16 +118,11 @@ class ChargeOptions(ServiceOptions):
     new_ledger: bool = False
     """Make the ledger where there is none yet; a new one knows no earlier charge."""
 
-    @property
-    def location(self) -> str:
-        """The ledger's address, as people may read it; see `location_of`."""
-        return location_of(self.ledger or "")
-
     def check(self, profile: ServiceProfile, *, dry_run: bool = False) -> None:
-        """Check what is given, and (but for a dry run) that nothing is missing. Raises `ConfigurationError`."""
+        """Raise `ConfigurationError` for a bad setting, or a missing one; a dry run may lack them."""
         if self.base_url or profile.base_url or not dry_run:
             host = urlsplit(self.address()).hostname
-            if self.location.startswith("memory:") and not is_loopback(host or ""):
+            if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
                 raise ConfigurationError(
                     "a memory: ledger forgets what was charged, and the next run would charge it again: use sqlite:PATH"
                 )
@@ -139,7 +135,7 @@ class ChargeOptions(ServiceOptions):
     async def tracker(
         self, profile: ServiceProfile, on_exchange: Callable[[Exchange], object] | None = None
     ) -> AsyncIterator[Tracker]:
-        """Open the tracker of this service. Raises `ConfigurationError` for a new ledger that nobody agreed to."""
+        """Open the tracker. Raises `ConfigurationError` if the ledger does not exist and may not be made."""
         try:
             async with open_tracker(
                 self.address(),
@@ -151,22 +147,20 @@ class ChargeOptions(ServiceOptions):
             ) as tracker:
                 yield tracker
         except LedgerMissingError:
-            raise self._missing() from None
+            self.check_missing()
+            raise
 
-    def check_consent(self) -> None:
-        """Raise `ConfigurationError`, where there is no ledger yet, unless a new one was agreed to."""
+    def check_missing(self) -> None:
+        """Raise `ConfigurationError` for a ledger that does not exist, unless a new one may be made."""
         if not self._may_make:
-            raise self._missing()
+            raise ConfigurationError(
+                f"the ledger {location_of(self.ledger)} is not there, and a new one knows no earlier charge: correct "
+                "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
+            ) from None
 
     @property
     def _may_make(self) -> bool:
         return self.new_ledger or self.ledger == "memory:"
-
-    def _missing(self) -> ConfigurationError:
-        return ConfigurationError(
-            f"the ledger {self.location} is not there, and a new one knows no earlier charge: correct "
-            "--ledger, or give --new-ledger the first time, or run `payclient ledger init`; nothing was sent"
-        )
 
 
 @Parameter(name="*")
@@ -205,29 +199,34 @@ class Limits:
     """Try again what the service refused before."""
 
     def longest(self, profile: ServiceProfile, rows: int, longest_lane: int) -> float:
-        """Return the seconds after which a run is over although nobody answers; one customer has `longest_lane` rows.
+        """Return the seconds that a run takes at most, where no customer answers; the busiest has `longest_lane` rows.
 
-        A service that is down, or that slows the sending, can make the run longer.
+        A run can take longer if the service is down or slows the sending.
         """
         held = profile.sale_window
         if profile.status is not None:
-            held += sum(FINAL_QUERY_DELAYS) * profile.sale_window / NORMAL_WINDOW
+            held += final_queries(profile.sale_window)
         held = held if self.wait is None else min(held, self.wait)
         sends = sends_per_second(profile, self.rate, self.wait)
         sending = rows * EXCHANGE / self.max_in_flight + (0.0 if sends is None else rows / sends)
         return sending + held * (rows / self.max_pending + longest_lane)
 
 
-def location_of(ledger: str) -> str:
-    """Return a ledger's address for people: the whole path of a file, and no password."""
-    kind, _, path = ledger.partition(":")
-    return (
-        f"sqlite:{os.path.abspath(path)}" if kind == "sqlite" and path else terminal.without_password(ledger)
-    )
+def final_queries(window: float) -> float:
+    """Return the seconds from the end of a sale's window to its last scheduled query."""
+    return sum(FINAL_QUERY_DELAYS) * window / NORMAL_WINDOW
+
+
+def location_of(ledger: str | None) -> str:
+    """Return a ledger's address as people may read it: with the whole path of a file, and without a password."""
+    kind, _, path = (ledger or "").partition(":")
+    if kind == "sqlite" and path:
+        return f"sqlite:{os.path.abspath(path)}"
+    return terminal.without_password(ledger or "")
 
 
 def profile_of(profile: str | None) -> ServiceProfile:
-    """Return the profile of a preset's name or a path, or the document's."""
+    """Return a preset by its name, a profile by its path, or the document's profile where none is given."""
     if profile and profile not in PRESETS:
         check_regular("--profile", Path(profile))
     return DOCUMENT if not profile else find_profile(profile)

@@ -1,4 +1,4 @@
-"""Functions for signals, for as long as a command waits."""
+"""Handlers of signals, for as long as a command waits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 
 
 @contextmanager
 def handled(functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
     """Call each function, in the loop, at the signal of its name. A signal that this system lacks is passed over.
 
-    SIGHUP stays ignored under `nohup`. In a thread nothing is handled, and Ctrl-C ends the process as ever.
+    SIGHUP stays ignored under `nohup`. Outside the main thread nothing is handled, and Ctrl-C ends the process.
     """
     wake = asyncio.get_running_loop().call_soon_threadsafe
     with ExitStack() as stack:
@@ -23,10 +22,6 @@ def handled(functions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
                 continue
             with suppress(ValueError):  # not in the main thread
                 # Not by `loop.add_signal_handler`, which Windows lacks.
-                before = signal.signal(number, partial(_call, wake, function))
+                before = signal.signal(number, lambda *_, call=function: wake(call))
                 stack.callback(signal.signal, number, before)
         yield
-
-
-def _call(wake: Callable[[Callable[[], None]], object], function: Callable[[], None], *_: object) -> None:
-    wake(function)

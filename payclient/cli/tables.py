@@ -1,4 +1,4 @@
-"""Tables as bytes: CSV, JSONL and .xlsx, which no spreadsheet calculates, and what is read back of them."""
+"""Tables as CSV, JSONL and .xlsx, with no cell that a spreadsheet takes for a formula; and reading a report back."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from payclient.rows.cells import FORMULA, CellError
 from payclient.rows.format import FAULT, Format
 from payclient.rows.records import SHEETS, Records, read_records
 
-#: Where a spreadsheet would begin a formula, or another cell: also after what parts cells in some locale.
+#: Places where a spreadsheet would begin a formula; a `;`, tab or line break separates cells in some locale.
 _DANGEROUS = re.compile(r"(^|[;\t\r\n])(?=\s*[=+@-]|[\t\r\n])")
 
 
 def defuse(cell: str) -> str:
-    """Return a cell that no spreadsheet calculates, whatever its locale takes for the end of a cell."""
+    """Return a cell's text with an apostrophe wherever a spreadsheet would begin a formula."""
     return _DANGEROUS.sub(r"\1'", cell)
 
 
 @attrs.frozen(kw_only=True)
 class Dialect:
-    """How CSV is written for its reader: between cells, between units and cents, and whether a mark begins it."""
+    """How CSV is written: its delimiter, its decimal mark, and whether it begins with a byte order mark."""
 
     delimiter: str = ","
     mark: str = "."
@@ -44,9 +44,9 @@ class Dialect:
 def dialect_of(
     path: Path, read: Records, mark: str | None, *, told_mark: str | None, told_delimiter: str | None = None
 ) -> Dialect:
-    """Return how CSV is written for the reader of a file, as it was read, whose decimal mark this is.
+    """Return how to write CSV for the people who wrote a file, whose decimal mark is `mark`.
 
-    A spreadsheet's file shows neither: they are those of the language, as a spreadsheet in it reads them.
+    The file of a spreadsheet shows neither mark nor delimiter: they are those that a spreadsheet in the language reads.
     """
     delimiter = read.delimiter
     if path.suffix.lower() in SHEETS:
@@ -113,7 +113,7 @@ def _workbook(names: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def cell_text(value: object, mark: str) -> str:
-    """Return what stands in a cell of CSV, with this decimal mark; of a spreadsheet's cell what it shows."""
+    """Return a value as the text of a CSV cell, with this decimal mark; a float as a spreadsheet shows it."""
     if isinstance(value, list):
         return "; ".join(map(str, value))
     if isinstance(value, Mapping):
@@ -126,7 +126,7 @@ def cell_text(value: object, mark: str) -> str:
 
 
 def bad_rows(file: ChargeFile, path: Path, dialect: Dialect) -> bytes:
-    """Return the bad rows as UTF-8: of a table CSV with the reason in a last column `fault`, of JSONL its own lines.
+    """Return the bad rows in UTF-8: of a table as CSV with the reason in a last column `fault`, of JSONL as they are.
 
     Raises `ConfigurationError` for a path that ends in another way.
     """
@@ -154,10 +154,9 @@ def _guard(cell: str) -> str:
 
 
 def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
-    """Return the rows of an earlier report, without one that a crash cut; none where there is no file yet.
+    """Return the complete rows of an earlier report; a crash may have cut its last one. No rows: no file yet.
 
-    Raises `ConfigurationError` where the path is no place for a report, or holds a table that lacks one of these
-    columns.
+    Raises `ConfigurationError` where a report cannot be written, or where a table lacks one of the wanted columns.
     """
     check_output("--report", path, ".csv", ".jsonl", ".xlsx")
     if not path.exists() or not path.stat().st_size:

@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import IO, Any, cast
@@ -23,13 +24,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from payclient.cli.texts import counted as counted  # for all commands
 from payclient.cli.texts import language, reason, sentence, text
 from payclient.errors import ConfigurationError
 
 
 class _StandardStream(io.TextIOBase):
-    """The `sys.stdout` or `sys.stderr` of this moment, with its write errors swallowed."""
+    """The current `sys.stdout` or `sys.stderr`; its write errors are ignored."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,24 +58,24 @@ class _StandardStream(io.TextIOBase):
 
 
 def out() -> Console:
-    """Return where results go: a table for a pipe keeps each row on one line."""
+    """Return the console for results; in a pipe it is wide, so that each row of a table keeps to one line."""
     stream = _StandardStream("stdout")
     return Console(
         file=cast(IO[str], stream), highlight=False, soft_wrap=True, width=None if stream.isatty() else 240
     )
 
 
-#: Where progress, questions and warnings go.
+#: The console for progress, questions and warnings.
 err: Console = Console(file=cast(IO[str], _StandardStream("stderr")), highlight=False, soft_wrap=True)
 
-#: The arguments of this run, to say how it goes on.
+#: The arguments of this run, for the command that continues it.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
 
 
 def open_closed() -> None:
-    """Open the standard streams that were closed: a file opened later would take their numbers, and their output.
+    """Open the standard streams that are closed: else the next file would take their number, and their output.
 
-    In this order each takes its own number.
+    The order gives each stream its own number.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -83,43 +83,41 @@ def open_closed() -> None:
 
 
 def settle() -> None:
-    """Write what is left, and replace a stream that takes nothing more: the interpreter would exit with 120."""
+    """Flush the streams, and replace one that cannot be written: the interpreter would exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            try:
+            with suppress(OSError, ValueError, AttributeError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
-            except (OSError, ValueError, AttributeError):
-                pass
 
 
 def again() -> str:
-    """Return this run's own command line, without the password of a ledger."""
+    """Return the command line of this run, without the password of a ledger."""
     return shlex.join(("payclient", *map(without_password, command_line.get())))
 
 
 def without_password(text: str) -> str:
-    """Return the text, where it is or ends in an address, with `***` in the place of its password."""
+    """Return a text that is an address, or ends in one, with `***` for its password."""
     text = re.sub(r"(?s)(postgres(?:ql)?://[^:/?#@]*:).*@", r"\1***@", text)
     return re.sub(r"(?is)([?&](?:ssl)?password=)[^&#]*", r"\1***", text)
 
 
 def say(text: str, *, whole: bool = False) -> None:
-    """Write a sentence to stderr, above the progress where there is one; `whole` is not broken: it may be copied."""
+    """Write a sentence to stderr, above any live progress; a `whole` one is not wrapped, so that it can be copied."""
     err.print(escape(text), soft_wrap=whole or not err.is_terminal)
 
 
 def tell(text: str) -> None:
-    """Write a sentence among the results, broken between words on a terminal only."""
+    """Write a sentence to stdout; on a terminal it is wrapped between words."""
     console = out()
     console.print(escape(text), soft_wrap=not console.is_terminal)
 
 
 def plain(text: str) -> None:
-    """Write a line among the results as it is; what is not printable is escaped."""
+    """Write a line to stdout; what is not printable is escaped."""
     from payclient.ledger.records import sanitize_text  # `--help` needs no ledger
 
     stream = _StandardStream("stdout")
@@ -133,7 +131,7 @@ def complain(text: str) -> None:
 
 
 def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
-    """Ask on the terminal, unless `yes`; only a yes is a yes, and after anything else print what came of it.
+    """Ask on the terminal unless `yes` is given. After any answer but a yes, print `otherwise` and return False.
 
     Raises `ConfigurationError` where there is no terminal.
     """
@@ -151,13 +149,13 @@ def agrees(question: str, otherwise: str, *, yes: bool = False) -> bool:
 
 
 def check_can_ask(otherwise: str) -> None:
-    """Raise `ConfigurationError`, with what came of it, where there is no terminal to ask on."""
+    """Raise `ConfigurationError`, which ends in `otherwise`, where there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise ConfigurationError(f"there is no terminal to ask on: give --yes; {otherwise}")
 
 
 def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
-    """Return a table with a head: columns of words, then of numbers."""
+    """Return an empty table with a header: columns of words, then columns of numbers."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name in words:
         table.add_column(sentence(name))
@@ -167,7 +165,7 @@ def simple_table(*words: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def print_facts(rows: Mapping[str, object]) -> None:
-    """Print names and what they are, in two columns; what is None is left out."""
+    """Print names and values in two columns, without the values that are None."""
     table = Table.grid(padding=(0, 2))
     for name, value in rows.items():
         if value is not None:
@@ -196,13 +194,15 @@ def duration(seconds: float) -> str:
 
 
 def at(when: float) -> str:
-    """Return a moment on this machine's clock, with its day where that is not today."""
+    """Return a time on this machine's clock, with its date unless that is today."""
     moment, today = time.localtime(when), time.localtime()
     return time.strftime("%H:%M:%S" if moment[:3] == today[:3] else "%Y-%m-%d %H:%M", moment)
 
 
-def iso(when: float) -> str:
-    """Return `2025-11-21T10:21:27.123Z`."""
+def iso(when: float | None) -> str | None:
+    """Return `2025-11-21T10:21:27.123Z`; None for None."""
+    if when is None:
+        return None
     return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -213,7 +213,7 @@ class _Lines(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Print what the package warns about as lines that do not break the progress. They hold ids only."""
+    """Print the package's warnings as lines above any live progress. They hold ids only."""
     logger = logging.getLogger("payclient")
     if not any(isinstance(handler, _Lines) for handler in logger.handlers):
         logger.addHandler(_Lines(logging.WARNING))

@@ -20,14 +20,14 @@ LANGUAGES = ("en", "es")
 _place: ContextVar[int] = ContextVar("language", default=0)
 
 
-def told_language(arguments: Sequence[str]) -> str | None:
-    """Return the language that --language names, if it does: errors and help need it before the options are read."""
+def language_option(arguments: Sequence[str]) -> str | None:
+    """Return the value of --language, if it is given. Errors and help need it before cyclopts reads the options."""
     told = re.search("\0--language[=\0](en|es)\0", "\0".join(("", *arguments, "")))
     return told and told[1]
 
 
 def choose_language(told: str | None) -> None:
-    """Use this language from now on; None: that of LC_ALL, LC_MESSAGES or LANG, where it is Spanish, else English."""
+    """Use this language from now on. None: Spanish if LC_ALL, LC_MESSAGES or LANG is Spanish, else English."""
     set_ = next((each for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (each := os.environ.get(name))), "")
     _place.set(LANGUAGES.index(told or ("es" if set_.lower().startswith("es") else "en")))
 
@@ -39,7 +39,7 @@ def language() -> str:
 
 @cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """Return all texts, by section and name: their two forms. A whole sentence is named by one, and has the other."""
+    """Return all texts by section and name, each in two languages; of a `sentence` its Spanish, by its English."""
     return tomllib.loads(files("payclient.cli").joinpath("texts.toml").read_text(encoding="utf-8"))
 
 
@@ -85,24 +85,24 @@ def _reasons() -> list[tuple[re.Pattern[str], str]]:
 
 
 class _Part(str):
-    """What differs in a reason: itself one, such as a file's, or (`{:state}`) the word of an outcome."""
+    """A part of a reason that varies: a reason itself, such as a file's, or (`{:state}`) the word of an outcome."""
 
     def __format__(self, kind: str) -> str:
         return label(self) if kind else reason(self)
 
 
 def reason(english: str) -> str:
-    """Return why something cannot be, as the errors say it, in this run's language, as far as it is known."""
+    """Return an error's text in this run's language, as far as `texts.toml` has its parts."""
     if _place.get() == 0:
         return english
-    # As a whole, else its parts: the first of them may itself be in two.
+    # Look up the whole text, else its longest known beginning, then the rest.
     cuts = [match.start() for match in re.finditer("; ", english)]
     for cut in (len(english), *reversed(cuts)):
         for pattern, spanish in _reasons():
             if match := pattern.fullmatch(english[:cut]):
                 rest = english[cut + 2 :]
                 return spanish.format(*map(_Part, match.groups())) + (f"; {reason(rest)}" if rest else "")
-    # What came of it is last, and what it is about comes first, such as a column.
+    # No beginning is known: look up the last part, such as "nothing was sent", then what follows the name of a column.
     head, semicolon, tail = english.rpartition("; ")
     if semicolon and (said := reason(tail)) != tail:
         return f"{reason(head)}; {said}"

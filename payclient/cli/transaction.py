@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Annotated, Literal, TypeVar
 
 import attrs
@@ -32,7 +33,7 @@ WATCH_EVERY = 1.0
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Which:
-    """The transaction that is meant, by one of its ids."""
+    """One transaction, named by one of its ids."""
 
     transaction_id: Annotated[int | None, Whole] = None
     """The service's id."""
@@ -40,7 +41,7 @@ class Which:
     """The merchant's own id."""
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for none of them, or both."""
+        """Raise `ConfigurationError` unless exactly one id is given."""
         if (self.transaction_id is None) == (self.client_transaction_id is None):
             raise ConfigurationError("give --transaction-id or --client-transaction-id")
 
@@ -138,9 +139,8 @@ def reverse(
 
 
 async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Outcome:
-    """Give it back through the ledger. Raises `ConfigurationError` where the ledger has no such paid sale."""
-    book = await open_ledger(url, create=False)
-    try:
+    """Reverse a sale of the ledger, which records it. Raises `ConfigurationError` if it has no such paid sale."""
+    async with aclosing(await open_ledger(url, create=False)) as book:
         record = await _find(book, which)
         if record.state not in (State.ACCEPTED, State.REVERSING, State.REVERSED):
             raise ConfigurationError(
@@ -150,8 +150,6 @@ async def _reverse_by_ledger(session: PaySession, url: str, which: Which) -> Out
             pending = await tracker.find(record.client_transaction_id)
             assert pending is not None  # noqa: S101 - it was found a moment ago
             return await tracker.reverse(pending)
-    finally:
-        await book.aclose()
 
 
 async def _find(book: Ledger, which: Which) -> Record:
@@ -172,7 +170,7 @@ def _undo(
 ) -> int:
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
-    # What the settings or the profile lack is bad input.
+    # A setting that is missing is bad input: raise before the question.
     options.address(), options.token()
     undo_request(profile_of(options.profile), operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
@@ -203,7 +201,7 @@ def _call(options: ServiceOptions, request: Callable[[PaySession], Awaitable[T]]
 
 
 def _complain(error: RefusedError | TransportError, *, refused: int = 3) -> int:
-    """Print what came instead, and return the exit code."""
+    """Print an error that came instead of the answer, and return the exit code."""
     terminal.complain(reason(str(error)))
     return refused if isinstance(error, RefusedError) else 4
 

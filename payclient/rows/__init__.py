@@ -107,11 +107,6 @@ class ChargeFile:
         return [row for row in self.rows if row.errors]
 
     @property
-    def purchases(self) -> dict[str, str]:
-        """What rows are for, by their client transaction ids; without those that are for nothing else."""
-        return {row.key: row.purchase for row in self.rows if row.key and row.purchase and row.request}
-
-    @property
     def errors(self) -> list[RowError]:
         """Every error, in the order of the lines."""
         return [error for row in self.bad for error in row.errors]
@@ -161,7 +156,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
         mark = find_mark(name, _amounts(file.records, header, form))
     cells, fixed = Cells(mark, json=not file.names), _constants(form, mark)
     columns_of = lru_cache(1000)(partial(Columns, form=form))
-    records, empty, totals = _part(file, header)
+    records, empty, totals = _divide(file, header)
     rows = [_row(record, columns_of(record.names), cells, fixed, profile) for record in records]
     if not rows:
         raise InvalidRequestError(f"{name}: has no rows")
@@ -183,7 +178,7 @@ def read_file(path: Path, form: Format | None = None, *, profile: ServiceProfile
 
 
 def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
-    """Raise `InvalidRequestError` where the header of a table cannot be meant."""
+    """Raise `InvalidRequestError` for a header of a table that is not valid."""
     if not header.known:
         raise InvalidRequestError(
             f"{name}: line {line} names no known column: is the header missing? Give columns of other names "
@@ -196,7 +191,7 @@ def _check_header(name: str, line: int, header: Columns, form: Format) -> None:
         raise InvalidRequestError(f"{name}: line {line}: {what}")
 
 
-def _part(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
+def _divide(file: Records, header: Columns) -> tuple[list[FileRecord], list[int], list[FileRecord]]:
     """Return the records of charges, the lines without a cell between them, and the totals below them."""
     if not file.names:
         return file.records, [], []
@@ -298,7 +293,7 @@ def _row(
 def _read_cells(
     row: Row, found: Sequence[Any], columns: Columns, cells: Cells, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of the cells that are not empty, an empty text for a bad one; `given` takes the good cells."""
+    """Return the values of the cells that are not empty; a bad one is an empty text. Put the good cells in `given`."""
     values: dict[str, Any] = {}
     for number, (name, fields, cell) in enumerate(zip(columns.names, columns.fields, found, strict=True), 1):
         if cell is None or (cell == "" and not cells.json):
@@ -328,7 +323,7 @@ def _correct_phone(
     """Bring a phone to the shape that the profile names for its country, so that one customer is one."""
     phone, country = values.get("phone_number"), str(values["country_code"])
     if not phone or not isinstance(phone, str):
-        return  # a bad one is named already, and the model says what is wrong with one of JSON
+        return  # a bad cell has its error already, and the model checks values of JSON
     try:
         if not isinstance(given.get("phone_number", ""), str) and country not in profile.phone_shapes:
             raise CellError(NOT_TEXT)
@@ -343,12 +338,12 @@ def _correct_phone(
 
 # --- What only the whole file can prove
 
-#: What a row of sums is called, in its key's column or another.
+#: The name of a row of sums, in the column of the key or another.
 _TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE)
 
 
 def _check_keys(rows: Iterable[Row]) -> None:
-    """Call every row of an equal key bad: nobody can tell which is meant."""
+    """Add an error to each row whose key another row has too: nobody can tell which is meant."""
     lines: dict[str, list[int]] = {}
     for row in rows:
         if row.key:
@@ -362,7 +357,7 @@ def _check_keys(rows: Iterable[Row]) -> None:
 
 
 def _check_zeros(rows: Iterable[Row]) -> None:
-    """Add a fault to each phone without its leading zero: others of its country have it, and one digit more."""
+    """Add an error to each phone that is one digit short, where others of its country begin with a zero."""
     shapes = {
         row.line: (row.request.country_code.removeprefix("+"), phone[0] == "0", len(phone))
         for row in rows

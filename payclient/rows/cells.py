@@ -16,7 +16,7 @@ from payclient.validation import from_service
 
 
 class CellError(ValueError):
-    """One value cannot be taken; its text gives the reason and may be shown."""
+    """A cell is not valid; the text gives the reason, without the value, and may be shown."""
 
 
 @attrs.frozen
@@ -210,7 +210,7 @@ def corrected_phone(phone: str, country: str, shapes: Mapping[str, str]) -> tupl
     digits, prefix = re.sub(r"[^0-9]", "", phone), shape.rstrip("#")
     starts = (code,) if "+" in phone else ("", code, f"00{code}")
     rests = {digits.removeprefix(start).removeprefix(prefix) for start in starts if digits.startswith(start)}
-    # Behind the zero no number begins with another one.
+    # No number begins with a second zero.
     fitting = [
         rest for rest in rests if len(rest) == shape.count("#") and not (prefix and rest.startswith(prefix))
     ]

@@ -1,4 +1,4 @@
-"""What is told of a file before its rows are read, and what the names of its columns mean."""
+"""The options that describe a file, and the meaning of the names of its columns."""
 
 # Without `from __future__ import annotations`: cyclopts reads the types of inherited options, and cannot look up names
 # in the module of the base class.

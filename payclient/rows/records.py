@@ -24,15 +24,15 @@ from payclient.rows.format import Layout
 #: All of a file is held in memory.
 MAX_BYTES = 256 << 20
 
-#: Lines among which the header of a table is.
+#: The header of a table is among this many first lines.
 MAX_HEADER = 50
 
 _CSV, SHEETS, _JSONL = (".csv", ".tsv", ".txt"), (".xlsx", ".ods"), (".jsonl", ".ndjson")
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
-#: Bytes that a Windows-1252 text does not have between letters, where another code page has its accents; the
-#: apostrophe, ordinals and the middle dot aside. A detector that takes the likeliest code page would guess.
+#: Bytes that no Windows-1252 text has between letters, but for the apostrophe, ordinals and the middle dot. Other code
+#: pages have their accents there. A library that detects the likeliest code page would guess.
 _FOREIGN = re.compile(
     rb"[\x81\x8D\x8F\x90\x9D]"
     rb"|[A-Za-z\xC0-\xFF][\x80-\x91\x93-\x9F\xA0-\xA9\xAB-\xB3\xB5\xB6\xB8\xB9\xBB-\xBF][A-Za-z\xC0-\xFF]"
@@ -72,7 +72,7 @@ class Records:
 
 
 def read_records(path: Path, form: Layout) -> Records:
-    """Read a whole file. Raises `InvalidRequestError` where it has no form that is known."""
+    """Read a whole file. Raises `InvalidRequestError` for a file of an unknown form."""
     name, kind = path.name, path.suffix.lower()
     if kind not in (*_CSV, *SHEETS, *_JSONL):
         raise InvalidRequestError(
@@ -102,9 +102,10 @@ def read_records(path: Path, form: Layout) -> Records:
 
 
 def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
-    """Return the encoding and the text; bytes that are not of it become lone surrogates, found again in their cell.
+    """Return the encoding and the text. An invalid byte becomes a lone surrogate, which the check of its cell finds.
 
-    A byte order mark decides; else it is as told; else UTF-8 if every byte is; else Windows-1252 if none contradicts.
+    The encoding is that of the byte order mark; else the one of the option; else UTF-8, if all bytes are valid; else
+    Windows-1252, if no byte contradicts it.
     """
     codec = next((codec for mark, codec in _BOMS.items() if raw.startswith(mark)), told)
     if codec is None:
@@ -127,7 +128,7 @@ def _decode(raw: bytes, name: str, told: str | None) -> tuple[str, str]:
 
 def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
     lines = text.split("\n", MAX_HEADER)
-    # The delimiter by which most columns are known, or else are there.
+    # Choose the delimiter that gives the most known columns, and among equals the most columns.
     tables = {
         each: [_header_cells(line, each) for line in lines[:MAX_HEADER]] for each in form.delimiter or ",;\t|"
     }
@@ -162,9 +163,9 @@ def _read_csv(text: str, name: str, form: Layout, encoding: str) -> Records:
 
 
 def _find_header(table: Sequence[Sequence[Any]], form: Layout, name: str) -> tuple[int, int, int]:
-    """Return the index of the header in the first lines of a table, and how many columns are known, and there, by it.
+    """Return the index of the header in the first lines of a table, the number of known columns, and of all columns.
 
-    Most have no title above; where none is known the first of most cells is taken, whose error says so.
+    The header is the line with the most known names; where no name is known, the line with the most cells.
     """
     known = [sum(bool(form.fields_of(str(cell).strip())) for cell in line) for line in table]
     filled = {n: count for n, line in enumerate(table) if (count := sum(cell != "" for cell in line))}

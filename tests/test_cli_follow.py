@@ -27,6 +27,7 @@ from payclient import sync
 from payclient.cli import main
 from payclient.simulator import PAYPHONE, Answers, Simulator, SimulatorThread
 from postgres_server import PostgresServer
+from shops.serving import PRESET
 
 ROOT = Path(__file__).parent.parent
 UNLIMITED = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
@@ -53,8 +54,9 @@ def following(
     """A process of it, which is killed at the latest at the end."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "PAYCLIENT_TOKEN": "secret", "PAYCLIENT_BASE_URL": service.url,
-        "PAYCLIENT_PROFILE": "payphone", "PAYCLIENT_LEDGER": ledger,
+        "PAYCLIENT_PROFILE": str(folder / "quick.toml"), "PAYCLIENT_LEDGER": ledger,
     }  # fmt: skip
+    (folder / "quick.toml").write_text(PRESET)
     with (folder / "err").open("a") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "payclient", "follow", *arguments],

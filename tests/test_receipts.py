@@ -269,6 +269,8 @@ def test_the_command_line_shows_both(
     )
     lines = [
         'name = "shop"',
+        "sale_window = 10",
+        "queries_per_minute = 60000",
         'nick_name_flag = "chargeByNickName"',
         "not_found_codes = [20]",
         f"receipt_fields = {list(KEPT)}",

@@ -52,7 +52,6 @@ SERVERS = {
 @pytest.mark.parametrize(
     ("server", "answered"),
     [
-        ("uvicorn", True),
         ("uvicorn", False),
         ("uvicorn under gunicorn", False),
         ("aiohttp under gunicorn", True),

@@ -108,7 +108,7 @@ def test_sigterm_while_a_thread_charges(service: SimulatorThread, tmp_path: Path
     """gunicorn waits for its threads, kills them in the end, and the next start finds out what came of the charge."""
     module("flask")
     service.fail_next(Fault("stall", when="after"))  # executed, and never answered
-    command = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "2")
+    command = ("-m", "gunicorn", "--threads", "8", "--bind", "fd://{fd}", "--graceful-timeout", "1")
     # gunicorn's own file of the worker that it killed, which it never closes.
     killed = r"Exception ignored in: <_io.FileIO name=3 .*\n.*\n"
     with serving(
@@ -191,13 +191,15 @@ def test_a_celery_task(service: SimulatorThread, tmp_path: Path) -> None:
     (tmp_path / "queue").mkdir()
     (tmp_path / "celeryconfig.py").write_text(
         f'broker_url = "filesystem://"; result_backend = "file:///{tmp_path}/queue"\n'
-        'broker_transport_options = dict(data_folder_in="queue", data_folder_out="queue", control_folder="queue")\n'
+        'broker_transport_options = dict(data_folder_in="queue", data_folder_out="queue", control_folder="queue",'
+        " polling_interval=0.05)\n"
         "worker_hijack_root_logger = False\n",
         encoding="utf-8",
     )
     deliver = (
         'import tasks; tasks.app.config_from_object("celeryconfig"); '
-        'both = [tasks.charge.delay("order-1") for _ in range(2)]; print([each.get(timeout=60) for each in both])'
+        'both = [tasks.charge.delay("order-1") for _ in range(2)]; '
+        "print([each.get(timeout=60, interval=0.05) for each in both])"
     )
     worker = ("-m", "celery", "-A", "tasks", "--config", "celeryconfig", "worker", "-P", "prefork", "-c", "1",
               "--without-gossip", "--without-mingle", "--without-heartbeat")  # fmt: skip

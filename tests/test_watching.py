@@ -22,7 +22,7 @@ from cli_runs import (
     read_report,
     rows_of,
     service,
-    simulated,
+    silent,
     start,
     write_csv,
 )
@@ -45,7 +45,7 @@ from payclient.session import PaySession
 from payclient.tracking.tracker import Tracker
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
-__all__ = ["clean_environment", "service"]
+__all__ = ["clean_environment", "service", "silent"]
 
 NOW = 1_763_720_000.0
 
@@ -428,19 +428,21 @@ def test_ctrl_c_thrice_ends_it_now(tmp_path: Path) -> None:
             process.communicate()
 
 
-def test_an_interrupted_run_tells_machines_and_leaves_a_page(tmp_path: Path) -> None:
+def test_an_interrupted_run_tells_machines_and_leaves_a_page(silent: Service, tmp_path: Path) -> None:
     """Events `stopping` and `waiting` with until when; the page says that it was interrupted."""
-    with simulated(tmp_path, "--answers", "ignore=1", window=3) as silent:
-        file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
-        arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
-        with start(arguments) as process:
-            assert process.stdout is not None
-            events = [json.loads(process.stdout.readline())]
-            while not events[-1].get("pending"):
-                events.append(json.loads(process.stdout.readline()))
-            process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=60)
-        events += events_of(rest)
+    file, page = write_csv(tmp_path / "charges.csv", rows_of("told", 8)), tmp_path / "page.html"
+    arguments = charge_arguments(silent, file, "--json", "--html", str(page), "--max-pending", "3")
+    with start(arguments) as process:
+        assert process.stdout is not None
+        events = [json.loads(process.stdout.readline())]
+        while not events[-1].get("pending"):
+            events.append(json.loads(process.stdout.readline()))
+        process.send_signal(signal.SIGINT)
+        while events[-1]["event"] != "waiting":
+            events.append(json.loads(process.stdout.readline()))
+        silent.reject("told")
+        rest, _ = process.communicate(timeout=60)
+    events += events_of(rest)
     assert process.returncode == 130
     kinds = [event["event"] for event in events]
     assert "stopping" in kinds

@@ -23,7 +23,7 @@ from payclient.notifications import notification_url
 from payclient.simulator import PAYPHONE, Sale, Settings, Simulator
 from payclient.web import Page
 from postgres_server import PostgresServer
-from shops.serving import BLOCKS, COMMANDS, PRESET, SECRET, Shop, gunicorn, serving
+from shops.serving import BLOCKS, PRESET, SECRET, Shop, gunicorn, serving
 from simulated import QUERIES
 
 #: The preset's service, which sheds no queries.
@@ -135,10 +135,9 @@ async def customer_of(shop: Shop) -> AsyncIterator[Customer]:
         yield Customer(shop, session)
 
 
-@pytest.mark.parametrize("kind", ["aiohttp", "fastapi"])
-async def test_a_shop_from_end_to_end(kind: str, tmp_path: Path) -> None:
+async def test_a_shop_from_end_to_end(tmp_path: Path) -> None:
     """Pushes accepted, cancelled and expired, forms paid and closed; notifications forged, repeated and early."""
-    await shopping(kind, tmp_path)
+    await shopping("aiohttp", tmp_path)
 
 
 async def test_two_workers_over_one_postgresql(
@@ -302,20 +301,18 @@ def assert_collected_once(service: HeldSimulator, orders: int = 1) -> None:
     assert service.counts.collected == 1150 * orders
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
-async def test_a_shop_whose_forms_must_be_confirmed(kind: str, tmp_path: Path) -> None:
+async def test_a_shop_whose_forms_must_be_confirmed(tmp_path: Path) -> None:
     """The preset's service: returns of forms, one order and two ways to pay it, and a number that is withdrawn."""
     clock = ManualClock()
     async with HeldSimulator(clock, UNLIMITED) as service:
-        with serving(kind, service.url, tmp_path, profile=PRESET) as shop:
+        with serving("fastapi", service.url, tmp_path, profile=PRESET) as shop:
             async with customer_of(shop) as customer, customer_of(shop) as tab:
                 await confirmed(customer, service, clock)
                 await paid_in_two_ways(customer, tab, service)
                 await withdrawn(customer, service)
-                if kind == "fastapi":
-                    async with asyncio.timeout(60):
-                        while fulfilled(tmp_path) != ["a", "b", "cart-1", "e", "f"]:  # noqa: ASYNC110 - by another process
-                            await asyncio.sleep(0.01)
+                async with asyncio.timeout(60):
+                    while fulfilled(tmp_path) != ["a", "b", "cart-1", "e", "f"]:  # noqa: ASYNC110 - by another process
+                        await asyncio.sleep(0.01)
     assert_collected_once(service, 5)
     assert (service.counts.created, len(service.forms)) == (5, 6)
 

@@ -120,12 +120,9 @@ if not _TYPE_CHECKING:
         from importlib import import_module
 
         if name in __all__:
-            light, heavy = (
-                "errors amounts lifecycle models",
-                "notifications profile schedule clock session",
-            )
-            homes = f"{light} {heavy} ledger batch tracking".split()
-            found = (import_module(f"payclient.{home}") for home in homes)
+            # The lightest first: the search ends at the first one that has the name.
+            homes = "errors amounts lifecycle models notifications profile schedule clock session ledger batch tracking"
+            found = (import_module(f"payclient.{home}") for home in homes.split())
             globals()[name] = value = next(getattr(home, name) for home in found if hasattr(home, name))
             return value
         try:

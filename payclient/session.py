@@ -424,7 +424,7 @@ class Call:
         self._began = time.perf_counter()
 
     def begin_again(self) -> None:
-        """Prepare the next send: it is proven by itself."""
+        """Prepare to send the request again, with a proof of its own."""
         self._sent_before = self._sent_before or self.proof.passed
         self.resends += 1
         self.proof = SendProof(self._before_send)
@@ -437,7 +437,7 @@ class Call:
             self.response.discard()
 
     def exchange(self) -> Exchange:
-        """Return what is told of the call."""
+        """Return the call for metrics and traces."""
         return Exchange(
             operation=self.operation,
             method=self.request.method,

@@ -123,9 +123,9 @@ class PostgresWriter(Writer):
         super().__init__(asyncio.get_running_loop())
         self._server = server
         self._digest_key = digest_key
-        #: This opening of the ledger; a lock of this key shows what it has asked of the server.
+        #: The number of this opening of the ledger: of its leases, and of the lock that its statements take.
         self.owner: int = secrets.randbits(63)
-        #: Who holds what is permitted here, and for how many seconds; 0: this opening follows nothing.
+        #: `owner` and the seconds for which it holds what is permitted here; 0: this opening follows nothing.
         self.holder: tuple[int, float] = (0, UNHELD)
         self._work = asyncio.Event()
         self._stopping = False

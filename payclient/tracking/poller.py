@@ -97,7 +97,7 @@ class Poller:
         self._works: set[asyncio.Task[Any]] = set()
         #: Sends, which are not cancelled with their callers.
         self._sends: set[asyncio.Task[Any]] = set()
-        #: Who waits for the query of an ask to be made, and for a request of their own.
+        #: Callers who wait for the query of an ask to be made, and those who wait to make a request of their own.
         self._starting: dict[Followed, asyncio.Event] = {}
         self._callers: deque[asyncio.Future[None]] = deque()
         self._caller_first = True
@@ -161,7 +161,7 @@ class Poller:
         if now < when or ask.task is not None:
             self.asks.due.put(ask, max(when, now))
         else:
-            self._look_at(ask, now)
+            self._look_at_ask(ask, now)
             self._start_ready()
 
     def plan_form(self, form: ReturnedForm) -> None:
@@ -171,7 +171,7 @@ class Poller:
         now = self.clock.monotonic()
         due = form.due(now)
         if due is not None and due <= now:
-            self._look(form, now)
+            self._look_at(form, now)
             self._start_ready()
         elif due is not None:
             self.asks.due.put(form, due)
@@ -207,16 +207,16 @@ class Poller:
                 item = due.pop(now)
                 if item is None:
                     break
-                self._look(item, now)
+                self._look_at(item, now)
         finally:
             self._start_ready()
 
-    def _look(self, item: Scheduled, now: float) -> None:
+    def _look_at(self, item: Scheduled, now: float) -> None:
         if item.task is not None:
             return  # what runs plans the next look
         if isinstance(item, Followed):
             if self.asks.holds(item):
-                self._look_at(item, now)
+                self._look_at_ask(item, now)
         elif isinstance(item, ReturnedForm):
             if item.line:
                 self._request(item, now)  # it waited long enough for its turn by the rate
@@ -224,7 +224,7 @@ class Poller:
                 self._lines.put(item, NOTIFIED)
                 self.asks.due.put(item, now + item.window * TURN)
 
-    def _look_at(self, ask: Followed, now: float) -> None:
+    def _look_at_ask(self, ask: Followed, now: float) -> None:
         """Let an ask that is due expire, wait for its query, or end its waits."""
         policy = self.policy
         if ask.record.state.decided:
@@ -247,7 +247,7 @@ class Poller:
             self._lines.put(ask, NOTIFIED if notified else FINAL if policy.is_final(ask, now) else ROUTINE)
 
     def _look_at_decided(self, ask: Followed, now: float) -> None:
-        """A decided ask is queried once more where it was notified, or its time has come; else it is forgotten."""
+        """Query a decided ask once more where it was notified, or its time has come; else forget it."""
         if ask.recheck_soon or now >= ask.recheck_at:
             ask.recheck_soon = False
             if now >= ask.recheck_at:
@@ -270,7 +270,7 @@ class Poller:
         self._arm()
 
     def _start_request(self, now: float) -> bool:
-        """Let a caller of `wait_for_turn` or a due item go, alternately. Return False where neither may go."""
+        """Let a caller of `wait_for_turn` or a due item make a request, alternately; return False where neither may."""
         may_query = self._lines.waiting > 0 and len(self._requests) < REQUESTS_AT_ONCE
         if self._callers and (self._caller_first or not may_query):
             self._caller_first = False

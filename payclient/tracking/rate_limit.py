@@ -168,7 +168,7 @@ class RequestLines:
             self.waiting -= 1
 
     def pop(self, now: float, *, ranked: bool) -> Scheduled | None:
-        """Remove and return the next; None if nothing waits. With `ranked` the routine goes by lag, else by waiting."""
+        """Remove and return the next item; None if none waits. With `ranked` the routine goes by lag, else in turn."""
         self._turn = (self._turn + 1) % len(TURNS)
         for number in TURNS[self._turn]:
             first = self._first(number, COMPARED if ranked and number == ROUTINE else 1)

@@ -137,8 +137,12 @@ class FoundAccepted(Found):
     instead_of: int | None = None
 
 
+@attrs.frozen(kw_only=True)
 class FoundCancelled(Found):
     """The service says `Cancelado`: of an accepted one, that it was given back."""
+
+    #: Queried before it was known to be accepted: the report may be older than that.
+    before_accepted: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -180,6 +180,9 @@ class Record:
     archived: bool = False
 
 
+#: The states of what is paid, or may still be.
+PAID = (State.ACCEPTED, State.REVERSING)
+
 _HINTS: dict[type[Event], State | None] = {
     Notified: None,
     Returned: None,
@@ -289,7 +292,7 @@ def advance(record: Record, event: Event) -> Record:
         if isinstance(event, Found):
             changes["reason"] = event.reason
             # What is given back keeps the receipt of its approval.
-            if record.state not in (State.ACCEPTED, State.REVERSING):
+            if record.state not in PAID:
                 changes["receipt"] = event.receipt
     elif isinstance(event, FoundAccepted):  # another transaction is paid in the place of the one before
         changes["receipt"] = event.receipt
@@ -338,9 +341,11 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
 def _found(record: Record, event: Found) -> dict[str, Any]:
     """Return what a report changes of the transaction id.
 
-    Raises `TransitionError` for one of another transaction, and for one that calls paid what is being given back now:
-    the report may be older than the request, which is still on its way.
+    Raises `TransitionError` for one of another transaction, for one that calls paid what is being given back now, and
+    for one that calls given back what was accepted since it was asked for: either may be older than what it undoes.
     """
+    if record.state in PAID and isinstance(event, FoundCancelled) and event.before_accepted:
+        raise _refusal(record, "the report may be older than the payment")
     if (
         record.state is State.REVERSING
         and isinstance(event, FoundAccepted)

@@ -13,10 +13,10 @@ from fake_ledgers import SharedLedger
 from fake_service import PROFILE as PLAIN
 from fake_service import FakeService, answer, events_of, outcome_of, pending_of, record_in, refusal, tracking
 from fake_service import sale as push
-from payclient.events import Event, Evidence, ReversalPermitted
+from payclient.events import Event, Evidence, FoundCancelled, ReversalPermitted
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
-from payclient.profile import UndoProfile
+from payclient.profile import StatusProfile, UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
 pytestmark = pytest.mark.usefixtures("delays")
@@ -226,3 +226,68 @@ async def test_somebody_else_gave_it_back(service: Service, caplog: pytest.LogCa
         service.decide("Aceptado")  # nonsense: it stays given back, and is looked at by a person
         await service.clock.advance(2)
         assert (await sale.check()).state is State.REVERSED
+
+
+class Slow(SharedLedger):
+    """One process's view of a shared ledger, whose word that it is cancelled comes late."""
+
+    def __init__(self, with_: SharedLedger | None = None) -> None:
+        super().__init__(with_)
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        if isinstance(event, FoundCancelled):
+            self.asked.set()
+            await self.go.wait()
+        return await super().apply(record, event)
+
+
+async def test_what_was_cancelled_before_it_was_accepted_is_not_given_back(service: Service) -> None:
+    """Two processes query one sale: the older word, "cancelled", is written after the newer one, "accepted"."""
+    ledger = Slow()
+    async with tracking(service, ledger) as one, tracking(service, SharedLedger(ledger)) as other:
+        sale = await one.sale(push("first"), purchase="order-17")
+        there = await pending_of(other, "first")
+        service.decide("Cancelado")
+        checking = asyncio.ensure_future(sale.check())
+        await ledger.asked.wait()
+        service.decide("Aceptado")
+        assert (await there.check()).paid is True
+        ledger.go.set()
+        assert (await checking).paid is True
+        with pytest.raises(payclient.AlreadyPaidError):
+            await other.sale(push("second"), purchase="order-17")
+    assert (await record_in(ledger, "first")).state is State.ACCEPTED
+
+
+async def test_an_answer_from_before_it_was_accepted_does_not_give_it_back(service: Service) -> None:
+    """The process that asked first has heard meanwhile what another one found; it has no second look of its own."""
+    by_client = StatusProfile(
+        by_client_transaction_id="/api/Sale/client/{client_transaction_id}", state_field="state"
+    )
+    profile = attrs.evolve(PLAIN, status=by_client)
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
+        said = await service(request, before_send)
+        if request.method == "GET":
+            asked.set()
+            await go.wait()
+        return said
+
+    ledger = SharedLedger()
+    async with (
+        tracking(service, ledger, profile, transport=slow) as one,
+        tracking(service, SharedLedger(ledger), profile) as other,
+    ):
+        sale = await one.sale(push("first"), purchase="order-17")
+        there = await pending_of(other, "first")
+        service.decide("Cancelado")
+        checking = asyncio.ensure_future(sale.check())
+        await asked.wait()
+        service.decide("Aceptado")
+        assert (await there.check()).paid is True
+        await service.clock.advance(0.1)
+        go.set()
+        assert (await checking).paid is True
+    assert (await record_in(ledger, "first")).state is State.ACCEPTED

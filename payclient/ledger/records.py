@@ -14,7 +14,7 @@ import attrs
 from payclient.errors import TransitionError
 from payclient.events import Created, Event, Evidence, Found, Overpaid, Refused
 from payclient.ledger import Change
-from payclient.lifecycle import TRANSITIONS, Record, State, advance
+from payclient.lifecycle import PAID, TRANSITIONS, Record, State, advance
 from payclient.logs import Log
 
 log: Log = Log("payclient.ledger")
@@ -22,8 +22,7 @@ log: Log = Log("payclient.ledger")
 #: The states whose arrival is news to a reader of the feed.
 FEED = frozenset(State) - {State.SENDING, State.UNKNOWN, State.PENDING}
 
-#: States of an ask whose purchase is paid, and of one that is open. The other half of the rule is in `holds`.
-_PAID = (State.ACCEPTED, State.REVERSING)
+#: States of an ask whose purchase is open. The other half of the rule is in `holds`.
 _OPEN = (State.SENDING, State.UNKNOWN, State.PENDING)
 
 _TEXT = 500
@@ -50,7 +49,7 @@ def _legal_moves() -> str:
 
 
 #: True of a record that keeps another ask of its purchase from its permit, which is `new`; as `holds` says.
-_HOLDS = f"""({_any_of("state", _PAID)} OR (kind <> 'form' AND (
+_HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
     )) OR (kind = 'form' AND NOT new.beside_open_form AND coalesce(links_dead_at > new.created_at, true) AND (
         {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
@@ -85,7 +84,7 @@ _MADE = {
     "decided": _any_of("after", [state for state in State if state.decided]),
     "holds": _HOLDS,
     # Its customer closed a form that the service does not call cancelled: its links may be handed out again.
-    "links_are_dead": f"(({_any_of('state', [*_PAID, *(each for each in State if each.decided)])}) "
+    "links_are_dead": f"(({_any_of('state', [*PAID, *(each for each in State if each.decided)])}) "
     f"AND evidence <> '{Evidence.UNPAID}')",
     "news": f"({_any_of('after', FEED)}) AND (after <> before OR event = '{Overpaid.__name__}')",
 }
@@ -220,7 +219,9 @@ def describe(event: Event) -> str | None:
         return f'{{"transaction_id": {event.transaction_id}, "expires_at": {event.expires_at}}}'
     own = {}
     # What the record has stands there, once: the messages of a refusal, the reason and the receipt of a report.
-    left_out = ("at", "reason", "receipt") if isinstance(event, Found) else ("at", "messages")
+    left_out = (
+        ("at", "reason", "receipt", "before_accepted") if isinstance(event, Found) else ("at", "messages")
+    )
     for field in attrs.fields(type(event)):
         value = getattr(event, field.name)
         if value not in (None, ()) and field.name not in left_out:
@@ -234,7 +235,7 @@ def describe(event: Event) -> str | None:
 def holds(known: Record, new: Record) -> bool:
     """Return whether a known ask denies its permit to a new one of the same purchase: it is paid, or may yet be."""
     state, evidence = known.state, known.evidence
-    if state in _PAID:
+    if state in PAID:
         return True
     if known.kind != "form":
         return state in _OPEN or (state is State.EXPIRED and evidence is not Evidence.LAST_QUERY)
@@ -254,13 +255,13 @@ def holds(known: Record, new: Record) -> bool:
 
 def overpaid(asks: Iterable[Record], before: Record, after: Record, at: float) -> Overpaid | None:
     """Return the event of an ask that was paid beside others of its purchase, and log it; None where it was not."""
-    if after.state is not State.ACCEPTED or before.state in _PAID:
+    if after.state is not State.ACCEPTED or before.state in PAID:
         return None
     mine, purchase = after.client_transaction_id, after.purchase
     also = {
         each.client_transaction_id
         for each in asks
-        if each.purchase == purchase and each.state in _PAID and each.client_transaction_id != mine
+        if each.purchase == purchase and each.state in PAID and each.client_transaction_id != mine
     }
     if not also:
         return None
@@ -277,7 +278,7 @@ def purchase_holder(asks: Iterable[Record], new: Record) -> Record | None:
         for each in asks
         if each.purchase == purchase and each.client_transaction_id != mine and holds(each, new)
     ]
-    return max(held, key=lambda each: (each.state in _PAID, each.created_at), default=None)
+    return max(held, key=lambda each: (each.state in PAID, each.created_at), default=None)
 
 
 # What the attempts of one client transaction id allow; number n stands at n - 1

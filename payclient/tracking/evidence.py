@@ -18,7 +18,7 @@ from payclient.events import (
     FoundPending,
     ProvenAbsent,
 )
-from payclient.lifecycle import DROPPED, Record, State
+from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
 from payclient.tracking.followup import Followed, Policy, TransactionRef
 
@@ -181,7 +181,12 @@ def _event_of(
             ends = at + sale_window if record.kind == "sale" else None
             return FoundPending(at=at, transaction_id=transaction_id, expires_at=ends)
         case state, "Cancelado" if state not in (State.REFUSED, State.REVERSED):
-            return FoundCancelled(at=at, transaction_id=transaction_id, reason=report.reason)
+            return FoundCancelled(
+                at=at,
+                transaction_id=transaction_id,
+                reason=report.reason,
+                before_accepted=state not in PAID,
+            )
     return None
 
 

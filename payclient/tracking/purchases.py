@@ -10,7 +10,7 @@ import attrs
 from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError, PayError, PurchaseOpenError
 from payclient.events import Evidence
 from payclient.ledger.records import purchase_holder
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import PAID, Record, State
 from payclient.tracking.followup import is_presumed
 from payclient.tracking.outcomes import Outcome
 from payclient.validation import id_fault, text_fault
@@ -99,7 +99,7 @@ def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | N
     """Return until when another ask of the purchase is refused because one is open."""
     new = Record(client_transaction_id="", purchase=key, created_at=poller.clock.time())
     holder = find_holder(poller, records, new)
-    if holder is None or holder.state in (State.ACCEPTED, State.REVERSING):
+    if holder is None or holder.state in PAID:
         return None
     known = _open_until(poller, holder)
     return holder.created_at + poller.policy.longest_life[holder.kind] if known is None else known
@@ -114,7 +114,7 @@ def _open_until(poller: Poller, holder: Record) -> float | None:
 def refusal_of(poller: Poller, holder: Record) -> PayError:
     """Return the error that tells which ask of the purchase is paid or open."""
     identifier = holder.client_transaction_id
-    if holder.state in (State.ACCEPTED, State.REVERSING):
+    if holder.state in PAID:
         words = f"this purchase is paid by {identifier}; nothing was sent"
         paid = AlreadyPaidError(words, client_transaction_id=identifier)
         paid.outcome = Outcome.of(holder)

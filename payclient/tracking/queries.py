@@ -22,7 +22,7 @@ from payclient.errors import (
     UnauthorizedError,
 )
 from payclient.events import Evidence, Lost, Refused
-from payclient.lifecycle import DROPPED, Record, State
+from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.tracking.evidence import (
@@ -73,9 +73,10 @@ class StatusQueries:
 
     async def query(self, ask: Followed, query: TransactionRef) -> StatusReport | None:
         """Query an ask once, write what the answer means, and return the report if it is ours."""
+        was_paid = ask.record.state in PAID
         answered, report = await self._ask(ask, query)
-        if not answered:
-            return None
+        if not answered or (ask.record.state in PAID and not was_paid):
+            return None  # another process has found it paid meanwhile: this answer may be older
         if report is None:
             reading = self._reader.not_found(ask, query, *self._moment())
         else:

@@ -184,10 +184,13 @@ class ReversalPermitted(Event):
     expires_at: float
 
 
+@attrs.frozen(kw_only=True)
 class ReversalNotSent(Event):
     """The request to give it back is proven not to have reached the service."""
 
     evidence = Evidence.NOT_SENT
+    #: The `expires_at` of its permit, which tells it from a later request.
+    permitted_until: float | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -195,6 +198,7 @@ class ReversalRefused(Event):
     """The request to give it back was answered with an error object."""
 
     evidence = Evidence.ANSWER
+    permitted_until: float | None = None
     error_code: int | None = None
 
 

@@ -281,6 +281,8 @@ def advance(record: Record, event: Event) -> Record:
         target = table[type(event)]
     except KeyError:
         raise _refusal(record, f"{record.state} does not take {type(event).__name__}") from None
+    if words := _overtaken(record, event):
+        raise _refusal(record, words)
     changes = _facts(record, event)
     changes["version"] = record.version + 1
     if target is not None:
@@ -333,25 +335,25 @@ def _facts(record: Record, event: Event) -> dict[str, Any]:
             return changes
         case Conflicted():
             return {"candidate_ids": _without(record.candidate_ids, event.candidate_id)}
-        case ProvenAbsent() if not set(record.candidate_ids) <= set(event.candidate_ids):
-            raise _refusal(record, "a transaction was named meanwhile, and not queried")
     return {}
 
 
-def _found(record: Record, event: Found) -> dict[str, Any]:
-    """Return what a report changes of the transaction id.
+def _overtaken(record: Record, event: Event) -> str | None:
+    """Return why an event, though its state takes it, may be older than what is known by now; None where it is not."""
+    match event:
+        case FoundAccepted() if record.state is State.REVERSING and event.at < (record.expires_at or 0.0):
+            return "the request to give it back may be on its way"
+        case FoundCancelled(before_accepted=True) if record.state in PAID:
+            return "the report may be older than the payment"
+        case ReversalNotSent() | ReversalRefused() if event.permitted_until not in (None, record.expires_at):
+            return "this was the end of an earlier request to give it back"
+        case ProvenAbsent() if not set(record.candidate_ids) <= set(event.candidate_ids):
+            return "a transaction was named meanwhile, and not queried"
+    return None
 
-    Raises `TransitionError` for one of another transaction, for one that calls paid what is being given back now, and
-    for one that calls given back what was accepted since it was asked for: either may be older than what it undoes.
-    """
-    if record.state in PAID and isinstance(event, FoundCancelled) and event.before_accepted:
-        raise _refusal(record, "the report may be older than the payment")
-    if (
-        record.state is State.REVERSING
-        and isinstance(event, FoundAccepted)
-        and event.at < (record.expires_at or 0.0)
-    ):
-        raise _refusal(record, "the request to give it back may be on its way")
+
+def _found(record: Record, event: Found) -> dict[str, Any]:
+    """Return what a report changes of the transaction id. Raises `TransitionError` for one of another transaction."""
     if record.transaction_id is None:
         # A cancelled transaction binds no form: after a declined card, another one pays by another transaction.
         if record.kind == "sale" or not isinstance(event, FoundCancelled):

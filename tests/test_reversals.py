@@ -13,7 +13,7 @@ from fake_ledgers import SharedLedger
 from fake_service import PROFILE as PLAIN
 from fake_service import FakeService, answer, events_of, outcome_of, pending_of, record_in, refusal, tracking
 from fake_service import sale as push
-from payclient.events import Event, Evidence, FoundCancelled, ReversalPermitted
+from payclient.events import Event, Evidence, FoundCancelled, ReversalPermitted, ReversalRefused
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record, State
 from payclient.profile import StatusProfile, UndoProfile
@@ -168,6 +168,33 @@ async def test_a_refused_reversal_leaves_it_paid(service: Service) -> None:
         assert (await pending_of(tracker, "first")).outcome.paid is True
         service.reverse_scripts = []
         assert (await tracker.reverse(sale)).paid is False
+
+
+async def test_the_end_of_a_first_reversal_ends_no_second_one(service: Service) -> None:
+    """It was written, and the ledger said that it was not: written again, it would call paid what is given back."""
+
+    class FailingLate(MemoryLedger):
+        fails = True
+
+        async def apply(self, record: Record, event: Event) -> Record:
+            after = await super().apply(record, event)
+            if isinstance(event, ReversalRefused) and self.fails:
+                self.fails = False
+                raise payclient.LedgerUnavailableError("disk I/O error")
+            return after
+
+    ledger = FailingLate()
+    async with tracking(service, ledger, PROFILE) as tracker:
+        sale = await paid(service, tracker)
+        service.reverse_scripts = [(refusal(20), False), (ConnectionResetError(), True)]
+        with pytest.raises(payclient.NotReversibleError):
+            await tracker.reverse(sale)
+        await service.clock.advance(0.1)
+        assert (await tracker.reverse(sale)).state is State.REVERSING
+        await service.clock.advance(1)  # the first one's end is written again
+        assert (await record_in(ledger, "first")).state is State.REVERSING
+        await service.clock.advance(600)
+    assert (await record_in(ledger, "first")).state is State.REVERSED
 
 
 async def test_a_repeated_request_is_refused_though_it_was_given_back(service: Service) -> None:

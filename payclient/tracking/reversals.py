@@ -130,10 +130,12 @@ async def _reverse(
             transaction_id=transaction_id, client_transaction_id=client_transaction_id
         )
     except NotSentError:
-        await asks.write(record, ReversalNotSent(at=clock.time()))
+        await asks.write(record, ReversalNotSent(at=clock.time(), permitted_until=permitted.expires_at))
         raise
     except RefusedError as refused:
-        refusal = ReversalRefused(at=clock.time(), error_code=refused.error_code)
+        refusal = ReversalRefused(
+            at=clock.time(), error_code=refused.error_code, permitted_until=permitted.expires_at
+        )
         # What stands between may repeat the request: the first gave it back, the second was refused.
         outcome = await poller.check(await asks.write(record, refusal))
         if outcome.state is not State.REVERSED:

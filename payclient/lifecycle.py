@@ -160,7 +160,7 @@ class Record:
     expires_at: float | None = None
     notified_at: float | None = None
     decided_at: float | None = None
-    #: Of a refusal, as the service wrote it (bounded).
+    #: What a refusal said, as the service wrote it (bounded).
     error_code: int | None = None
     error_type: str | None = None
     messages: tuple[str, ...] = attrs.field(default=(), repr=False)
@@ -168,7 +168,7 @@ class Record:
     purchase: str = attrs.field(
         default=attrs.Factory(lambda self: self.client_transaction_id, takes_self=True)
     )
-    #: Of a form, when its links are dead; None of a sale.
+    #: When the links of a form are dead; None for a sale.
     links_dead_at: float | None = None
     #: The caller allowed it beside an open form of its purchase.
     beside_open_form: bool = False
@@ -176,7 +176,7 @@ class Record:
     reason: str | None = attrs.field(default=None, repr=False)
     #: What the profile keeps of the report that decided it, as a JSON object (bounded).
     receipt: str | None = attrs.field(default=None, repr=False)
-    #: It was moved to a file, and takes no more events: the ledger keeps what a permit must know.
+    #: Whether it was moved to a file. It takes no more events: the ledger has only what a permit must know.
     archived: bool = False
 
 

@@ -407,7 +407,7 @@ class SendProof:
 class Call:
     """One call of an operation, however often its request is sent."""
 
-    #: Of the last send; None: none came.
+    #: The answer to the last send; None: none came.
     response: HttpResponse | None = None
     #: What was read from it; None too where nothing was found.
     result: object = None

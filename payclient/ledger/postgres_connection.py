@@ -142,7 +142,7 @@ class Server:
                 return await _connect(host, CONNECT if len(self._hosts) == 1 else CONNECT_TO_EACH)
             except PayError as error:
                 faults.append(error)
-        # Of several hosts the one that answered says more than those that did not.
+        # Where all hosts failed, one that answered says more than one that did not.
         said = [fault for fault in faults if isinstance(fault, ConfigurationError | _BusyServerError)]
         raise (said or faults)[-1].with_traceback(None)
 

@@ -27,7 +27,7 @@ from payclient.ledger.records import read_statements
 from payclient.ledger.sqlite_owner import OwnerLock, check_file, check_place, identity_of
 
 STATEMENTS = read_statements("sqlite.sql")
-#: Of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
+#: The version of the tables, views and guards, which `TRANSITIONS` shapes too. A file of another version is refused.
 VERSION = 1
 #: "PayL": what makes a SQLite file ours.
 APPLICATION_ID = 0x5061794C

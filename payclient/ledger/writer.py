@@ -101,7 +101,7 @@ class StoredLedger:
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
         known = await self._read("environment")
         if moved or known[0][0] is None:
-            # Of two processes that set it at once, one does: what is there counts.
+            # Where two processes set it at once, one succeeds: what the ledger has then counts.
             await self._read("move_environment" if moved else "set_environment", mine)
             known = await self._read("environment")
         return bytes(known[0][0])

@@ -332,7 +332,7 @@ class OpenAsks:
         if ask is None:
             return await self.settled(record)
         if (ask.exhausted and not ask.record.state.decided) or ask.elsewhere:
-            # It is not queried here: a person or another process may have decided it.
+            # The ask is not queried here: a person or another process may have decided it.
             with suppress(LedgerError):  # what is known is true all the same
                 await self.reread(ask)
         if not (ask.record.state.decided or ask.exhausted):

@@ -49,7 +49,7 @@ TURN = 1 / 20
 
 @attrs.define(eq=False)
 class Confirmation:
-    """One id to confirm; None: the browser came back cancelled, and a query tells whether the form was paid."""
+    """One id to confirm; None: the browser came back cancelled, and a query shows whether the form was paid."""
 
     transaction_id: int | None
     open: bool = False
@@ -131,7 +131,7 @@ class ReturnedForm(Scheduled):
         """Return the open confirmation that is due and was tried least: forged ids do not hold up a fresh one."""
         return min(self.open(), key=lambda each: (max(each.due, now), each.tries), default=None)
 
-    def answered(self, now: float, *, settled: bool, wait: float) -> bool:
+    def end_request(self, now: float, *, settled: bool, wait: float) -> bool:
         """Note that the request has ended; the next comes after `wait` seconds. Return whether it is given up."""
         asked, self.asked = self.asked, None
         if self.record.state in OVER:
@@ -312,7 +312,8 @@ class Confirmer:
     def _plan_next(self, form: ReturnedForm, asked: Confirmation | None, settled: bool, wait: float) -> None:
         """Plan the request after one that was made; forget a form that needs none."""
         now, record, policy = self._clock.monotonic(), form.record, self._poller.policy
-        if form.answered(now, settled=settled, wait=wait):
+        given_up = form.end_request(now, settled=settled, wait=wait)
+        if given_up:
             if asked is not None and asked.transaction_id is not None:
                 identifier = record.client_transaction_id
                 log("error", "confirmation_late", identifier, "not confirmed in time; its status will tell")

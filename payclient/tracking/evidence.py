@@ -30,7 +30,7 @@ UNMAPPED_FAILURES = 3
 
 
 class Credentials:
-    """Under which credentials an attempt is sent, and whose "not found" speaks of it.
+    """The credentials under which attempts are sent, and those under which "not found" is about them.
 
     A digest keyed by the ledger's own key stands for a token. Which other token finds what one has sent is learnt by
     each process anew, and only from a sale whose transaction id is known: from the answer to our own POST, or from a
@@ -207,7 +207,7 @@ class AnswerReader:
         record, candidate_id = ask.record, query.candidate_id
         named = report.client_transaction_id
         if self._is_unbound(record) and not self._can_see(record, token):
-            # It may be an order of another account, of the same id, amount and currency.
+            # What was found may be an order of another account, of the same id, amount and currency.
             what = "found under other credentials than those that sent it"
             reading = self._conflict(ask, what, at)
             reading.warning = UNDER_ANOTHER
@@ -311,7 +311,7 @@ class AnswerReader:
         if not can_see:
             reading.warning = UNDER_ANOTHER
         if ask.record.state is not State.UNKNOWN:
-            # Of a sale that was created it is one event, where that stays so longer than is tolerated.
+            # A sale that was created, and is not found for longer than is tolerated, is one event.
             if ask.missing_since is None:
                 ask.missing_since = now
             elif now - ask.missing_since > MISSING * self.policy.scale:

@@ -234,7 +234,7 @@ class Policy:
     absent_after: float
     #: Seconds from which a paid form was confirmed or is reversed; 0 where the service wants no confirmation.
     confirm_window: float = 0.0
-    #: Of late, the share of all answers of which a notification came.
+    #: The share of recent answers of which a notification came.
     notified_share: float = 0.0
     scale: float = attrs.field(init=False)
     #: Seconds between two queries of one ask, at least.

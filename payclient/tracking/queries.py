@@ -60,7 +60,7 @@ class StatusQueries:
         self.source: StatusSource | None = source
         self.credentials: Credentials = Credentials(poller.asks.ledger.digest_key)
         self._reader = AnswerReader(poller.policy, self.credentials if source is None else None)
-        #: Of late, the share of queries that brought no answer.
+        #: The share of recent queries that brought no answer.
         self._failed = 0.0
         #: When the first 401 came after the last answer; infinity: none did.
         self._refused_at = math.inf
@@ -86,7 +86,7 @@ class StatusQueries:
             reading = self._reader.report(ask, query, report, *self._moment())
             reading.is_word &= report is said  # else it is paid, unless nobody confirms it
         if reading.needs_second_query:
-            # Of several transactions of one client transaction id another may be paid, or open.
+            # Another transaction of the same client transaction id may be paid, or open.
             answered = await self._poller.wait_for_turn(self._policy.total_timeout)
             if answered:
                 by_client_id = attrs.evolve(query, transaction_id=None, candidate_id=None)
@@ -166,7 +166,7 @@ class StatusQueries:
         return record
 
     def can_see(self, record: Record) -> bool:
-        """Return whether "not found" under the token in use speaks of this attempt; warn once where it does not."""
+        """Return whether "not found" under the token in use is about this attempt; warn once where it is not."""
         if self.credentials.can_see(record, SIGNED_WITH.get()):
             return True
         self.say("credentials_changed", record.client_transaction_id, UNDER_ANOTHER)

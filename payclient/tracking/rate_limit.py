@@ -133,7 +133,7 @@ _TURNS = (
 )
 TURNS = (*_TURNS, (ROUTINE, FINAL, LATE, NOTIFIED), *_TURNS, (LATE, ROUTINE, FINAL, NOTIFIED))
 
-#: Of the routine, so many that have waited longest are compared.
+#: So many asks of the routine that have waited longest are compared.
 COMPARED = 250
 
 

@@ -32,7 +32,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
         if poller.policy.follows(record):
             poller.asks.follow(record)
     await poller.confirmer.recover(records)
-    # Who gave a form up may still load and pay it until its links are dead.
+    # A customer who gave a form up may still load and pay it until its links are dead.
     await poller.confirmer.recover_abandoned(poller.policy.links_life)
     if records:
         log("info", "recovered", "", "recovered %d open sales, %d of them unknown", len(records), len(stale))

@@ -64,14 +64,16 @@ def shopping(service: SimulatorThread, url: str, count: int = 3) -> None:
     assert set(service.created_per_client_id.values()) == {1}
 
 
-def test_flask_with_threads(service: SimulatorThread, tmp_path: Path) -> None:
-    """Pushes, notifications and forms by one process, which preloads the app and forks afterwards."""
+def test_two_preloaded_workers_over_one_postgresql(
+    service: SimulatorThread, postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """Pushes, notifications and forms: each worker opens the tracker that the parent imported, and knows every sale."""
     module("flask")
-    command = (*GUNICORN, "--preload", "shop_flask:app")
-    with serving(command, service.url, tmp_path) as shop:
-        shopping(service, shop.url)
+    command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
+    with serving(command, service.url, tmp_path, ledger=postgres.url(database)) as shop:
+        shopping(service, shop.url, count=6)
         assert request(shop.url, "/notify/forged?id=1")[:2] == (200, "OK")
-        assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 3
+        assert [each.notification for each in service.sales.values()] == ["HTTP 200"] * 6
         page = request(shop.url, "/form/cart-1")[1]
         assert request(shop.url, "/form/cart-1")[1] == page
         (form,) = service.forms.values()
@@ -79,17 +81,6 @@ def test_flask_with_threads(service: SimulatorThread, tmp_path: Path) -> None:
         status, _, location = request(shop.url, f"{back.path}?{back.query}")
         assert status == 302
         assert request(shop.url, location)[:2] == (200, "Not paid.")
-
-
-def test_two_preloaded_workers_over_one_postgresql(
-    service: SimulatorThread, postgres: PostgresServer, database: str, tmp_path: Path
-) -> None:
-    """Each worker opens the tracker that the parent imported; whichever is asked knows every sale."""
-    module("flask")
-    ledger = postgres.url(database)
-    command = (*GUNICORN, "--preload", "--workers", "2", "shop_flask:app")
-    with serving(command, service.url, tmp_path, ledger=ledger) as shop:
-        shopping(service, shop.url, count=6)
 
 
 def test_two_workers_with_sqlite_are_told_what_to_do(service: SimulatorThread, tmp_path: Path) -> None:

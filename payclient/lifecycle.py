@@ -273,7 +273,7 @@ TRANSITIONS: Mapping[State, Mapping[type[Event], State | None]] = MappingProxyTy
 
 
 def advance(record: Record, event: Event) -> Record:
-    """The record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
+    """Return the record after the event. Raises `TransitionError`, changing nothing, if its state does not take it."""
     if record.archived:
         raise _refusal(record, f"the attempt was archived as {record.state}, and takes no more events")
     table = TRANSITIONS[record.state]
@@ -396,7 +396,7 @@ _SETTERS: dict[str, Callable[[Record, Any], None]] = {name: getattr(Record, name
 
 
 def _changed(record: Record, changes: dict[str, Any]) -> Record:
-    """What `attrs.evolve` does, in half its time: it is done for every write of every sale."""
+    """Evolve a record as `attrs.evolve` does, in half its time: every write of every sale does it."""
     copy = object.__new__(Record)
     for put, value in zip(_SETTERS.values(), _VALUES(record), strict=True):
         put(copy, value)

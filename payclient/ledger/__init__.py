@@ -89,8 +89,8 @@ class Ledger(Protocol):
         """Whether this opening made the ledger: a new one knows no earlier charge."""
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        """The digest of the service that this ledger is used with: `mine` where it has none yet, or is told that
-        the service has `moved`.
+        """Return the digest of the service that this ledger is used with, set to `mine` where there is none yet or
+        where the service has `moved`.
         """
 
     async def permit(self, record: Record) -> bool:
@@ -112,22 +112,22 @@ class Ledger(Protocol):
         """
 
     async def get(self, client_transaction_id: str) -> Record | None:
-        """The newest attempt of a client transaction id."""
+        """Return the newest attempt of a client transaction id."""
 
     async def get_many(self, client_transaction_ids: Sequence[str]) -> dict[str, Record]:
-        """The newest attempts of those ids that have one."""
+        """Return the newest attempts of those ids that have one."""
 
     async def attempts(self, client_transaction_ids: Sequence[str]) -> dict[str, list[Record]]:
-        """Every attempt of those ids that have one: number n stands at n - 1."""
+        """Return every attempt of those ids that have one: number n stands at n - 1."""
 
     async def asks(self, purchase: str) -> list[Record]:
-        """Every attempt of a purchase, in the order of their permits."""
+        """Return every attempt of a purchase, in the order of their permits."""
 
     async def keep_links(self, record: Record, links: str, until: float) -> None:
         """Keep the links of a form until a time (UTC seconds): secrets, which no other method returns."""
 
     async def links(self, purchase: str, now: float) -> dict[str, str]:
-        """The links that are kept of the purchase's forms that live, by client transaction id."""
+        """Return the links that are kept of the purchase's forms that live, by client transaction id."""
 
     async def drop_links(self, now: float) -> float | None:
         """Delete the links of every form whose time is over or that is decided, so that no file holds them; when the
@@ -135,13 +135,13 @@ class Ledger(Protocol):
         """
 
     def unfinished(self) -> AsyncIterator[Record]:
-        """Every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""
+        """Yield every attempt that is SENDING, UNKNOWN, PENDING, EXPIRED or REVERSING at the call, oldest first."""
 
     def records(self) -> AsyncIterator[Record]:
-        """Every attempt there is, in the order of their permits."""
+        """Yield every attempt there is, in the order of their permits."""
 
     async def history(self, client_transaction_id: str) -> list[Change]:
-        """Every change of a client transaction id, oldest first."""
+        """Return every change of a client transaction id, oldest first."""
 
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
         """Changes of state after a cursor into any that is not SENDING, UNKNOWN or PENDING, oldest first."""
@@ -179,7 +179,7 @@ class Shared(Ledger, Protocol):
         """Go on holding for so many seconds what is held and due soon; return how many attempts are held."""
 
     async def held(self) -> set[str]:
-        """The client transaction ids of the attempts that are held."""
+        """Return the client transaction ids of the attempts that are held."""
 
     async def defer(self, seconds: Mapping[str, float]) -> None:
         """Hold what is held of these client transaction ids for so many seconds, without renewal.

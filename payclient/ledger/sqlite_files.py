@@ -61,7 +61,7 @@ def connect(path: str) -> sqlite3.Connection:
 
 
 def unavailable(error: BaseException, doing: str) -> LedgerUnavailableError:
-    """What a fault of SQLite is to a caller; it quotes the fault's name, never a statement or a value."""
+    """Return a fault of SQLite as callers see it: by its name, without any statement or value."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
     return LedgerUnavailableError(f"the ledger could not be {doing} ({name})")
 

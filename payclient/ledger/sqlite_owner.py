@@ -36,7 +36,7 @@ _LOCAL_FUSE = frozenset({"fuseblk", "fuse.fuse-overlayfs", "fuse.gocryptfs"})
 
 
 def mount_of(path: str, mounts: str) -> tuple[str, str]:
-    """The mount point that holds a real path, and the type of its file system, by the text of `/proc/self/mounts`."""
+    """Return the mount point of a real path and the type of its file system, by the text of `/proc/self/mounts`."""
     best, kind = "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")

@@ -230,10 +230,10 @@ class Forms:
     async def live(
         self, key: str, make_request: Callable[[str], PrepareRequest], margin: float
     ) -> PaymentForm:
-        """The living form of a purchase, or a new one, prepared once however many ask; see `Tracker.live_form`."""
+        """Return the living form of a purchase, or a new one that all callers share; see `Tracker.live_form`."""
         check_purchase(key)
         if not 0 <= margin < self._lifetime:
-            raise ConfigurationError(f"margin: is 0 to {self._lifetime:g} seconds")
+            raise ConfigurationError(f"margin must be 0 or more and less than {self._lifetime:g} seconds")
         tries, checked = GENERATIONS, set[str]()
         until = self._clock.monotonic() + self._poller.policy.total_timeout
         while True:
@@ -288,7 +288,7 @@ class Forms:
         """Start to prepare a form under this id, and return the task that all callers of `key` share."""
         request = make_request(identifier)
         if request.client_transaction_id != identifier:
-            raise ConfigurationError("make_request: build the request with the id that it is given")
+            raise ConfigurationError("make_request must build the request with the id that it is given")
         task = self._preparing[key] = start(self.prepare(request, key))
         task.add_done_callback(lambda _: self._preparing.pop(key, None))
         return task

@@ -123,7 +123,7 @@ def make_page(
 def check_language(language: str) -> None:
     """Raise `ConfigurationError` for a language that the pages do not have."""
     if language not in ("es", "en"):
-        raise ConfigurationError("language: is es or en")
+        raise ConfigurationError("language must be es or en")
 
 
 def check_address(address: str, name: str) -> str:

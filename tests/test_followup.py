@@ -94,8 +94,7 @@ def test_no_wait_is_without_a_next_look_or_an_end(rules: Policy, kept: Record, i
             ask.record = advance(ask.record, Expired(at=now))
         if rules.can_query:
             rules.next_query(ask, now)
-            ask.queried_at = now
-            ask.final_queries += rules.is_final(ask, now)
+            rules.note_query(ask, now)
         when = rules.after(ask, now)
         if when is None:
             break

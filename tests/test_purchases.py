@@ -10,7 +10,7 @@ import pytest
 
 import payclient
 from fake_ledgers import FailingLedger, SharedLedger
-from fake_service import FakeService, answer, lost_request, outcome_of, pending_of, refuses, tracking
+from fake_service import FakeService, answer, hint, lost_request, outcome_of, pending_of, refuses, tracking
 from fake_service import form as form_of
 from fake_service import sale as push
 from payclient.events import Evidence, Exhausted
@@ -242,6 +242,28 @@ async def test_an_expired_push_is_open_while_others_under_its_id_cannot_be_looke
         service.status = status  # type: ignore[method-assign]  # it has caught up
         await service.clock.advance(700)
         assert (await pending_of(tracker, "first")).outcome.paid
+    assert service.posted == {"first": 1}
+
+
+@pytest.mark.parametrize("by", ["notifications", "checks"])
+async def test_who_asks_more_often_does_not_hasten_the_last_query(service: FakeService, by: str) -> None:
+    """Forged notifications, or a page that polls: the service is heard out all the same, and its late word counts."""
+    async with tracking(service) as tracker:
+        sale = await tracker.sale(push("first"), purchase="order-17")
+        wait = asyncio.ensure_future(sale.wait())
+        await service.clock.advance(301)
+        for _ in range(60):
+            if by == "checks":
+                await sale.check()
+            else:
+                await tracker.notify(hint(1000, "first"))
+            await service.clock.advance(1.0)
+        assert not wait.done()
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(push("second"), purchase="order-17")
+        service.decide("Aceptado")
+        await service.clock.advance(90)
+        assert (await wait).paid is True
     assert service.posted == {"first": 1}
 
 

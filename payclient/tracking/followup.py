@@ -118,8 +118,9 @@ class Followed(Scheduled):
     by_candidate: bool = False
     #: Whether the answer to the last query spoke of this ask, and the ledger took what it means.
     is_answered: bool = False
-    #: Queries made after the expiry.
+    #: The last queries that were made, and when the latest of them was.
     final_queries: int = 0
+    final_at: float = NEVER
     #: Queries made since the last notification; None: that series is over.
     notified_queries: int | None = None
     #: Queries in a row without an answer.
@@ -316,6 +317,18 @@ class Policy:
         """Return whether a query now is one of the last, which settle an expired ask."""
         return now >= ask.expires + FINAL_QUERY_DELAYS[0] * self.scale
 
+    def note_query(self, ask: Followed, now: float) -> None:
+        """Note that a query is made. It is one of the last only when one is due: asking more often ends none early."""
+        ask.queried_at, ask.is_answered = now, False
+        is_left = not ask.record.state.decided and ask.final_queries < len(FINAL_QUERY_DELAYS)
+        if is_left and now >= self._final_due(ask):
+            ask.final_queries, ask.final_at = ask.final_queries + 1, now
+
+    def _final_due(self, ask: Followed) -> float:
+        """Return when the next of the last queries is due: each counts from when the one before was made."""
+        begin = ask.expires if ask.final_queries == 0 else max(ask.final_at, ask.expires)
+        return begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale
+
     def is_over(self, ask: Followed, now: float) -> bool:
         """Return whether what expired had its last query, which is written down: its purchase may be asked for again.
 
@@ -339,10 +352,9 @@ class Policy:
             # Not beyond the expiry: it is noted as it comes.
             return min(now + max(gap, self.least_gap), ask.expires)
         if ask.final_queries < len(FINAL_QUERY_DELAYS) and not ask.exhausted:
-            begin = ask.expires if ask.final_queries == 0 else max(ask.queried_at, ask.expires)
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least_gap if ask.failures else now
-            return max(soonest, begin + FINAL_QUERY_DELAYS[ask.final_queries] * self.scale)
+            return max(soonest, self._final_due(ask))
         # A form that nobody has paid yet may well be not found: that proves nothing.
         if ask.record.state is State.UNKNOWN and ask.record.kind == "sale":
             return self._proof(ask, now)

@@ -354,10 +354,7 @@ class Poller:
 
     async def _query_once(self, ask: Followed, now: float) -> StatusReport | None:
         """Query once and write the answer. Returns the report if it is ours."""
-        # A query counts when it is made, not when it is due.
-        ask.queried_at, ask.is_answered = now, False
-        if not ask.record.state.decided and self.policy.is_final(ask, now):
-            ask.final_queries += 1
+        self.policy.note_query(ask, now)
         return await self.queries.query(ask, self.policy.next_query(ask, now))
 
     def _ended(self, ask: Followed) -> None:

@@ -107,7 +107,7 @@ class StatusQueries:
         try:
             report = await self.status(query)
         except RateLimitedError as limited:
-            if ask.final_queries:
+            if ask.final_at == ask.queried_at:
                 ask.final_queries -= 1  # it was not made, as far as a wait is concerned
             rate.rate_limited(self._clock.monotonic(), made_at, limited.retry_after)
         except UnauthorizedError:

@@ -396,7 +396,5 @@ class Attempts:
 
     def _lost(self, record: Record, candidate_id: int | None = None) -> Lost:
         # Not too early: the request may have reached the service as late as the total time-out.
-        policy = self._poller.policy
-        window = policy.sale_window if record.kind == "sale" else policy.form_window
-        end = record.created_at + self._total + window
+        end = record.created_at + self._poller.policy.longest_life[record.kind]
         return Lost(at=self._clock.time(), expires_at=end, candidate_id=candidate_id)

@@ -1,4 +1,7 @@
-"""What an answer means for an ask: which events it stands for. Pure: no clock, no I/O, no logging."""
+"""What an answer means for an ask: which events it stands for. No clock, no I/O, no logging.
+
+What an ask remembers from one query to the next is noted in it: a first proof of absence, the last report or conflict.
+"""
 
 from __future__ import annotations
 

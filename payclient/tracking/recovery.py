@@ -40,8 +40,7 @@ async def take_over(poller: Poller, records: Sequence[Record]) -> None:
 
 async def _recover(poller: Poller, record: Record) -> Record:
     """Mark a SENDING attempt of a dead process as UNKNOWN, unless its outcome has been recorded since."""
-    policy = poller.policy
-    ends = record.created_at + policy.total_timeout + policy.sale_window
+    ends = record.created_at + poller.policy.longest_life[record.kind]
     try:
         return await poller.asks.ledger.apply(record, Recovered(at=poller.clock.time(), expires_at=ends))
     except TransitionError:

@@ -237,6 +237,41 @@ async def test_a_form_is_not_cancelled_by_another_accounts_form(service: Account
         assert (outcome.state, outcome.paid) == (State.PENDING, None)
 
 
+async def test_a_form_is_not_cancelled_by_a_query_that_finds_another_accounts(
+    service: Accounts, ledger: Ledger
+) -> None:
+    """The same without anybody coming back: ours may still be paid, and holds its purchase."""
+    profile = attrs.evolve(payclient.PAYPHONE, queries_per_minute=None)
+    async with tracking(service, ledger, "token-1", profile) as tracker:
+        await tracker.prepare(form(), purchase="cart-1")
+    service.pay("form-1", statusCode=2, transactionStatus="Canceled")
+    service.owners[5001] = "other"
+    async with tracking(service, ledger, "token-2", profile) as tracker:
+        await service.clock.advance(200)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale(), purchase="cart-1")
+
+
+async def test_a_number_and_an_id_of_two_transactions_prove_no_account(
+    service: Accounts, ledger: Ledger
+) -> None:
+    """Another account has our number for one sale and our client transaction id for another: both are cancelled."""
+    await sold(service, ledger)
+    service.decide("Aceptado")
+    other = Accounts()
+    other.clock = service.clock
+    async with tracking(other, MemoryLedger(), "token-2") as tracker:
+        await tracker.sale(sale("another-1", "0984111444"))
+        await tracker.sale(sale())
+    for number in (1000, 1001):
+        other.decide("Cancelado", number)
+    other.sales[1000]["clientTransactionId"] = None  # a short report
+    async with tracking(other, ledger, "token-2") as tracker:
+        assert (await outcome_of(service, await pending_of(tracker))).paid is None
+    assert (await ended(service, ledger, "token-1")).paid is True
+
+
 async def test_a_number_alone_proves_no_account(service: Accounts, ledger: Ledger) -> None:
     """Each account may count its transactions from one number: a report without an id of ours teaches nothing."""
     await sold(service, ledger, FakeService.take, lost_answer, ids=BOTH[::-1])

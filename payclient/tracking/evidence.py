@@ -209,7 +209,7 @@ class AnswerReader:
         """Read a report. `now` is monotonic, `at` UTC; `token` is the digest of the token that it came under."""
         record, candidate_id = ask.record, query.candidate_id
         named = report.client_transaction_id
-        if self._is_unbound(record) and not self._can_see(record, token):
+        if self._is_unbound(record, report) and not self._can_see(record, token):
             # What was found may be an order of another account, of the same id, amount and currency.
             what = "found under other credentials than those that sent it"
             reading = self._conflict(ask, what, at)
@@ -234,9 +234,13 @@ class AnswerReader:
         return self._verdict(ask, report, report.transaction_id or candidate_id, at)
 
     @staticmethod
-    def _is_unbound(record: Record) -> bool:
-        """Return whether nothing but its client transaction id ties a sale to what the service has of it."""
-        return record.kind == "sale" and record.transaction_id is None and bool(record.credentials)
+    def _is_unbound(record: Record, report: StatusReport) -> bool:
+        """Return whether nothing but its client transaction id ties an ask to what the service has of it.
+
+        A form that is paid is tied by its confirmation.
+        """
+        decides = record.kind == "sale" or report.state == "Cancelado"
+        return decides and record.transaction_id is None and bool(record.credentials)
 
     def _can_see(self, record: Record, token: bytes) -> bool:
         """Return whether an answer by client transaction id is about this attempt. A user's own source always is."""
@@ -279,7 +283,7 @@ class AnswerReader:
             if now < ask.begun + self.policy.absent_after:
                 return Reading()
             report = StatusReport(state="Cancelado")
-        elif report.state == "Cancelado":
+        elif report.state == "Cancelado" and self._can_see(ask.record, token):
             report = attrs.evolve(report, transaction_id=None, others=())  # all are, whichever it names
         else:
             transaction_id = report.transaction_id

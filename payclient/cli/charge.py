@@ -17,11 +17,10 @@ from payclient.cli.plan import Plan, in_words, read_ledger
 from payclient.cli.progress import Look, next_steps, say_reasons
 from payclient.cli.report import Carried, Report, carried_from
 from payclient.cli.run import Run
-from payclient.cli.settings import ChargeOptions, Limits, location_of, profile_of
+from payclient.cli.settings import ChargeOptions, Limits, location_of
 from payclient.cli.tables import Dialect, bad_rows
-from payclient.cli.texts import reason, text
+from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
-from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile, read_file
 from payclient.rows.cells import RowError
 from payclient.rows.format import Format, delimiter_of
@@ -67,10 +66,11 @@ class ShownOptions:
             raise ConfigurationError("--quiet and --json: give one of them")
         return "json" if self.json else "quiet" if self.quiet else "auto"
 
-    def carried(self, rows: ChargeFile, written: FileOptions) -> Carried:
-        """Return what the report and the page take over from the file."""
-        mark = self.report_decimal_mark or written.decimal_mark
-        return carried_from(rows, written.keep, delimiter=self.report_delimiter, mark=mark)
+    def files(self, title: str, window: float, carried: Carried) -> tuple[Report | None, RunPage | None]:
+        """Return the report and the page that are wanted. Nothing is written yet."""
+        report = Report(self.report, carried) if self.report else None
+        page = RunPage(self.html, title=title, window=window, carried=carried) if self.html else None
+        return report, page
 
 
 def charge(
@@ -91,24 +91,23 @@ def charge(
     they are not sent yet; 5 the report could not be written, so that no more was sent; 2 bad input, nothing sent; 130
     interrupted, run it again.
     """
-    look, profile = shown.look(), profile_of(options.profile)
-    options.check(profile, dry_run=shown.dry_run)
+    look = shown.look()
+    options.check(dry_run=shown.dry_run)
+    profile = options.loaded_profile
     _check_apart(file, options, written, shown)
     rows = read_file(file, written, profile=profile)
     can_send = can_go_on(rows, written.skip_bad)
     if not (can_send or shown.dry_run):
         return 2
-    carried = shown.carried(rows, written)
+    mark = shown.report_decimal_mark or written.decimal_mark
+    carried = carried_from(rows, written.keep, delimiter=shown.report_delimiter, mark=mark)
     left_out = _left_out(rows, written.skip_bad, carried.dialect)
-    report = Report(shown.report, carried) if shown.report else None
-    window = profile.sale_window
-    page = RunPage(shown.html, title=file.name, window=window, carried=carried) if shown.html else None
+    report, page = shown.files(file.name, profile.sale_window, carried)
     plan = Plan(
         file=rows,
-        known=asyncio.run(read_ledger(options.ledger, charge_rows(rows), profile, limits.retry)),
+        known=asyncio.run(read_ledger(options, limits, charge_rows(rows))),
         options=options,
         limits=limits,
-        profile=profile,
         skip_bad=written.skip_bad,
         report=report,
     )
@@ -123,9 +122,9 @@ def charge(
     if left_out is not None:
         write_file("--skip-bad", *left_out)
         terminal.say(text("file.left_out", count=len(rows.bad), path=written.skip_bad))
-    code, run = asyncio.run(charge_file(rows, options, profile, limits, report, page=page, look=look))
+    code, run = asyncio.run(charge_file(rows, options, limits, report, page=page, look=look))
     if look != "quiet":
-        for line in next_steps(run.tally, location_of(options.ledger), code, window):
+        for line in next_steps(run.tally, location_of(options.ledger), code, profile.sale_window):
             terminal.say(line, whole=True)
     return code
 
@@ -188,13 +187,8 @@ def can_go_on(file: ChargeFile, skip_bad: Path | None) -> bool:
     groups: dict[tuple[str | None, str], list[RowError]] = {}
     for error in file.errors:
         groups.setdefault((error.column, error.reason), []).append(error)
-    for (column, why), errors in list(groups.items())[:MAX_ERRORS]:
-        one = in_words(errors[0])
-        if len(errors) > 1:
-            listed = terminal.listed([error.line for error in errors])
-            lines = text("file.lines", lines=listed, count=len(errors))
-            one = f"{lines}{f', {column}' if column else ''}: {reason(why)}"
-        terminal.say(one)
+    for errors in list(groups.values())[:MAX_ERRORS]:
+        terminal.say(in_words(*errors))
     if not groups:
         return True
     more = "more" if len(groups) > MAX_ERRORS else "faults"
@@ -216,7 +210,6 @@ def charge_rows(file: ChargeFile) -> list[ChargeRow]:
 async def charge_file(
     file: ChargeFile,
     options: ChargeOptions,
-    profile: ServiceProfile,
     limits: Limits,
     report: Report | None,
     *,
@@ -225,7 +218,7 @@ async def charge_file(
 ) -> tuple[int, Run]:
     """Charge the rows, print the outcome, and return the exit code with the run."""
     run = Run(charge_rows(file), limits, report=report, page=page, look=look)
-    code = await run.charge(options, profile)
+    code = await run.charge(options)
     written = {"report": report if run.reported else None, "html": page}
     files = {name: str(one.path) for name, one in written.items() if one is not None}
     run.progress.end(code, **files)

@@ -17,13 +17,12 @@ from payclient.cli import terminal
 from payclient.cli.charge import charge_file
 from payclient.cli.page import RunPage
 from payclient.cli.report import Report, Tally
-from payclient.cli.settings import ChargeOptions, Limits
+from payclient.cli.settings import ChargeOptions, Limits, profile_of
 from payclient.cli.simulate import settings_of
 from payclient.cli.texts import counted, label, text
 from payclient.errors import ConfigurationError
 from payclient.ledger.sqlite import SqliteLedger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile
 from payclient.rows import read_file
 from payclient.simulator import Answers, Simulator
 
@@ -64,7 +63,7 @@ def demo(
 
 
 async def _run(place: Path, refused: frozenset[str]) -> int:
-    profile = ServiceProfile.load(place / "profile.toml")
+    profile = profile_of(str(place / "profile.toml"))
     settings = attrs.evolve(
         settings_of(profile), refuse_with=dict.fromkeys(refused, 22), forgets_expired=True
     )
@@ -75,13 +74,14 @@ async def _run(place: Path, refused: frozenset[str]) -> int:
         charges = place / CHARGES
         terminal.say(text("demo.begin", count=ROWS, file=charges))
         options = ChargeOptions(
-            base_url=simulator.url, token_file=place / "token.txt", ledger=f"sqlite:{place / 'demo.db'}"
+            base_url=simulator.url,
+            profile=str(place / "profile.toml"),
+            token_file=place / "token.txt",
+            ledger=f"sqlite:{place / 'demo.db'}",
         )
         page = RunPage(place / "report.html", title=CHARGES, window=profile.sale_window)
         rows = read_file(charges, profile=profile)
-        code, run = await charge_file(
-            rows, options, profile, Limits(), Report(place / "report.csv"), page=page
-        )
+        code, run = await charge_file(rows, options, Limits(), Report(place / "report.csv"), page=page)
     if code == 130:
         terminal.say(text("demo.interrupted"))
         return code

@@ -14,12 +14,11 @@ from cyclopts.validators import Number as Range
 
 from payclient import Outcome, RefusedError
 from payclient.cli import terminal
-from payclient.cli.settings import ChargeOptions, Whole, profile_of
+from payclient.cli.settings import ChargeOptions, Whole
 from payclient.cli.signals import handled
 from payclient.cli.tables import json_line
 from payclient.cli.texts import text
 from payclient.errors import ConfigurationError
-from payclient.profile import ServiceProfile
 
 _STDOUT = 1
 
@@ -43,15 +42,14 @@ def follow(
 
     Exit codes: 0 stopped by a signal; 2 bad input, or nobody reads the lines.
     """
-    profile = profile_of(options.profile)
-    options.check(profile)
-    return asyncio.run(_follow(options, profile, since))
+    options.check()
+    return asyncio.run(_follow(options, since))
 
 
-async def _follow(options: ChargeOptions, profile: ServiceProfile, since: int) -> int:
+async def _follow(options: ChargeOptions, since: int) -> int:
     stopped = asyncio.Event()
     with handled(dict.fromkeys(("SIGINT", "SIGTERM", "SIGHUP"), stopped.set)):
-        async with options.tracker(profile) as tracker:
+        async with options.tracker() as tracker:
             printing = asyncio.create_task(_print(tracker.outcomes(since)))
             stopping = asyncio.create_task(stopped.wait())
             await asyncio.wait([printing, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -97,9 +95,9 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
         "state": str(outcome.state),
         "paid": outcome.paid,
         "evidence": str(outcome.evidence),
-        "created_at": terminal.iso(outcome.created_at),
-        "notified_at": terminal.iso(outcome.notified_at),
-        "decided_at": terminal.iso(outcome.decided_at),
+        **{
+            name: terminal.iso(getattr(outcome, name)) for name in ("created_at", "notified_at", "decided_at")
+        },
         "error_code": None if error is None else error.error_code,
         "message": (outcome.reason or "") if error is None else "; ".join(error.user_messages),
     }

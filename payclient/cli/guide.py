@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -38,5 +37,4 @@ def guide(
 
 
 def _text(topic: str) -> str:
-    folder: Traversable = files("payclient") / "guide"
-    return folder.joinpath(*f"{topic}.md".split("/")).read_text(encoding="utf-8")
+    return files("payclient").joinpath("guide", *f"{topic}.md".split("/")).read_text(encoding="utf-8")

@@ -151,8 +151,6 @@ def _written(number: str) -> str:
 
 
 def _span(seconds: float) -> str:
-    return (
-        _written(f"{seconds:.1f} s")
-        if 0 < seconds < 10
-        else duration(round(seconds)).replace(" min 0 s", " min")
-    )
+    if 0 < seconds < 10:
+        return _written(f"{seconds:.1f} s")
+    return duration(round(seconds)).replace(" min 0 s", " min")

@@ -23,7 +23,6 @@ from payclient.cli.texts import counted, reason, text
 from payclient.errors import ConfigurationError, LedgerMissingError
 from payclient.ledger import open_ledger
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile
 from payclient.rows import ChargeFile
 from payclient.rows.cells import RowError
 from payclient.tracking.attempts import content_digest
@@ -50,34 +49,27 @@ class Known:
     #: There is no ledger yet.
     new: bool = False
 
-    @property
-    def changed(self) -> list[str]:
-        """Rows that the ledger has with other content: nothing is sent for them."""
-        return [key for key, label in self.labels.items() if label == OTHER_CONTENT]
 
-
-async def read_ledger(
-    url: str | None, rows: Sequence[ChargeRow], profile: ServiceProfile, retry: str | None
-) -> Known:
+async def read_ledger(options: ChargeOptions, limits: Limits, rows: Sequence[ChargeRow]) -> Known:
     """Look the rows up in the ledger, which another process may have open."""
-    if not url or url.startswith("memory:"):
+    if not options.ledger or options.ledger.startswith("memory:"):
         return Known(new=True)
     try:
-        book = await open_ledger(url, read_only=True)
+        book = await open_ledger(options.ledger, read_only=True)
     except LedgerMissingError:
         return Known(new=True)
-    known = Known()
+    known, profile = Known(), options.loaded_profile
     async with aclosing(book):
         for begin in range(0, len(rows), CHUNK):
             chunk = {row.request.client_transaction_id: row for row in rows[begin : begin + CHUNK]}
             for key, record in (await book.get_many([*chunk])).items():
-                digest = content_digest(encode_sale(chunk[key].request, profile).body, book.digest_key)
-                is_same = record.digest == digest and chunk[key].purchase in (None, record.purchase)
+                row = chunk[key]
+                digest = content_digest(encode_sale(row.request, profile).body, book.digest_key)
+                is_same = record.digest == digest and row.purchase in (None, record.purchase)
                 is_refused = record.state is State.REFUSED
                 known.labels[key] = record.state if is_same or is_refused else OTHER_CONTENT
-                known.again += is_refused and (
-                    retry == "refused" or passes(record.evidence, record.error_type)
-                )
+                if limits.retry == "refused" or passes(record.evidence, record.error_type):
+                    known.again += is_refused
     return known
 
 
@@ -89,7 +81,6 @@ class Plan:
     known: Known
     options: ChargeOptions
     limits: Limits
-    profile: ServiceProfile
     #: Where the bad rows go.
     skip_bad: Path | None
     #: The report that the run will write.
@@ -184,7 +175,7 @@ class Plan:
     def _respelled(self) -> str:
         rows = {row.line: row.request for row in self.file.rows if row.respelled and row.request}
         countries = sorted({request.country_code for request in rows.values()})
-        shapes = ", ".join(f"{self.profile.phone_shapes[each]} ({each})" for each in countries)
+        shapes = ", ".join(f"{self.options.loaded_profile.phone_shapes[each]} ({each})" for each in countries)
         return _many("respelled", [*rows], shapes=shapes)
 
     def _run_facts(self) -> Iterator[tuple[str, ...]]:
@@ -194,12 +185,14 @@ class Plan:
             words = "plan.longest" if longest > 1 else "plan.customers_count"
             yield "customers", text(words, count=len(lanes), longest=longest)
         yield "ledger", *self._ledger()
-        yield "changed", _many("other", self.known.changed), _LOUD
+        changed = [key for key, label in self.known.labels.items() if label == OTHER_CONTENT]
+        yield "changed", _many("other", changed), _LOUD
         yield "to_send", self._to_send(longest)
         if not self.options.has_token:
             yield "token", text("plan.no_token")
-        if url := self.options.base_url or self.profile.base_url:
-            yield "to", text("plan.service", url=url, name=self.profile.name)
+        profile = self.options.loaded_profile
+        if url := self.options.base_url or profile.base_url:
+            yield "to", text("plan.service", url=url, name=profile.name)
 
     def _ledger(self) -> tuple[str, ...]:
         known, counts = self.known, Counter(self.known.labels.values())
@@ -217,7 +210,7 @@ class Plan:
             return text("plan.nothing")
         if self.file.bad and self.skip_bad is None:
             return text("plan.nothing_bad", count=self.to_send)
-        seconds = self.limits.longest(self.profile, self.to_send, longest_lane)
+        seconds = self.limits.longest(self.options.loaded_profile, self.to_send, longest_lane)
         end = terminal.at(time.time() + seconds)
         return text("plan.send", count=self.to_send, time=terminal.duration(seconds), at=end)
 
@@ -227,7 +220,10 @@ def _many(key: str, items: Sequence[object], **values: str) -> str:
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
 
 
-def in_words(error: RowError) -> str:
-    """Return where a row is wrong, and why."""
-    column = f", {error.column}" if error.column else ""
-    return f"{text('file.line', line=str(error.line))}{column}: {reason(error.reason)}"
+def in_words(*errors: RowError) -> str:
+    """Return where rows are wrong, and why. All errors have one column and one reason."""
+    lines, column = [error.line for error in errors], errors[0].column
+    where = text("file.line", line=str(lines[0]))
+    if len(lines) > 1:
+        where = text("file.lines", lines=terminal.listed(lines), count=len(lines))
+    return f"{where}{f', {column}' if column else ''}: {reason(errors[0].reason)}"

@@ -199,10 +199,7 @@ class Carried:
 def carried_from(
     file: ChargeFile, keep: Sequence[str], *, delimiter: str | None = None, mark: str | None = None
 ) -> Carried:
-    """Return what a report takes over of a file, and how it is written; `delimiter` and `mark` are given by options.
-
-    Raises `ConfigurationError` for a column to keep that the file lacks.
-    """
+    """Return what a report takes over of a file. Raises `ConfigurationError` if the file lacks a column to keep."""
     dialect = dialect_of(file.path, file.records, file.mark, told_mark=mark, told_delimiter=delimiter)
     header = [plain(name.strip()) for name in file.records.names]
     if lacking := [name for name in keep if header and plain(name) not in header]:
@@ -236,10 +233,9 @@ class Report:
         kept = (name if name not in ours else f"{name} (file)" for name in carried.names)
         self._names = (first, "line", *kept, *COLUMNS[1:_UNITS], "amount_units", *COLUMNS[_UNITS:])
         self._file: int | None = None
-        before = read_report(path, first, "state", "paid")
         #: The client transaction ids in an earlier run's report; True: paid by it, or not decided.
         self.earlier: dict[str, bool] = {}
-        for row in before:
+        for row in read_report(path, first, "state", "paid"):
             sent = bool(row["state"]) and row["paid"] not in (False, "false")
             self.earlier[str(row[first])] = self.earlier[str(row[first]).removeprefix("'")] = sent  # defused
 

@@ -28,7 +28,6 @@ from payclient.cli.terminal import iso
 from payclient.cli.texts import reason, text
 from payclient.errors import DifferentRequestError, PayError
 from payclient.lifecycle import State
-from payclient.profile import ServiceProfile
 from payclient.session import Exchange
 from payclient.tracking.attempts import lane_text
 from payclient.tracking.outcomes import PendingSale
@@ -76,11 +75,11 @@ class Run:
         #: The report could be written so far, or none is wanted.
         self.reported: bool = True
 
-    async def charge(self, options: ChargeOptions, profile: ServiceProfile) -> int:
+    async def charge(self, options: ChargeOptions) -> int:
         """Charge the rows and return the exit code. Raises a `PayError` only where nothing was sent."""
         functions = {"SIGINT": self._interrupt, "SIGTERM": self._terminate, "SIGHUP": self._terminate}
         with handled(functions):
-            async with options.tracker(profile, self._note) as tracker:
+            async with options.tracker(self._note) as tracker:
                 self.progress.begin(location_of(options.ledger))
                 # Only decided rows are counted now. Refused ones may be tried again.
                 async for _, line in self._ledger_lines(tracker):

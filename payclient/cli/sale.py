@@ -14,7 +14,7 @@ from payclient.batch import ChargeRow
 from payclient.cli import terminal
 from payclient.cli.report import PAID_WORDS
 from payclient.cli.run import Run
-from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number, profile_of
+from payclient.cli.settings import Amounts, ChargeOptions, Limits, Number
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, NotSentError, OutcomeUnknownError, RefusedError
 from payclient.models import PrepareRequest, SaleRequest
@@ -60,12 +60,12 @@ def sale(
 
     Run again, the same command sends nothing: it goes on waiting.
     """
-    profile = profile_of(options.profile)
-    options.check(profile)
+    options.check()
+    profile = options.loaded_profile
     request = SaleRequest(**_corrected(fields, profile), **attrs.asdict(amounts))
     encode_sale(request, profile)  # what the profile forbids is bad input
     run = Run([ChargeRow(request=request)], Limits(wait=wait))
-    code = asyncio.run(run.charge(options, profile))
+    code = asyncio.run(run.charge(options))
     for line in run.lines.values():
         terminal.print_facts(
             {
@@ -126,19 +126,18 @@ def prepare(
     Exit codes: 0 prepared; 3 refused; 4 not prepared as far as is known (prepare another, under another id).
     """
     request = PrepareRequest(**attrs.asdict(fields), **attrs.asdict(amounts))
-    profile = profile_of(options.profile)
-    options.check(profile)
-    encode_prepare(request, profile)  # what the profile forbids is bad input
+    options.check()
+    encode_prepare(request, options.loaded_profile)  # what the profile forbids is bad input
     try:
-        form, now = asyncio.run(_prepare(options, profile, request))
+        form, now = asyncio.run(_prepare(options, request))
     except RefusedError as error:
         terminal.complain(reason(str(error)))
         return 3
     except (NotSentError, OutcomeUnknownError) as error:
         terminal.complain(text("form.none", why=reason(str(error))))
         return 4
-    left = {name: max(link.expires_at - now, 0.0) / 60 for name, link in form.links.items()}
-    minutes = {name: text("form.left", count=round(each)) for name, each in left.items()}
+    left = {name: round(max(link.expires_at - now, 0.0) / 60) for name, link in form.links.items()}
+    minutes = {name: text("form.left", count=count) for name, count in left.items()}
     terminal.print_facts({"payment id": form.payment_id, **minutes})
     for link in form.links.values():
         # Whole on one line, so that it can be copied.
@@ -147,8 +146,6 @@ def prepare(
     return 0
 
 
-async def _prepare(
-    options: ChargeOptions, profile: ServiceProfile, request: PrepareRequest
-) -> tuple[PaymentForm, float]:
-    async with options.tracker(profile) as tracker:
+async def _prepare(options: ChargeOptions, request: PrepareRequest) -> tuple[PaymentForm, float]:
+    async with options.tracker() as tracker:
         return await tracker.prepare(request), tracker.clock.time()

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -27,25 +28,20 @@ from payclient.tracking.tracker import Tracker
 from payclient.validation import is_loopback
 
 
-def _read_integer(_: object, tokens: Sequence[Token]) -> int:
-    """Return an option's whole number. Raises `ValueError` for "10.50", which cyclopts would round to 10."""
-    text = tokens[0].value
-    if not re.fullmatch(r"-?[0-9]{1,19}", text):
-        raise ValueError("must be a whole number; amounts are cents, 1050 for 10.50")
-    return int(text)
+def _number(kind: type[int] | type[float], pattern: str, fault: str) -> Parameter:
+    """Return an option of one number. By itself cyclopts would round "10.50" to 10, and take nan, inf and 1e9."""
+
+    def read(_: object, tokens: Sequence[Token]) -> float:
+        if not re.fullmatch(pattern, tokens[0].value):
+            raise ValueError(fault)
+        return kind(tokens[0].value)
+
+    return Parameter(converter=read)
 
 
-def _read_number(_: object, tokens: Sequence[Token]) -> float:
-    """Return an option's number. Raises `ValueError` for nan, inf and 1e9, which cyclopts would take."""
-    text = tokens[0].value
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text):
-        raise ValueError("must be a number, 0 or more")
-    return float(text)
-
-
-Whole: Parameter = Parameter(converter=_read_integer)
-Number: Parameter = Parameter(converter=_read_number)
-Count = Annotated[int, Parameter(converter=_read_integer, validator=Range(gte=1))]
+Whole: Parameter = _number(int, r"-?[0-9]{1,19}", "must be a whole number; amounts are cents, 1050 for 10.50")
+Number: Parameter = _number(float, r"[0-9]{1,9}(\.[0-9]+)?", "must be a number, 0 or more")
+Count = Annotated[int, Whole, Parameter(validator=Range(gte=1))]
 Cents = Annotated[int | None, Whole]
 Profile = Annotated[
     str | None,
@@ -80,9 +76,14 @@ class ServiceOptions:
     token_file: Annotated[Path | None, Parameter(env_var="PAYCLIENT_TOKEN_FILE")] = None
     """A file that holds the token, read again when the service refuses it; instead of PAYCLIENT_TOKEN."""
 
+    @cached_property
+    def loaded_profile(self) -> ServiceProfile:
+        """The profile itself. Raises `ConfigurationError`."""
+        return profile_of(self.profile)
+
     def address(self) -> str:
         """Return the checked address. Raises `ConfigurationError`."""
-        address = self.base_url or profile_of(self.profile).base_url
+        address = self.base_url or self.loaded_profile.base_url
         if not address:
             raise ConfigurationError("base_url: give --base-url, or set PAYCLIENT_BASE_URL")
         return check_base_url(address)
@@ -107,7 +108,7 @@ class ServiceOptions:
 
     def session(self) -> PaySession:
         """Return a session, its settings checked. Raises `ConfigurationError`."""
-        return PaySession(self.address(), self.token(), profile=profile_of(self.profile))
+        return PaySession(self.address(), self.token(), profile=self.loaded_profile)
 
 
 @attrs.frozen(kw_only=True)
@@ -118,9 +119,9 @@ class ChargeOptions(ServiceOptions):
     new_ledger: bool = False
     """Make the ledger where there is none yet; a new one knows no earlier charge."""
 
-    def check(self, profile: ServiceProfile, *, dry_run: bool = False) -> None:
+    def check(self, *, dry_run: bool = False) -> None:
         """Raise `ConfigurationError` for a bad setting, or a missing one; a dry run may lack them."""
-        if self.base_url or profile.base_url or not dry_run:
+        if self.loaded_profile.base_url or self.base_url or not dry_run:
             host = urlsplit(self.address()).hostname
             if (self.ledger or "").startswith("memory:") and not is_loopback(host or ""):
                 raise ConfigurationError(
@@ -133,7 +134,7 @@ class ChargeOptions(ServiceOptions):
 
     @asynccontextmanager
     async def tracker(
-        self, profile: ServiceProfile, on_exchange: Callable[[Exchange], object] | None = None
+        self, on_exchange: Callable[[Exchange], object] | None = None
     ) -> AsyncIterator[Tracker]:
         """Open the tracker. Raises `ConfigurationError` if the ledger does not exist and may not be made."""
         try:
@@ -141,7 +142,7 @@ class ChargeOptions(ServiceOptions):
                 self.address(),
                 self.token(),
                 ledger=self.ledger or "",
-                profile=profile,
+                profile=self.loaded_profile,
                 create=self._may_make,
                 on_exchange=on_exchange,
             ) as tracker:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from payclient.cli import terminal
 from payclient.cli.ledger import newest, with_ledger
-from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes, profile_of
+from payclient.cli.settings import LedgerUrl, ServiceOptions, Whole, Yes
 from payclient.cli.texts import label, reason, text
 from payclient.errors import ConfigurationError, NotReversibleError, RefusedError, TransportError
 from payclient.ledger import Ledger, open_ledger
@@ -118,7 +118,7 @@ def cancel(*, which: Which = Which(), yes: Yes = False, options: ServiceOptions 
 
     Exit codes: 0 withdrawn; 2 nothing was sent; 3 refused, nothing was withdrawn; 4 no usable answer: query its status.
     """
-    return _undo("cancel", which, yes, options)
+    return _undo("cancel", which, yes, options, lambda session: session.cancel(**attrs.asdict(which)))
 
 
 def reverse(
@@ -134,7 +134,7 @@ def reverse(
     With a ledger the same command never sends it again while it has no answer.
     """
     if ledger is None:
-        return _undo("reverse", which, yes, options)
+        return _undo("reverse", which, yes, options, lambda session: session.reverse(**attrs.asdict(which)))
     return _undo("reverse", which, yes, options, lambda session: _reverse_by_ledger(session, ledger, which))
 
 
@@ -166,20 +166,18 @@ def _undo(
     which: Which,
     yes: bool,
     options: ServiceOptions,
-    request: Callable[[PaySession], Awaitable[Outcome | None]] | None = None,
+    request: Callable[[PaySession], Awaitable[Outcome | None]],
 ) -> int:
     which.check()
     number, identifier = which.transaction_id, which.client_transaction_id
     # A setting that is missing is bad input: raise before the question.
     options.address(), options.token()
-    undo_request(profile_of(options.profile), operation, number, identifier)
+    undo_request(options.loaded_profile, operation, number, identifier)
     question = text(f"undo.{operation}", which=identifier or text("undo.number", number=str(number)))
     if not terminal.agrees(question, text("ask.nothing"), yes=yes):
         return 2
     try:
-        outcome = _call(
-            options, request or (lambda session: getattr(session, operation)(**attrs.asdict(which)))
-        )
+        outcome = _call(options, request)
     except NotReversibleError as error:
         terminal.say(text("undo.too_late"))
         return _complain(error)

@@ -344,14 +344,12 @@ _TOTAL = re.compile(r"\s*(sub-? ?)?(total(es)?|suma)(?=[\s:=]|$)", re.IGNORECASE
 
 def _check_keys(rows: Iterable[Row]) -> None:
     """Add an error to each row whose key another row has too: nobody can tell which is meant."""
-    lines: dict[str, list[int]] = {}
+    same: dict[str | None, list[Row]] = {}
     for row in rows:
-        if row.key:
-            lines.setdefault(row.key, []).append(row.line)
+        same.setdefault(row.key, []).append(row)
     for row in rows:
-        if others := [
-            str(line) for line in lines.get(row.key or "", [])[: MAX_LINES + 2] if line != row.line
-        ]:
+        others = [str(each.line) for each in same[row.key][: MAX_LINES + 2] if each is not row]
+        if row.key and others:
             named = ", ".join(others[:MAX_LINES]) + ", ..." * (len(others) > MAX_LINES)
             row.add(KEY, f"is the same as in {'lines' if len(others) > 1 else 'line'} {named}")
 

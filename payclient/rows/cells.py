@@ -53,7 +53,6 @@ def _pattern(mark: str) -> re.Pattern[str]:
 
 _PATTERNS = {mark: _pattern(mark) for mark in MARKS}
 
-
 #: The sign or the code of a currency, before or after an amount; and what a sign may stand for.
 _SIGN = r"(US\$|S/|[$€£]|[A-Z]{3})?"
 _SIGNED = re.compile(rf"{_SIGN}[ \xa0\u202f]*([^A-Z]*?)[ \xa0\u202f]*{_SIGN}")

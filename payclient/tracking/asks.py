@@ -225,27 +225,30 @@ class OpenAsks:
         After a failure the ask is queried again.
         """
         try:
-            try:
-                self.update(ask, await self.ledger.apply(ask.record, event))
-            except TransitionError:
-                if await self.reread(ask):
-                    return False
-                # The ledger may lack what it could not take before.
-                before = ask.record
-                if await self.late.write_now(before.client_transaction_id) or ask.record is before:
-                    raise
-                self.update(ask, await self.ledger.apply(ask.record, event))
+            return await self._apply_to_newest(ask, event)
         except TransitionError:
             ask.failures += 1
             if ask.failures == 1:
                 identifier, what = ask.record.client_transaction_id, type(event).__name__
                 log("error", "event_not_taken", identifier, "%s does not take %s", ask.record.state, what)
-            return False
         except LedgerError as error:
             # Not known until it is on disk: it is queried again.
             ask.failures += 1
             self.late.failed_write(error)
-            return False
+        return False
+
+    async def _apply_to_newest(self, ask: Followed, event: Event) -> bool:
+        """Write an event; False: the record was out of date. `TransitionError`: the newest one does not take it."""
+        try:
+            self.update(ask, await self.ledger.apply(ask.record, event))
+        except TransitionError:
+            if await self.reread(ask):
+                return False
+            # The ledger may lack an event before this one, which it could not take then.
+            before = ask.record
+            if await self.late.write_now(before.client_transaction_id) or ask.record is before:
+                raise
+            self.update(ask, await self.ledger.apply(ask.record, event))
         return True
 
     async def reread(self, ask: Followed) -> bool:

@@ -252,14 +252,10 @@ class Forms:
                 task = self._start(key, free, make_request)
             try:
                 return await asyncio.shield(task)
-            except RefusedError as refused:
+            except (RefusedError, DifferentRequestError, PurchaseOpenError) as error:
+                # Another process may have just prepared one, or prepares it: look again at what there is.
                 tries -= 1
-                if not tries or not await self._is_prepared(refused):
-                    raise
-            except (DifferentRequestError, PurchaseOpenError):
-                # Another process has just prepared one, or prepares it: look again at what there is.
-                tries -= 1
-                if not tries:
+                if not tries or (isinstance(error, RefusedError) and not await self._is_prepared(error)):
                     raise
 
     async def _await_links(self, holder: Record, until: float) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from pathlib import Path
 from typing import TypeVar
 
@@ -262,14 +263,14 @@ def test_resolve(book: Book, decision: str, capfd: Said) -> None:
 
 def test_resolve_only_what_the_table_allows(book: Book, capfd: Said) -> None:
     """Any other state is refused by name, and nothing changes."""
-    for state in set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED, State.REVERSING}:
+    others = set(State) - {State.UNKNOWN, State.EXPIRED, State.REFUSED, State.REVERSING}
+    for state, decision in zip(sorted(others), cycle(DECISIONS), strict=False):
         before = book.get(f"order-{state}")
-        for decision in DECISIONS:
-            assert resolve(f"order-{state}", decision, "--yes") == 2
-            said = capfd.readouterr().err
-            assert said.count("\n") == 1
-            assert f"order-{state} is {state}: only what is unknown or expired" in said
-            assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
+        assert resolve(f"order-{state}", decision, "--yes") == 2
+        said = capfd.readouterr().err
+        assert said.count("\n") == 1
+        assert f"order-{state} is {state}: only what is unknown or expired" in said
+        assert ("run the charge again" in said) == (state in (State.SENDING, State.PENDING))
         assert book.get(f"order-{state}") == before
 
 
@@ -435,26 +436,23 @@ def test_export_to_a_full_disk(
 
 
 def test_no_ledger(tmp_path: Path, capfd: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing is not made; one line says what is wrong."""
+    """One that is missing is made by no command; one line says what is wrong."""
     monkeypatch.delenv("PAYCLIENT_LEDGER", raising=False)
     path = tmp_path / "slip.db"
-    commands = (
-        ["list"],
-        ["show", "order-1"],
-        ["export"],
-        ["resolve", "order-1", "--as", "refused", *WHO, "--yes"],
-    )
-    for arguments in commands:
-        for url, words in (
-            ([], "give --ledger"),
-            (["--ledger", f"sqlite:{path}"], f"there is no ledger at {path}"),
-            (["--ledger", "memory:"], "ended with its process"),
-            (["--ledger", "paper:"], "a ledger is"),
-        ):
-            assert main(["ledger", *arguments, *url]) == 2
-            said = capfd.readouterr()
-            assert words in said.err
-            assert (said.err.count("\n"), said.out) == (1, "")
+    missing = (f"sqlite:{path}", f"there is no ledger at {path}")
+    for arguments, (url, words) in (
+        (["list"], ("", "give --ledger")),
+        (["list"], ("memory:", "ended with its process")),
+        (["list"], ("paper:", "a ledger is")),
+        (["list"], missing),
+        (["show", "order-1"], missing),
+        (["export"], missing),
+        (["resolve", "order-1", "--as", "refused", *WHO, "--yes"], missing),
+    ):
+        assert main(["ledger", *arguments, *(["--ledger", url] if url else [])]) == 2
+        said = capfd.readouterr()
+        assert words in said.err
+        assert (said.err.count("\n"), said.out) == (1, "")
     assert not path.exists()
 
 

@@ -37,7 +37,7 @@ BLOCKS = dict(
 )
 
 #: Seconds that a shop here gives its requests, and then the tracker where nothing is answered.
-GRACE, DRAIN = 1, 1.0
+GRACE, DRAIN = 1, 0.2
 
 GUNICORN = ("-m", "gunicorn", "--bind", "fd://{fd}", "--graceful-timeout", "20")
 

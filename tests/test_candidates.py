@@ -68,18 +68,6 @@ def fails_with_an_id(status: int = 500, transaction_id: int | None = None) -> Sc
     return script
 
 
-async def test_an_id_in_a_failed_answer_is_asked_for(service: Lagging) -> None:
-    """`500 {"transactionId": ...}`: found by that id, while the query by client transaction id lags."""
-    service.scripts = [fails_with_an_id()]
-    async with tracking(service) as tracker:
-        pending = await tracker.sale(sale())
-        assert pending.state is State.UNKNOWN
-        service.decide("Aceptado")
-        outcome = await outcome_of(service, pending)
-    assert (outcome.paid, outcome.transaction_id) == (True, 1000)
-    assert service.posted == {"order-17": 1}
-
-
 async def test_a_forged_candidate_does_not_mute_the_genuine_one(service: Lagging) -> None:
     """A second id is another candidate and worth its query, whatever became of the first; so are a third, a fourth."""
     service.scripts = [lost_answer]

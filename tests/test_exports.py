@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import payclient
-from test_imports import TREES
+from test_imports import trees
 
 #: Written down: a name that comes or goes is a decision. Plumbing is imported from its module.
 NAMES = [
@@ -95,7 +95,7 @@ def test_a_class_name_occurs_once_and_no_module_is_a_gerund() -> None:
     # goes from one to the other by its import.
     twins = {f"sync.{name}" for name in ("Charges", "PendingSale", "Tracker")}
     seen: dict[str, Path] = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         assert not path.stem.endswith("ing"), path
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and f"{path.stem}.{node.name}" not in twins:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import payclient
@@ -50,8 +51,10 @@ ASIDE = {"simulator", "pytest_plugin"}
 FACES = {"__init__": len(ROWS) - 2, "__main__": len(ROWS) - 1}
 
 
-#: What is read of each module, by its path below the package.
-TREES = {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in sorted(ROOT.rglob("*.py"))}
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """What is read of each module, by its path below the package; by the worker that needs it."""
+    return {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:
@@ -61,7 +64,7 @@ def name_of(path: Path) -> str:
 
 def imported(path: Path) -> Iterator[str]:
     """The full names of all that a module imports anywhere."""
-    for inner in ast.walk(TREES[path]):
+    for inner in ast.walk(trees()[path]):
         if isinstance(inner, ast.Import):
             yield from (alias.name for alias in inner.names)
         elif isinstance(inner, ast.ImportFrom):
@@ -90,7 +93,7 @@ def ours(path: Path) -> set[str]:
 
 
 def test_a_module_imports_only_from_rows_above_its_own() -> None:
-    for path in TREES:
+    for path in trees():
         name = name_of(path)
         if name in ASIDE:
             continue
@@ -110,7 +113,7 @@ def test_a_module_imports_only_from_rows_above_its_own() -> None:
 
 def test_the_simulator_imports_nothing_of_payclient() -> None:
     """Or a misreading of the document would be made twice, and seen never."""
-    for path in TREES:
+    for path in trees():
         assert name_of(path) != "simulator" or ours(path) <= {"simulator"}, path
 
 
@@ -119,14 +122,14 @@ def test_the_core_sees_no_world() -> None:
     for name in " ".join(CORE).split():
         path = Path(f"{name}.py")
         assert not roots(path) & WORLD, path
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("now", "utcnow", "today"), f"{path}:{node.lineno} reads a clock"
 
 
 def test_aiohttp_is_a_client_in_one_place() -> None:
     """Receivers of notifications may be servers."""
-    for path in TREES:
+    for path in trees():
         for full in imported(path):
             if full.split(".")[0] == "aiohttp" and path != Path("transport.py"):
                 assert path.parts[0] in ("web", "simulator"), f"{path} imports {full}"
@@ -135,7 +138,7 @@ def test_aiohttp_is_a_client_in_one_place() -> None:
 
 def test_a_framework_is_imported_only_by_the_module_of_its_name() -> None:
     """Whoever uses one of them needs no other; the pure modules of `web` need none."""
-    for path in TREES:
+    for path in trees():
         frameworks = roots(path) & {"django", "starlette", "fastapi"}
         assert frameworks <= ({*path.with_suffix("").parts} if path.parts[0] == "web" else set()), path
         if path.parts[0] == "web" and path.stem != "aiohttp":

@@ -413,3 +413,20 @@ async def test_the_links_of_a_confirmed_form_are_deleted_where_forms_are_not_que
         assert (await tracker.returned(back_of(service, form))).paid is True
         await asyncio.sleep(1)
         assert ledger.until is None
+
+
+async def test_a_form_refused_with_2061_is_no_evidence_about_another_form(service: FakeService) -> None:
+    """A form has no customer at a store yet: all of them would be suspected of having landed."""
+
+    async def lost(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        raise ConnectionResetError
+
+    service.scripts = [lost, refuses(22, 2061)]
+    ledger = MemoryLedger()
+    async with tracking(service, ledger) as tracker:
+        with pytest.raises(payclient.OutcomeUnknownError):
+            await tracker.prepare(request("first"))
+        with pytest.raises(payclient.CustomerBusyError):
+            await tracker.prepare(request("second"))
+    assert await events_of(ledger, "first") == ["Permitted", "Lost"]

@@ -13,6 +13,7 @@ from fake_service import (
     PROFILE,
     FakeService,
     Script,
+    answer,
     events_of,
     hint,
     lost_answer,
@@ -165,6 +166,24 @@ async def test_wait_with_a_timeout_leaves_the_sale_tracked(service: FakeService)
             await wait
         service.decide("Aceptado")
         assert (await outcome_of(service, pending)).paid is True
+
+
+async def test_a_sale_that_is_found_late_is_waited_for_again(service: FakeService) -> None:
+    """The service was silent until its wait had ended; then it says that the customer may still approve."""
+    service.scripts = [lost_answer]
+    async with tracking(service) as tracker:
+        pending = await tracker.sale(sale())
+        service.status_scripts = [lambda: answer(500, {})] * 1000
+        assert (await outcome_of(service, pending)).state is State.UNKNOWN
+        service.status_scripts = []
+        await service.clock.advance(2)
+        assert (await pending.check()).state is State.PENDING
+        waiting = asyncio.ensure_future(pending.wait())
+        await service.clock.advance(320)
+        assert not waiting.done()
+        service.decide("Aceptado")
+        await service.clock.advance(90)
+        assert (await waiting).paid is True
 
 
 async def test_check_asks_once_for_all_who_ask(service: FakeService) -> None:

@@ -281,6 +281,8 @@ class OpenAsks:
             if record.evidence is Evidence.LAST_QUERY and ask.waiters:
                 self.wake(ask, exhausted=True)  # made by whichever process
             return
+        if before.state is State.UNKNOWN and record.state is State.PENDING:
+            ask.exhausted, ask.final_queries = False, 0  # it has its whole window before it
         self.touch()
         if self.on_change is not None:
             self.on_change(before, record)

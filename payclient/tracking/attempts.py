@@ -228,7 +228,9 @@ class Attempts:
         try:
             return await self._send_once(attempt)
         except CustomerBusyError:
-            await self._asks.suspect(attempt.lane)
+            # A form has no lane; without a permit the service was not asked.
+            if attempt.lane and attempt.record is not None:
+                await self._asks.suspect(attempt.lane)
             raise
         except asyncio.CancelledError:
             # Only a tracker that closes cancels the send of a sale.

@@ -56,7 +56,7 @@ def sale(client_transaction_id: str, at: float = NOW + 60, *, beside_open_form: 
 
 async def granted(ledger: Ledger, record: Record) -> bool:
     """Whether another ask is permitted, and told of the first one where it is not."""
-    (first, *_) = await ledger.asks("order")
+    (first, *_) = await ledger.asks(record.purchase)
     try:
         return await ledger.permit(record)
     except PurchaseHeldError as held:
@@ -80,20 +80,25 @@ SALES: dict[str, tuple[tuple[Event, ...], bool]] = {
 }
 
 
-@pytest.mark.parametrize("case", SALES)
-async def test_another_ask_beside_a_sale(ledger: Ledger, case: str) -> None:
+async def test_another_ask_beside_a_sale(ledger: Ledger) -> None:
     """It is refused while the first is paid, or may yet be paid: an expired one until its last query was made."""
-    events, free = SALES[case]
-    record = sale("first", NOW)
-    assert await ledger.permit(record)
-    for event in events:
-        record = await ledger.apply(record, event)
-    # Before one is granted, which would hold the next.
-    for other in (sale("beside", beside_open_form=True), sale("late", NOW + 1e9), form("form", NOW + 60)):
-        assert await granted(ledger, other) is free
-        if free:
-            await ledger.apply(other, PATHS[State.REFUSED][0])
-    assert len(await ledger.asks("order")) == (4 if free else 1)
+    for case, (events, free) in SALES.items():
+        first, beside, late, a_form = (
+            attrs.evolve(each, purchase=case)
+            for each in (
+                sale(f"{case}-first", NOW), sale(f"{case}-beside", beside_open_form=True),
+                sale(f"{case}-late", NOW + 1e9), form(f"{case}-form", NOW + 60),
+            )
+        )  # fmt: skip
+        record = await _permitted(ledger, first)
+        for event in events:
+            record = await ledger.apply(record, event)
+        # Before one is granted, which would hold the next.
+        for other in (beside, late, a_form):
+            assert await granted(ledger, other) is free, case
+            if free:
+                await ledger.apply(other, PATHS[State.REFUSED][0])
+        assert len(await ledger.asks(case)) == (4 if free else 1), case
 
 
 #: The events of a form, and whether another ask is permitted: while its links live, after that.
@@ -122,20 +127,23 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["", "beside"])
-@pytest.mark.parametrize("case", FORMS)
-async def test_another_ask_beside_a_form(ledger: Ledger, case: str, beside: bool) -> None:
+async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
     """It is refused until the links are dead or the service calls it cancelled; a push may be allowed all the same."""
-    events, free, later = FORMS[case]
-    record = form("first")
-    assert await ledger.permit(record)
-    for event in events:
-        record = await ledger.apply(record, event)
-    if beside:
-        free = free or record.state is not State.ACCEPTED
-    push = sale("push", DEAD - 1, beside_open_form=beside)
-    assert await granted(ledger, push) is free
-    if not free:
-        assert await granted(ledger, sale("push", DEAD)) is later
+    for case, (events, free, later) in FORMS.items():
+        record = await _permitted(ledger, attrs.evolve(form(f"{case}-first"), purchase=case))
+        for event in events:
+            record = await ledger.apply(record, event)
+        if beside:
+            free = free or record.state is not State.ACCEPTED
+        push, late = (
+            attrs.evolve(each, purchase=case)
+            for each in (
+                sale(f"{case}-push", DEAD - 1, beside_open_form=beside), sale(f"{case}-push", DEAD)
+            )
+        )  # fmt: skip
+        assert await granted(ledger, push) is free, case
+        if not free:
+            assert await granted(ledger, late) is later, case
 
 
 async def test_a_second_attempt_is_an_ask(ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ from payclient.errors import PayError
 _BOOK = "--ledger sqlite:charges.db"
 
 #: The place of each command's function, the first sentence of its help, and an example. The sentence is repeated here,
-#: because `payclient --help` imports no command; that of a ledger command is not in its list.
+#: because `payclient --help` imports no command. That list has no ledger command, so that these repeat none.
 COMMANDS: dict[str, tuple[str, str | None, str]] = {
     "cancel": (
         "transaction:cancel", "Withdraw a push request that nobody answered.", "--client-transaction-id order-17",

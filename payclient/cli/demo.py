@@ -32,7 +32,7 @@ DELAY, SPREAD = 0.7, 0.5
 COLUMNS = ("client_transaction_id", "phone_number", "country_code", "currency", "amount_with_tax", "tax")
 TOKEN = "demo"  # noqa: S105 - no secret
 
-#: The simulator's answers and windows, in the words of a profile.
+#: The profile of the demo's simulator: its status queries and its windows.
 PROFILE = """\
 # What the service's document leaves open, as the simulator fills it in.
 name = "demo"

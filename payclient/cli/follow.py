@@ -22,7 +22,7 @@ from payclient.errors import ConfigurationError
 
 _STDOUT = 1
 
-#: Bytes that can be written to a pipe without blocking once `select` returns it (POSIX: PIPE_BUF is 512 or more).
+#: Bytes that a write to a pipe takes without blocking, once `select` returns the pipe (POSIX: 512 or more).
 _AT_ONCE = 512
 
 

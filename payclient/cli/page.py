@@ -35,10 +35,10 @@ from payclient.ledger.records import sanitize_text
 from payclient.lifecycle import State
 from payclient.web.pages import hash_of
 
-#: Rows listed of each outcome that needs a person (all are counted), and bars of the picture.
+#: Rows of one label that are listed (all are counted), and bars of the picture.
 LISTED, BARS = 200, 20
 
-#: Seconds after which the page of a run that goes on loads itself again.
+#: Seconds after which the page of an unfinished run loads itself again.
 RELOAD = 30
 
 #: Labels whose rows are listed, in this order. A person has to look at the rows of all but the last two.

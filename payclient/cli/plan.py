@@ -1,4 +1,4 @@
-"""What a run would do, shown before it does: rows, money, customers, what the ledger knows, how long it takes."""
+"""The plan of a run, shown before anything is sent: rows, money, customers, the ledger's rows, the time it takes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOUD, _BAD = "bold yellow", "bold red"
 
 @attrs.define
 class Known:
-    """What the ledger holds of the rows, before anything is sent."""
+    """The rows that the ledger has, before anything is sent."""
 
     #: The label of each row that the ledger has, by its client transaction id.
     labels: dict[str, str] = attrs.field(factory=dict)
@@ -145,7 +145,7 @@ class Plan:
         return Group(table, facts, Text(""))
 
     def _file_facts(self) -> Iterator[tuple[str, ...]]:
-        """Yield what to know of the file: names, words, which are empty where there is nothing to know, and styles."""
+        """Yield the name, words and style of each fact about the file; a fact without words is not shown."""
         file = self.file
         yield "file", f"{file.path.name}: {', '.join(map(reason, file.description.split(', ')))}"
         yield "rows", *self._rows()
@@ -216,7 +216,7 @@ class Plan:
 
 
 def _many(key: str, items: Sequence[object], **values: str) -> str:
-    """Return how many these are and the first of them, in words; an empty text where there are none."""
+    """Return the text of this key with the number of the items and the first ones; an empty text for no items."""
     return text(f"plan.{key}", count=len(items), items=terminal.listed(items), **values) if items else ""
 
 

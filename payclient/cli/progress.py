@@ -59,7 +59,7 @@ class Unfinished:
     expires_at: float | None = None
 
     def words(self) -> str:
-        """Return what the run waits for, in words."""
+        """Return a sentence about the customers and rows that the run waits for."""
         parts = [] if self.next_left is None else [text("progress.customer", time=duration(self.next_left))]
         counts = {name: getattr(self, name) for name in ("expired", "unknown", "queued")}
         parts += [text(f"progress.{name}", count=count) for name, count in counts.items() if count]

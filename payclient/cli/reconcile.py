@@ -30,7 +30,7 @@ from payclient.events import Listed
 from payclient.ledger import Ledger
 from payclient.lifecycle import Record, State
 
-#: Words of other states that are shown; all are counted.
+#: Words of other states that are shown at most; all are counted.
 _SHOWN = 20
 
 #: Payments of each class that the terminal names; the report has them all.
@@ -43,7 +43,7 @@ COLUMNS = (
 
 
 class Class(StrEnum):
-    """What the two sides say of a payment."""
+    """The result of comparing a payment's two sides: the ledger, which is here, and the statement, which is there."""
 
     #: Paid here and there, with the same amount; or given back on both sides.
     AGREED = "agreed"

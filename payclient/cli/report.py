@@ -33,7 +33,7 @@ from payclient.rows import ChargeFile, Row
 from payclient.rows.format import plain
 from payclient.tracking.outcomes import Outcome
 
-#: The label of a row that this run sent nothing for, and that the ledger does not have: the same command sends it.
+#: The label of a row that was not sent, and that the ledger does not have: the same command sends it.
 NOT_SENT_YET = "not sent yet"
 
 #: The label of a row whose id the ledger has with other content: nothing was sent for it, and the id may be paid.
@@ -83,9 +83,9 @@ class Line:
     created_at: float | None = None
     notified_at: float | None = None
     decided_at: float | None = None
-    #: What the profile keeps of the approval.
+    #: The fields of the approval that the profile keeps.
     receipt: Mapping[str, str] = attrs.field(factory=dict)
-    #: As the row gave it; empty: the client transaction id.
+    #: The purchase as the row names it; empty: the client transaction id.
     purchase: str = ""
 
     @property
@@ -94,7 +94,7 @@ class Line:
         return self.state or (self.evidence if self.evidence in _PAID else NOT_SENT_YET)
 
     def cells(self) -> dict[str, Any]:
-        """Return what a report holds of the row: times are ISO 8601, in UTC."""
+        """Return the cells of a report's row; times are ISO 8601, in UTC."""
         cells = {name: getattr(self, name) for name in COLUMNS}
         for name in ("created_at", "notified_at", "decided_at"):
             cells[name] = iso(cells[name])
@@ -136,7 +136,7 @@ def line_of(row: ChargeRow, outcome: Outcome | None, error: Exception | None = N
 
 
 class Tally:
-    """How many rows have which outcome, and how much money that is."""
+    """The number of rows with each label, and their money."""
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self.counts: Counter[str] = Counter()
@@ -180,7 +180,7 @@ class Tally:
 
 @attrs.frozen(kw_only=True)
 class Carried:
-    """What a report and a page take over from the file of charges."""
+    """The parts of the file of charges that a report and a page take over."""
 
     #: The columns that the user asked to keep.
     names: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ T = TypeVar("T")
 #: Seconds from SIGTERM until the waiting ends as well.
 TERM_GRACE = 30.0
 
-#: Seconds after an interrupt until most requests in flight have their answers, so that their customers are counted.
+#: Seconds from an interrupt to the count of pending customers; requests in flight are answered meanwhile.
 IN_FLIGHT = 0.5
 
 #: Rows that are looked up in the ledger at once.
@@ -72,7 +72,7 @@ class Run:
         self._signals = 0
         #: An error ended the sending, or the batch stopped by itself.
         self._failed = False
-        #: The report could be written so far, or none is wanted.
+        #: No write of the report has failed.
         self.reported: bool = True
 
     async def charge(self, options: ChargeOptions) -> int:

@@ -25,10 +25,10 @@ from payclient.rows.format import pair_of
 from payclient.simulator import PAYPHONE, SCENARIOS, Answers, Settings, Simulator
 from payclient.validation import is_loopback
 
-#: Written for other programs where any token is taken.
+#: The token in the ready file, where the simulator takes any.
 ANY_TOKEN = "any"  # noqa: S105 - no secret
 
-#: Served where no profile is given.
+#: The status queries that are served where no profile is given.
 STATUS = StatusProfile(
     by_transaction_id="/api/Sale/{transaction_id}",
     by_client_transaction_id="/api/Sale/client/{client_transaction_id}",
@@ -103,9 +103,9 @@ def simulate(
 
 def _settings(profile: str | None, changes: tuple[str, ...]) -> Settings:
     """Return the simulator's settings of a profile, with what `--set` changes. Raises `ValueError`."""
-    # The name means a whole service of the simulator's, which is more than a profile holds of one.
+    # The simulator has settings of its own for this service; a profile holds only a part of them.
     settings = PAYPHONE if profile == "payphone" else settings_of(profile_of(profile))
-    # A ledger that outlives this run must meet none of its ids again.
+    # No id may occur again in a ledger that is used with a later simulator.
     settings = attrs.evolve(settings, first_id=time.time_ns() // 1000)
     given = dict[str, object]()
     for change in changes:
@@ -145,7 +145,7 @@ async def _serve(simulator: Simulator, host: str, ready_file: Path | None, token
 
 
 def settings_of(profile: ServiceProfile) -> Settings:
-    """Return a simulated service that is what the profile holds of it."""
+    """Return the settings of a simulated service that behaves as the profile describes."""
     status = profile.status or (STATUS if profile is DOCUMENT else None)
     settings = Settings(
         sale_window=profile.sale_window,

@@ -154,7 +154,7 @@ def _guard(cell: str) -> str:
 
 
 def read_report(path: Path, *wanted: str) -> list[dict[str, Any]]:
-    """Return the complete rows of an earlier report; a crash may have cut its last one. No rows: no file yet.
+    """Return the complete rows of an earlier report, none without a file. A crash may have cut its last row.
 
     Raises `ConfigurationError` where a report cannot be written, or where a table lacks one of the wanted columns.
     """

@@ -1,4 +1,4 @@
-"""What goes to the terminal: results to stdout, everything else to stderr, one line at a time.
+"""Output to the terminal: results to stdout, everything else to stderr, one line at a time.
 
 Writing never fails: a reader that has gone, or a full disk behind the log, ends no run.
 """

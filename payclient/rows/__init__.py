@@ -39,7 +39,7 @@ from payclient.wire import encode_sale
 #: A file with more is refused: all of it is held in memory.
 MAX_ROWS = 100_000
 
-#: Other lines that an error about equal keys names.
+#: The number of other lines that an error about equal keys names.
 MAX_LINES = 5
 
 
@@ -54,19 +54,19 @@ class Row:
     key: str | None = None
     request: SaleRequest | None = None
     errors: list[RowError] = attrs.field(factory=list)
-    #: What it is for; None: the key.
+    #: The purchase that the row is for; None: the key.
     purchase: str | None = None
     #: The phone is charged in another spelling than the file's.
     respelled: bool = False
 
     @property
     def line(self) -> int:
-        """Its line, counted from 1."""
+        """The row's line, counted from 1."""
         return self.record.line
 
     @property
     def cells(self) -> dict[str, Any]:
-        """Its cells by the plain names of their columns, as far as they can be told."""
+        """The row's cells by the plain names of their columns; none where the line cannot be read."""
         cells = () if isinstance(self.record.cells, CellError) else self.record.cells
         return dict(zip((plain(name.strip()) for name in self.record.names), cells, strict=False))
 
@@ -78,18 +78,18 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class ChargeFile:
-    """What a file holds, row by row."""
+    """The rows of a file, and how the file was read."""
 
     path: Path
     #: How the file was read, such as "CSV with semicolons, Windows-1252, decimal comma".
     description: str
     rows: list[Row] = attrs.field(repr=False)
     records: Records = attrs.field(repr=False)
-    #: Columns that nothing was read of, lines without a cell, and lines of totals below the rows.
+    #: Columns that were not read, lines without a cell, and lines of totals below the rows.
     unread: list[str] = attrs.field(factory=list)
     empty: list[int] = attrs.field(factory=list)
     total_lines: list[int] = attrs.field(factory=list)
-    #: What is wrong with a total below the rows, such as another sum than theirs.
+    #: Errors of the last total below the rows: sums that are not those of the rows.
     total_faults: list[RowError] = attrs.field(factory=list)
     #: The decimal mark of its amounts; None: they are cents.
     mark: str | None = None

@@ -1,4 +1,4 @@
-"""One cell -> one value, and why it is not one. Nothing is coerced, rounded or guessed, and no value is repeated."""
+"""One cell -> one value, or an error. Nothing is coerced, rounded or guessed, and no error repeats a value."""
 
 from __future__ import annotations
 
@@ -112,12 +112,12 @@ NOT_TEXT = "must be a text, because a number keeps no zero in front: format the 
 #: A formula, also behind a sign: `=A1`, `+SUM(A1)`, `@SUM(A1)`.
 FORMULA = re.compile(r"\s*(=|[-+@]\s*[A-Za-z.]+\()", re.ASCII)
 
-#: What a spreadsheet leaves of a long number: "5,93999E+11". An id such as "12E5" may be meant.
+#: A long number as a spreadsheet shortens it: "5,93999E+11". An id such as "12E5" is valid.
 _SHORTENED = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?[eE]\+?[0-9]+")
 _SHORTENED_ID = re.compile(r"[0-9][.,][0-9]+E\+[0-9]+")
 _IDS = frozenset({KEY, PURCHASE, "store_id", "client_user_id"})
 
-#: What a spreadsheet shows of a failed calculation: `#REF!`, `#N/A`, `#¿NOMBRE?`, or of a number too wide.
+#: A spreadsheet's sign of a failed calculation (`#REF!`, `#N/A`, `#¿NOMBRE?`), or of a number too wide for its cell.
 _BROKEN = re.compile(r"#(N/A|[\w¡¿/ ]+[!?]|#{2,})")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
@@ -189,7 +189,7 @@ class Cells:
             return cell.isoformat().removesuffix("T00:00:00")
         if isinstance(cell, (date, time, timedelta)):
             raise CellError("must not be a date or a time: format the column as text")
-        # What a spreadsheet itself shows of a number: fifteen digits.
+        # A spreadsheet shows fifteen digits of a number.
         text = f"{cell:.15g}" if isinstance(cell, float) else str(cell)
         if field in INTEGERS:
             return self._integer(text, field, self.mark and ".")

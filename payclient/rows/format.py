@@ -23,7 +23,7 @@ KEY = "client_transaction_id"
 #: The column in which `--skip-bad` gives the reason; a reader passes over it.
 FAULT = "fault"
 
-#: What the row is for: not a field of the request, and sent to nobody.
+#: The purchase that a row is for: a column, but not a field of the request, and not sent.
 PURCHASE = "purchase"
 
 _FIELDS = frozenset(field.name for field in attrs.fields(SaleRequest)) | {PURCHASE}
@@ -173,7 +173,7 @@ class Format(Layout):
 
 
 class Columns:
-    """What the names of a header, or of one JSON object, mean."""
+    """The meaning of the names in a header, or in one JSON object."""
 
     def __init__(self, names: Sequence[str], form: Format) -> None:
         self.names: list[str] = [name.strip() for name in names]
@@ -181,9 +181,9 @@ class Columns:
         self.known: list[str] = [*chain.from_iterable(self.fields)]
         #: The name under which the file has each field.
         self.spelled: dict[str, str] = {KEY: form.columns[KEY]}
-        #: Columns that nothing is read of, and that nobody keeps.
+        #: Columns that are neither read nor kept.
         self.unread: list[str] = []
-        #: What is wrong with the names.
+        #: Faults of the names.
         self.faults: list[str] = []
         for number, (name, fields) in enumerate(zip(self.names, self.fields, strict=True), 1):
             self.spelled |= dict.fromkeys(fields, name)

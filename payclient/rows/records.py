@@ -49,7 +49,7 @@ class FileRecord(NamedTuple):
 
     line: int
     names: tuple[str, ...]
-    #: Its cells, or why it has none.
+    #: The record's cells, or the error for which there are none.
     cells: Sequence[Any] | CellError
     #: The line of JSONL as it stands.
     source: str = ""
@@ -64,7 +64,7 @@ class Records:
     #: The header's line and its names as they stand; none where each record is a JSON object.
     line: int = 0
     names: tuple[str, ...] = ()
-    #: What stands between the columns; empty for JSONL.
+    #: The character between the columns; empty for JSONL.
     delimiter: str = ""
     #: A spreadsheet wrote it: a CSV for the same reader begins with a byte order mark.
     for_spreadsheets: bool = False

@@ -29,9 +29,10 @@ from fake_service import (
     refusal,
     sale,
 )
-from payclient.events import Evidence
+from payclient.events import Created, Event, Evidence, Lost
 from payclient.ledger import Ledger
 from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
 from payclient.profile import UndoProfile
 from payclient.wire import BeforeSend, HttpRequest, HttpResponse
 
@@ -325,6 +326,31 @@ async def test_a_rotated_token_decides_by_short_reports(service: Accounts, ledge
     service.status = short  # type: ignore[method-assign]  # reports without our id
     assert (await ended(service, ledger, "token-9")).paid is True
     assert [path for _, path in service.asked] == ["/api/Sale/1000", "/api/Sale/client/order-17"]
+
+
+class Endless(MemoryLedger):
+    """A ledger that cannot take the ends of sends."""
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        if isinstance(event, Created | Lost):
+            raise payclient.LedgerUnavailableError("disk full")
+        return await super().apply(record, event)
+
+
+@pytest.mark.parametrize("token", ["token-1", "token-2"])
+async def test_what_was_found_is_never_proven_absent(service: Accounts, token: str) -> None:
+    """Found pending while it counted as being sent, and never again: a wait ends, and nothing is sent again."""
+    ledger = Endless()
+    async with tracking(service, ledger, "token-1") as tracker:
+        await tracker.sale(sale())
+        await service.clock.advance(20)
+    assert (await record_in(ledger)).transaction_id == 1000
+    service.sales.clear()
+    async with tracking(service, ledger, token) as tracker:
+        outcome = await outcome_of(service, await pending_of(tracker))
+        assert (outcome.state, outcome.paid, outcome.transaction_id) == (State.UNKNOWN, None, 1000)
+        await tracker.sale(sale())
+    assert service.posted == {"order-17": 1}
 
 
 async def test_each_attempt_keeps_the_token_of_its_own_exchange(service: Accounts, ledger: Ledger) -> None:

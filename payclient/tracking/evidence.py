@@ -23,7 +23,7 @@ from payclient.events import (
 )
 from payclient.lifecycle import DROPPED, PAID, Record, State
 from payclient.models import StatusReport
-from payclient.tracking.followup import Followed, Policy, TransactionRef
+from payclient.tracking.followup import Followed, Policy, TransactionRef, may_be_absent
 
 #: Seconds for which "not found" is tolerated of a sale that was created.
 MISSING = 15.0
@@ -317,7 +317,7 @@ class AnswerReader:
             return reading  # a form that nobody has paid yet may well be not found
         if not can_see:
             reading.warning = UNDER_ANOTHER
-        if ask.record.state is not State.UNKNOWN:
+        if not may_be_absent(ask.record):
             # A sale that was created, and is not found for longer than is tolerated, is one event.
             if ask.missing_since is None:
                 ask.missing_since = now

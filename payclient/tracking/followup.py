@@ -211,6 +211,14 @@ def is_presumed(record: Record) -> bool:
     return record.state is State.EXPIRED and record.evidence is not Evidence.LAST_QUERY
 
 
+def may_be_absent(record: Record) -> bool:
+    """Return whether "not found" may prove that it was not created: it is unknown, and nothing of it was ever found.
+
+    Of a form that nobody has paid yet it proves nothing.
+    """
+    return record.state is State.UNKNOWN and record.kind == "sale" and record.transaction_id is None
+
+
 def backoff(ask: Followed) -> float:
     """Return how many times longer the gaps of an ask are because its queries fail."""
     return float(1 << min(ask.failures, MOST_DOUBLINGS))
@@ -355,10 +363,7 @@ class Policy:
             # What the ledger or the service fails at is not tried again at once.
             soonest = now + self.least_gap if ask.failures else now
             return max(soonest, self._final_due(ask))
-        # A form that nobody has paid yet may well be not found: that proves nothing.
-        if ask.record.state is State.UNKNOWN and ask.record.kind == "sale":
-            return self._proof(ask, now)
-        return None
+        return self._proof(ask, now) if may_be_absent(ask.record) else None
 
     def _after_unqueried(self, ask: Followed, now: float) -> float | None:
         """Return when to look where nothing can be queried: at the expiry, and once later for a late notification."""

@@ -205,6 +205,28 @@ async def test_a_repeated_request_is_refused_though_it_was_given_back(service: S
         assert (await tracker.reverse(sale)).state is State.REVERSED
 
 
+async def test_of_two_that_were_paid_the_other_one_stays_paid(service: Service) -> None:
+    """A POST was repeated in front and the customer approved both: one is given back, and the purchase is paid."""
+
+    async def twice(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        service.create(request)
+        return answer(200, {"transactionId": service.create(request)})
+
+    service.scripts = [twice]
+    async with tracking(service, profile=PROFILE) as tracker:
+        service.clock.call_at(1.0, service.decide, "Aceptado", 1000)
+        sale = await paid(service, tracker)
+        assert (await tracker.reverse(sale)).paid is not False
+        with pytest.raises(payclient.AlreadyPaidError):
+            await tracker.sale(push("second"), purchase="order-17")
+        await service.clock.advance(700)
+        there = await pending_of(tracker, "first")
+        assert (there.outcome.paid, there.transaction_id) == (True, 1000)
+        assert (await tracker.reverse(there)).state is State.REVERSED
+    assert service.reversals == [1001, 1000]
+
+
 @pytest.mark.parametrize("done", [True, False])
 async def test_a_lost_answer_is_settled_by_a_query(service: Service, done: bool) -> None:
     """Nobody knows until then; "accepted" counts once the request can no longer be on its way. Also after a crash."""

@@ -45,7 +45,7 @@ async def withdraw(poller: Poller, record: Record) -> Outcome:
             await poller.session.cancel(client_transaction_id=record.client_transaction_id)
     except (NotCancellableError, OutcomeUnknownError):
         return await _check(poller, record)
-    if not _is_ours(poller, record) or await _has_another(poller, record):
+    if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=True):
         return await _check(poller, record)
     return Outcome.of(await poller.asks.write(record, Withdrawn(at=poller.clock.time())))
 
@@ -55,8 +55,11 @@ def _is_ours(poller: Poller, record: Record) -> bool:
     return not poller.policy.can_query or poller.queries.can_see(record)
 
 
-async def _has_another(poller: Poller, record: Record) -> bool:
-    """Return whether another transaction of this sale may be open or paid: a proxy may have repeated the POST."""
+async def _has_another(poller: Poller, record: Record, *, or_paid: bool) -> bool:
+    """Return whether another transaction of this sale may be open or paid: a proxy may have repeated the POST.
+
+    With `or_paid` also whether the one that we know of is paid: the customer was quicker.
+    """
     if not poller.policy.by_client_id:
         return False
     if not await poller.wait_for_turn(poller.policy.total_timeout):
@@ -68,7 +71,7 @@ async def _has_another(poller: Poller, record: Record) -> bool:
     if report is None or report.state == "Cancelado":
         return False
     ours = {None, record.transaction_id}
-    return report.state == "Aceptado" or not {report.transaction_id, *report.others} <= ours
+    return (or_paid and report.state == "Aceptado") or not {report.transaction_id, *report.others} <= ours
 
 
 async def _check(poller: Poller, record: Record) -> Outcome:
@@ -148,6 +151,6 @@ async def _reverse(
             return Outcome.of(record)
         log("error", "reversal_failed", identifier, "the reversal failed: %s", type(error).__name__)
         raise
-    if not _is_ours(poller, record):
+    if not _is_ours(poller, record) or await _has_another(poller, record, or_paid=False):
         return await poller.check(record)
     return Outcome.of(await asks.write(record, Reversed(at=clock.time())))

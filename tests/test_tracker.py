@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import payclient
+from fake_ledgers import FailingLedger
 from fake_service import (
     PROFILE,
     FakeService,
@@ -183,6 +184,22 @@ async def test_a_sale_that_is_found_late_is_waited_for_again(service: FakeServic
         assert not waiting.done()
         service.decide("Aceptado")
         await service.clock.advance(90)
+        assert (await waiting).paid is True
+
+
+async def test_a_sale_whose_answer_is_written_late_is_waited_for_again(service: FakeService) -> None:
+    """The ledger failed until its wait had ended: what it takes then is followed, and a new wait ends by it."""
+    fails = True
+    ledger = FailingLedger(lambda name: name == "apply" and fails)
+    async with tracking(service, ledger) as tracker:
+        pending = await tracker.sale(sale())
+        assert (await outcome_of(service, pending)).state is State.UNKNOWN
+        service.decide("Aceptado")
+        fails = False
+        await service.clock.advance(60)
+        waiting = asyncio.ensure_future(pending.wait())
+        await service.clock.advance(10)
+        assert waiting.done()
         assert (await waiting).paid is True
 
 

@@ -283,6 +283,8 @@ class OpenAsks:
             return
         if before.state is State.UNKNOWN and record.state is State.PENDING:
             ask.exhausted, ask.final_queries = False, 0  # it has its whole window before it
+            if ask.task is None and not ask.elsewhere:  # else its next look is planned already
+                self._plan_first(ask, self.clock.monotonic())
         self.touch()
         if self.on_change is not None:
             self.on_change(before, record)

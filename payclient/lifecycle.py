@@ -355,9 +355,11 @@ def _overtaken(record: Record, event: Event) -> str | None:
 def _found(record: Record, event: Found) -> dict[str, Any]:
     """Return what a report changes of the transaction id. Raises `TransitionError` for one of another transaction."""
     if record.transaction_id is None:
-        # A cancelled transaction binds no form: after a declined card, another one pays by another transaction.
-        if record.kind == "sale" or not isinstance(event, FoundCancelled):
+        # Only what is paid binds a form: after a declined card, another one pays by another transaction.
+        if record.kind == "sale" or isinstance(event, FoundAccepted):
             return {"transaction_id": event.transaction_id}
+        if isinstance(event, FoundPending) and event.transaction_id is not None:
+            return {"candidate_ids": _with_candidate(record.candidate_ids, event.transaction_id)}
         if record.state is State.CANCELLED and event.transaction_id is not None:
             return {"candidate_ids": _without(record.candidate_ids, event.transaction_id)}
     elif isinstance(event, FoundAccepted) and event.instead_of == record.transaction_id:

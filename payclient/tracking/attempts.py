@@ -235,7 +235,7 @@ class Attempts:
         except asyncio.CancelledError:
             # Only a tracker that closes cancels the send of a sale.
             if (record := attempt.record) is not None:
-                event = self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
+                event = self._closed(attempt, record)
                 attempt.record = await asyncio.shield(self._asks.write(record, event))
             raise
         finally:
@@ -290,8 +290,17 @@ class Attempts:
         attempt.prepared_at = attempt.record.created_at
         # Before it counts as prepared: a process that finds it so finds its links as well.
         await self._links.keep(attempt.record, attempt.result, attempt.prepared_at)
+        return self._prepared(now)
+
+    def _prepared(self, now: float) -> Prepared:
         # A link may be loaded as late as it is handed out, and then lives once more.
         return Prepared(at=now, expires_at=now + 2 * self._poller.policy.form_window)
+
+    def _closed(self, attempt: Attempt, record: Record) -> Event:
+        """Return the event of a send that a closing tracker ended."""
+        if attempt.result is not None:
+            return self._prepared(self._clock.time())  # its caller has the links
+        return self._lost(record) if attempt.granted else NotSent(at=self._clock.time())
 
     async def _check_purchase(self, attempt: Attempt, number: int, purchase: str) -> None:
         """Raise where the ledger says that the purchase is paid or open, so that it costs no connection."""

@@ -15,13 +15,13 @@ import attrs
 
 from payclient.clock import within
 from payclient.errors import LedgerError, PayError, RateLimitedError, RefusedError, UnauthorizedError
-from payclient.events import Conflicted, Returned
+from payclient.events import Abandoned, Conflicted, FoundCancelled, Returned
 from payclient.lifecycle import Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.notifications import Return
 from payclient.schedule import NORMAL_WINDOW
-from payclient.tracking.evidence import find_mismatch, read_confirmation, read_form
+from payclient.tracking.evidence import Reading, find_mismatch, read_confirmation, read_form
 from payclient.tracking.followup import NEVER, Scheduled
 from payclient.tracking.outcomes import Outcome
 from payclient.tracking.recovery import abandoned_forms, unconfirmed_ids
@@ -40,8 +40,8 @@ MOST_IDS = 16
 #: Seconds from one try to the next, for a window of `NORMAL_WINDOW`; the last one goes on.
 BACK_OFF = (1.0, 2.0, 4.0, 8.0, 15.0)
 
-#: States of a form about which nothing is asked any more: a cancelled one may yet be paid.
-OVER = (State.ACCEPTED, State.REFUSED, State.REVERSING, State.REVERSED)
+#: States of a form about which nothing is asked any more: one that is cancelled or refused may yet be paid.
+OVER = (State.ACCEPTED, State.REVERSING, State.REVERSED)
 
 #: The part of the window for which a confirmation waits for its turn by the rate. Then the form comes first.
 TURN = 1 / 20
@@ -57,6 +57,8 @@ class Confirmation:
     due: float = 0.0
     tries: int = 0
     refusals: int = 0
+    #: Whether the service said that it is not paid.
+    declined: bool = False
     #: Set, and replaced, at the end of each try.
     tried: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -102,6 +104,15 @@ class ReturnedForm(Scheduled):
     def has_seen(self, transaction_id: int | None) -> bool:
         """Return whether this id came before."""
         return transaction_id in self.confirmations or transaction_id in self.writing
+
+    def may_be_paid_by_another(self, report: StatusReport | None) -> bool:
+        """Return whether a transaction waits for the answer to its confirmation that a report does not name.
+
+        What the service knows by our own id may lag behind it, and of two transactions the other one may be paid.
+        """
+        named = {None} if report is None else {None, report.transaction_id, *report.others}
+        waiting = {each.transaction_id for each in self.open() if not each.declined}
+        return not waiting | self.writing <= named
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
         """Open the confirmation of this id with all its tries before it, unless it is open already."""
@@ -182,7 +193,8 @@ class Confirmer:
             what = "the form could not be used: is it opened from the registered domain?"
             log("warning", "form_unusable", record.client_transaction_id, what)
         transaction_id = back.transaction_id
-        if record.state in OVER or (transaction_id is None and record.state is State.CANCELLED):
+        is_over = record.state in OVER or record.state is State.REFUSED
+        if is_over or (transaction_id is None and record.state is State.CANCELLED):
             return Outcome.of(record)
         form = self._form(record)
         if form.has_room_for(transaction_id):
@@ -231,10 +243,17 @@ class Confirmer:
             await self.recover(await abandoned_forms(self._asks.ledger, self._clock.time() - seconds))
 
     def pending_until_confirmed(self, record: Record, report: StatusReport) -> StatusReport:
-        """Return the report of a form; as pending, and confirm it, while the payment that it shows is unconfirmed."""
-        if report.state != "Aceptado" or not self.confirms or record.state in OVER:
+        """Return the report of a form; as pending, and confirm it, while the payment that it shows is unconfirmed.
+
+        One that is cancelled is pending while another transaction of the form waits for the answer to its confirmation.
+        """
+        if not self.confirms or record.state in OVER:
             return report
-        if find_mismatch(record, report):
+        if report.state == "Cancelado":
+            known = self._forms.get(record.client_transaction_id)
+            waits = known is not None and known.may_be_paid_by_another(report)
+            return attrs.evolve(report, state="Pendiente") if waits else report
+        if report.state != "Aceptado" or find_mismatch(record, report):
             return report  # what is not ours to confirm decides nothing
         form = self._form(record)
         if not form.is_unconfirmed(report.transaction_id, self._clock.monotonic()):
@@ -325,10 +344,11 @@ class Confirmer:
 
     async def _ask(self, form: ReturnedForm, asked: Confirmation) -> bool:
         """Confirm, or query a form whose browser came back cancelled. Return whether the answer settles it."""
-        record, transaction_id = form.record, asked.transaction_id
+        record, transaction_id, is_about_it = form.record, asked.transaction_id, True
         identifier, queries = record.client_transaction_id, self._poller.queries
         if transaction_id is not None:
             confirmed = await self._session.confirm(transaction_id, identifier, repeat=False)
+            is_about_it = confirmed.transaction_id == transaction_id
             reading = read_confirmation(record, transaction_id, confirmed, self._clock.time())
         elif not self._poller.policy.by_client_id:
             return True
@@ -339,11 +359,19 @@ class Confirmer:
             if report is not None and self.pending_until_confirmed(record, report) is not report:
                 return True
             reading = read_form(record, report, self._clock.time())
+        # An answer about another transaction is none: something in front gave it to the wrong request.
+        return await self._take(form, asked, reading) and is_about_it
+
+    async def _take(self, form: ReturnedForm, asked: Confirmation, reading: Reading) -> bool:
+        """Write what an answer means, and return whether that settles what was asked."""
+        asked.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
+        if asked.declined and form.may_be_paid_by_another(reading.report):
+            return False
         form.report = reading.report or form.report
         if reading.conflict is not None:
             what = f"a confirmation is not ours: {reading.conflict}"
-            log("error", "confirmation_conflicted", identifier, "%s", what)
-        form.record = await queries.write(record, reading)
+            log("error", "confirmation_conflicted", form.record.client_transaction_id, "%s", what)
+        form.record = await self._poller.queries.write(form.record, reading)
         # Where the state forbids the event now, or the ledger fails, the id is confirmed again later.
         return form.record.state.decided or any(isinstance(each, Conflicted) for each in reading.events)
 
@@ -356,7 +384,8 @@ class Confirmer:
             self._poller.queries.say("confirmation_refused", identifier, what)
             return False
         what = f"confirming transaction {asked.transaction_id}: no such transaction"
-        closed = form.record.state is State.CANCELLED
+        # Another account knows of nothing that ours may have taken the confirmation of.
+        closed = form.record.state is State.CANCELLED and self._poller.queries.can_see(form.record)
         event = Conflicted(
             at=self._clock.time(), what=what, candidate_id=asked.transaction_id if closed else None
         )

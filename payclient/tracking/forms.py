@@ -21,6 +21,7 @@ from payclient.errors import (
     OutcomeUnknownError,
     PurchaseOpenError,
     RefusedError,
+    TrackerClosedError,
 )
 from payclient.ledger.records import holds
 from payclient.lifecycle import Record, State
@@ -203,7 +204,11 @@ class Forms:
         """Prepare a form under a client transaction id of its own."""
         attempt = self._attempts.for_form(request, purchase)
         await self._attempts.send(attempt)
-        assert attempt.result is not None  # noqa: S101 - it was sent, or an error was raised
+        if attempt.result is None:  # a closing tracker ended it, and nobody has its links
+            raise TrackerClosedError(
+                "the tracker was closed before the form's links came; prepare another form",
+                client_transaction_id=request.client_transaction_id,
+            )
         form = self._form(request.client_transaction_id, attempt.result, attempt.prepared_at)
         if not form.is_live(self._clock.time()):
             raise OutcomeUnknownError(

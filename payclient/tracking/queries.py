@@ -322,6 +322,8 @@ class Refusals:
             return await write(record, lost) if duplicate and doubted else None
         log("warning", "existing_found", identifier, "refused as existing, and found: %s", report.state)
         record = await write(record, lost)
+        if record.kind == "form":
+            report = self._poller.confirmer.pending_until_confirmed(record, report)
         if record.state is State.UNKNOWN and find_mismatch(record, report) is None:
             record = await self._write_found(record, report)
         return record

@@ -1,0 +1,210 @@
+"""Forms of which something is not known yet: a close in the midst, an answer under another token, a lagging index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+
+import payclient
+from fake_service import (
+    FakeService,
+    answer,
+    form,
+    hint,
+    outcome_of,
+    pending_of,
+    record_in,
+    refusal,
+    refuses,
+    sale,
+    tracking,
+)
+from payclient.events import Event, Prepared
+from payclient.ledger import Ledger
+from payclient.ledger.memory import MemoryLedger
+from payclient.lifecycle import Record
+from payclient.session import PaySession
+from payclient.wire import BeforeSend, HttpRequest, HttpResponse
+from test_confirming import BLIND, PROFILE, back, passing
+
+State = payclient.State
+
+pytestmark = pytest.mark.usefixtures("delays")
+
+
+@asynccontextmanager
+async def under(
+    service: FakeService, ledger: Ledger, token: str, profile: payclient.ServiceProfile = PROFILE
+) -> AsyncIterator[payclient.Tracker]:
+    """A tracker with this token."""
+    session = PaySession("https://pay.example", token, profile=profile, transport=service)
+    async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
+        yield tracker
+
+
+class Slow(MemoryLedger):
+    """A ledger that never ends the writing of a form that was prepared."""
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        if isinstance(event, Prepared) and not self.quick:
+            self.quick = True
+            await asyncio.Event().wait()
+        return await super().apply(record, event)
+
+    quick = False
+
+
+async def test_a_form_whose_tracker_closes_while_it_is_written_holds_its_purchase(
+    service: FakeService,
+) -> None:
+    """Its caller has the links: nobody else is given another form, nor charged by a push."""
+    ledger = Slow()
+    async with tracking(service, ledger, PROFILE, drain=0.0) as tracker:
+        work = asyncio.create_task(tracker.live_form("cart", form))
+        await asyncio.sleep(0.05)
+    given = (await asyncio.gather(work, return_exceptions=True))[0]
+    async with tracking(service, ledger, PROFILE) as tracker:
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale(), purchase="cart")
+        again = await tracker.live_form("cart", form)
+    assert isinstance(given, payclient.PaymentForm)
+    assert (again.payment_id, len(service.prepared)) == (given.payment_id, 1)
+
+
+async def test_a_form_whose_tracker_closes_before_its_answer_is_an_error_of_ours(
+    service: FakeService,
+) -> None:
+    async def never(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    service.scripts = [never]
+    async with tracking(service, profile=PROFILE, drain=0.0) as tracker:
+        work = asyncio.create_task(tracker.prepare(form()))
+        await asyncio.sleep(0.05)
+    with pytest.raises(payclient.TrackerClosedError):
+        await work
+
+
+async def test_a_form_that_exists_already_is_paid_once_it_is_confirmed(service: FakeService) -> None:
+    """The ledger that prepared it is gone, with what it was to confirm: unconfirmed it is reversed."""
+    profile = attrs.evolve(PROFILE, duplicate_codes=frozenset({23}))
+    async with tracking(service, profile=profile) as tracker:
+        first = await tracker.live_form("cart", form)
+    service.pay(first.client_transaction_id)
+    async with tracking(service, profile=profile) as tracker:
+        service.scripts = [refuses(23)]
+        with pytest.raises((payclient.RefusedError, payclient.AlreadyPaidError, payclient.PurchaseOpenError)):
+            await tracker.live_form("cart", form)
+        await service.clock.advance(400)
+        outcome = (await pending_of(tracker, first.client_transaction_id)).outcome
+        assert (outcome.paid, service.confirmed) == (True, {5001})
+
+
+async def test_another_accounts_no_takes_no_transaction_from_a_form(service: FakeService) -> None:
+    """Given up, and then paid: the answer to its confirmation is lost, and another account knows of nothing."""
+    ledger = MemoryLedger()
+    async with under(service, ledger, "token-1") as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        assert (await tracker.returned(back(0))).state is State.CANCELLED
+    async with under(service, ledger, "token-2") as tracker:
+        service.confirm_scripts = [lambda: refusal(20, status=404)] * 50
+        service.status_scripts = [lambda: answer(200, [])] * 500
+        await passing(service, tracker.returned(back(5001)))
+        await service.clock.advance(30)
+    assert (await record_in(ledger, "form-1")).candidate_ids == (5001,)
+
+
+async def test_a_form_found_pending_is_paid_by_another_transaction(service: FakeService) -> None:
+    """A crash left it unknown; the first card is declined after a query found it pending, the second one pays."""
+    ledger = Slow()
+    async with tracking(service, ledger, PROFILE, drain=0.0) as tracker:
+        work = asyncio.create_task(tracker.prepare(form()))
+        await asyncio.sleep(0.05)
+        died = await record_in(ledger, "form-1")
+    await asyncio.gather(work)
+    ledger._attempts["form-1"] = [died]  # noqa: SLF001 - the process was killed before it wrote how it ended
+    async with tracking(service, ledger, PROFILE) as tracker:
+        service.pay("form-1", 5001, transactionStatus="Pending")
+        await (await pending_of(tracker, "form-1")).check()
+        service.sales[5001]["transactionStatus"] = "Canceled"
+        outcome = await tracker.returned(service.pay("form-1", 5002))
+        assert (outcome.paid, outcome.transaction_id) == (True, 5002)
+
+
+def lost_confirmation(service: FakeService) -> HttpResponse:
+    service.confirmed.add(5001)
+    raise ConnectionResetError
+
+
+@pytest.mark.parametrize("lagging", [[], ["Canceled"]])
+async def test_a_form_is_not_cancelled_while_a_transaction_of_it_is_to_be_confirmed(
+    service: FakeService, lagging: list[str]
+) -> None:
+    """The index lags behind the payment whose confirmation has no answer, and the customer closes another tab."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        service.pay("form-1", 5001)
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 3
+        declined = dict(service.sales[5001], transactionId=4999, transactionStatus="Canceled")
+        service.status_scripts = [lambda: answer(200, [declined] if lagging else [])] * 3
+        await passing(service, tracker.returned(back(5001)))
+        outcome = await passing(service, tracker.returned(back(0)))
+        assert outcome.paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale(), purchase="cart")
+        assert (await outcome_of(service, await pending_of(tracker, "form-1"))).paid is True
+
+
+async def test_a_declined_transaction_does_not_cancel_a_form_while_another_is_to_be_confirmed(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old tab is loaded again, whose card was declined, while the answer about the second card is lost."""
+    confirm, lost = service.confirm, [lost_confirmation] * 3
+
+    def losing(body: dict[str, object]) -> HttpResponse:
+        return lost.pop()(service) if lost and body["id"] == 5001 else confirm(body)
+
+    monkeypatch.setattr(service, "confirm", losing)
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        service.pay("form-1", 4999, transactionStatus="Canceled")
+        await tracker.returned(service.pay("form-1", 5001))
+        assert (await passing(service, tracker.returned(back(4999)))).paid is None
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale(), purchase="cart")
+        await service.clock.advance(30)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeService) -> None:
+    """The answer was not about our request. What nobody confirms is reversed, and must not be called paid."""
+    async with tracking(service, profile=PROFILE) as tracker:
+        service.scripts = [refuses(800)]
+        with pytest.raises(payclient.RefusedError):
+            await tracker.prepare(form())
+        service.prepare({"clientTransactionId": "form-1", "amount": 1150, "currency": "USD"})
+        service.pay("form-1")
+        await tracker.notify(hint(5001, "form-1"))
+        await service.clock.advance(30)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        assert service.confirmed == {5001}
+
+
+async def test_an_answer_about_another_transaction_is_no_answer_to_a_confirmation(
+    service: FakeService,
+) -> None:
+    """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form())
+        query = service.pay("form-1")
+        mixed = dict(service.sales[5001], transactionId=77, clientTransactionId="form-7")
+        service.confirm_scripts = [lambda: answer(200, mixed)]
+        await tracker.returned(query)
+        await service.clock.advance(30)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True

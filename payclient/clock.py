@@ -205,6 +205,10 @@ class Deadline:
         self._fired = False
         return self.task.uncancel() <= self._cancelling
 
+    def is_cancelled(self) -> bool:
+        """Return whether somebody cancelled the call's task since; else only what it waited for was cancelled."""
+        return self.task.cancelling() > self._cancelling
+
 
 class Deadlines:
     """Deadlines of one length (seconds) in one queue with one timer; others get a timer of their own.

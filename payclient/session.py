@@ -313,11 +313,14 @@ class PaySession:
             return await self._send_until_read(call, decode, check, repeatable)
         except asyncio.CancelledError as cancelled:
             call.error = cancelled
-            if not deadline.overran():
+            if deadline.overran():
+                failure = f"no answer within {(timeouts or self.timeouts).total:g} s"
+            elif deadline.is_cancelled() or call.proof.error is cancelled:
                 cancelled.__traceback__ = None  # its frames are the network library's, which hold the token
                 raise
-            total = (timeouts or self.timeouts).total
-            call.error = _classify_failure(call.proof, request, f"no answer within {total:g} s")
+            else:
+                failure = _describe(cancelled)  # a connector that was closed, for instance
+            call.error = _classify_failure(call.proof, request, failure)
         except BaseException as raised:
             call.error = raised
             raise
@@ -486,7 +489,7 @@ def _report(on_exchange: Callable[[Exchange], object], exchange: Exchange) -> No
         log("error", "on_exchange_failed", identifier, "on_exchange raised %s", type(raised).__name__)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Describe an exception by its class and the system's error name, which hold nothing of the request."""
     if isinstance(getattr(error, "os_error", error), socket.gaierror):
         return f"no address found for {getattr(error, 'host', 'the service')} (DNS)"

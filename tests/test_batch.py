@@ -311,6 +311,34 @@ async def test_a_source_that_fails_ends_the_rest_and_says_so(service: FakeServic
             await run(service, tracker, itertools.islice(failing(), CHUNK - 1, None))
 
 
+async def test_a_source_in_which_something_was_cancelled_ends_the_rest_and_says_so(
+    service: FakeService,
+) -> None:
+    """What its generator waited for was cancelled, and not the batch."""
+
+    async def source() -> AsyncIterator[payclient.SaleRequest]:
+        yield sale("row-0")
+        waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waited.cancel()
+        await waited
+
+    async with tracking(service) as tracker:
+        with pytest.raises(asyncio.CancelledError):
+            await run(service, tracker, source(), seconds=100)
+
+
+async def test_a_row_whose_request_was_cancelled_by_nobody_has_a_result(service: FakeService) -> None:
+    """A connector that its owner closes cancels who waits for a connection: the batch went on for ever."""
+
+    async def closed(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        raise asyncio.CancelledError
+
+    service.scripts = [closed]
+    results = await charged(service, rows(2))
+    assert isinstance(results["row-0"].error, payclient.NotSentError)
+    assert results["row-1"].paid is True
+
+
 async def test_the_longest_lane_never_waits(service: FakeService) -> None:
     """With two prompts for six customers, the one with most charges is asked again as soon as its sale has ended."""
     sent = noted(service)

@@ -332,7 +332,17 @@ async def test_the_gate_decides(make: Callable[[], BaseException], sends: bool, 
     assert TOKEN not in repr(error)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure(sends: bool) -> None:
+    """Something in the transport was cancelled, and not the call: its caller would end without a word."""
+    fake = Scripted(asyncio.CancelledError("mine"), sends=sends)
+    with pytest.raises(OutcomeUnknownError if sends else NotSentError) as caught:
+        await session_over(fake).sale(SALE)
+    assert len(fake.requests) == 1
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("sends", [False, True], ids=["before", "after"])
 def test_what_ends_a_program_comes_through(kind: type[BaseException], sends: bool) -> None:
     error = kind("mine")

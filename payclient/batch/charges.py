@@ -99,7 +99,7 @@ class Charges(AsyncIterator[ChargeResult]):
         self._tasks: set[asyncio.Task[None]] = set()
         #: The tasks that send right now; they are never cancelled.
         self._sends: set[asyncio.Task[None]] = set()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._exited = False
         #: Why nothing more is sent; None while the batch sends.
         self.stopped: str | None = None
@@ -170,7 +170,10 @@ class Charges(AsyncIterator[ChargeResult]):
                     await self._room.acquire()
                     self._open_rows += 1
                     self._add_row(row)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Cancelled may be what the requests waited for, and not this task.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
             self._failure = error
             self.stop("the requests ended in an error")
         self._fed = True

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 import payclient
+from fake_ledgers import FailingLedger
 from fake_service import (
     FakeService,
     answer,
@@ -206,5 +207,30 @@ async def test_an_answer_about_another_transaction_is_no_answer_to_a_confirmatio
         mixed = dict(service.sales[5001], transactionId=77, clientTransactionId="form-7")
         service.confirm_scripts = [lambda: answer(200, mixed)]
         await tracker.returned(query)
+        await service.clock.advance(30)
+        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+@pytest.mark.parametrize("fault", ["pending", "ledger"])
+async def test_a_form_that_was_given_up_is_confirmed_until_the_service_says_that_it_is_paid(
+    service: FakeService, fault: str
+) -> None:
+    """An answer that decides nothing, or that the ledger does not take, is none: it had stayed cancelled, and free."""
+    fails: list[str] = []
+    ledger = FailingLedger(lambda name: name in fails)
+    async with tracking(service, ledger, PROFILE) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        assert (await tracker.returned(back(0))).state is State.CANCELLED
+        query = service.pay("form-1")
+
+        def said() -> HttpResponse:
+            if fault == "ledger":
+                fails.append("apply")
+                return answer(200, service.sales[5001])
+            return answer(200, dict(service.sales[5001], transactionStatus="Pending"))
+
+        service.confirm_scripts = [said]
+        await tracker.returned(query)
+        fails.clear()
         await service.clock.advance(30)
         assert (await pending_of(tracker, "form-1")).outcome.paid is True

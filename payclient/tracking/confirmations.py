@@ -372,8 +372,10 @@ class Confirmer:
             what = f"a confirmation is not ours: {reading.conflict}"
             log("error", "confirmation_conflicted", form.record.client_transaction_id, "%s", what)
         form.record = await self._poller.queries.write(form.record, reading)
-        # Where the state forbids the event now, or the ledger fails, the id is confirmed again later.
-        return form.record.state.decided or any(isinstance(each, Conflicted) for each in reading.events)
+        # Where nothing is decided, the state forbids the event now, or the ledger fails, it is asked again later. What
+        # was given up stays cancelled meanwhile, which settles nothing.
+        is_over = form.record.state in OVER or (asked.declined and form.record.state.decided)
+        return is_over or any(isinstance(each, Conflicted) for each in reading.events)
 
     async def _refused(self, form: ReturnedForm, asked: Confirmation, refused: RefusedError) -> bool:
         """Return whether the id is left alone: the service answered "no such transaction" often enough."""

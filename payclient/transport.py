@@ -58,10 +58,12 @@ class _Call:
         """
         if self.transport is None:
             return
-        known = self.transport.get_extra_info("socket")
-        # A copy, since the socket that the loop shows takes no options with uvloop.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(known.fileno())) as same:
-            same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # Over TLS a connection that is gone by now has no socket; the call was cancelled all the same.
+        with contextlib.suppress(AttributeError, OSError):
+            known = self.transport.get_extra_info("socket")
+            # A copy, since the socket that the loop shows takes no options with uvloop.
+            with socket.socket(fileno=os.dup(known.fileno())) as same:
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 

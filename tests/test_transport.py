@@ -780,6 +780,21 @@ async def test_cancelled_at_every_step(kept: bool, context: ssl.SSLContext | Non
     assert completed == 1
 
 
+async def test_cancelling_as_the_connection_ends(context: ssl.SSLContext | None) -> None:
+    """Whoever is cancelled as the server closes the connection is cancelled, and is told of no other failure."""
+    cancelled = 0
+    async with RawServer((read, reset), context=context) as server, session_to(server.url) as session:
+        for count in range(80):
+            call = asyncio.create_task(session.sale(sale_request()))
+            await server.charged(count + 1)
+            await turns(count % 8)
+            asked = call.cancel()
+            outcome = await outcome_of(wait(call))
+            assert isinstance(outcome, asyncio.CancelledError if asked else OutcomeUnknownError)
+            cancelled += asked
+    assert cancelled > 3
+
+
 async def turns_of_a_ledger() -> None:
     await turns(3)
 

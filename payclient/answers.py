@@ -235,13 +235,22 @@ class Answer:
 
     @property
     def may_name_a_transaction(self) -> bool:
-        """Whether a transaction id is in the body, or cannot be ruled out: the body is too long or not JSON."""
+        """Whether a transaction id is in the body, or cannot be ruled out: the body is veiled, too long or not JSON."""
+        if _is_veiled(self.response):
+            return True
         lowered = self.response.body.lower()
         if b"transaction" not in lowered:
             return False  # nearly every error object
         if len(lowered) > MAX_SEARCHED or (self.data is None and _ID_NAME.search(lowered)):
             return True
         return bool(self.named_ids())
+
+
+def _is_veiled(response: HttpResponse) -> bool:
+    """Return whether the bytes of a body may not show its names: compressed, of two bytes a letter, or as escapes."""
+    body, coding = response.body, response.header("content-encoding") or "identity"
+    compressed = bool(body) and coding.strip().lower() != "identity"
+    return compressed or b"\0" in body or (b"\\u00" in body and bool(_ESCAPED_LETTER.search(body)))
 
 
 def parse_json(body: bytes) -> Any:

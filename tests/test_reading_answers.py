@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from pathlib import Path
@@ -152,6 +153,27 @@ async def test_each_row_of_the_table(
     """Created by one strict id, refused by proof alone, unknown by all else; an id that was seen is kept."""
     found = {(status, body[:99]): await read(status, body, profile) for body in bodies for status in statuses}
     assert {case: said for case, said in found.items() if said != what} == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (gzip.compress(CREATED.encode()), {"Content-Encoding": "gzip"}),
+        (CREATED.encode("utf-16"), {}),
+        (b'{"transaction\\u0049d": 5}', {}),
+    ],
+    ids=["compressed", "two bytes a letter", "escapes"],
+)
+async def test_a_refusing_status_refuses_nothing_that_may_be_named(
+    body: bytes, headers: dict[str, str]
+) -> None:
+    """The profile calls the status a refusal, unless an id is in the body: here its bytes do not show it."""
+    async with session_of(HttpResponse(418, headers, body), REFUSING) as session:
+        with pytest.raises(payclient.OutcomeUnknownError):
+            await session.sale(sale())
+    async with session_of(HttpResponse(418, headers, b""), REFUSING) as session:
+        with pytest.raises(payclient.RefusedError):
+            await session.sale(sale())
 
 
 async def test_the_preset_takes_no_failure_of_the_service_for_a_refusal() -> None:

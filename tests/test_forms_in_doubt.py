@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger
+from fake_ledgers import FailingLedger, SharedLedger
 from fake_service import (
     FakeService,
     answer,
@@ -234,3 +234,20 @@ async def test_a_form_that_was_given_up_is_confirmed_until_the_service_says_that
         fails.clear()
         await service.clock.advance(30)
         assert (await pending_of(tracker, "form-1")).outcome.paid is True
+
+
+async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_gives_a_form_up(
+    service: FakeService,
+) -> None:
+    """One process waits for the answer to a confirmation; the customer closes another tab, by way of a second one."""
+    one = SharedLedger()
+    two = SharedLedger(one)
+    async with tracking(service, one, PROFILE) as first, tracking(service, two, PROFILE) as second:
+        await first.prepare(form(), purchase="cart")
+        query = service.pay("form-1")
+        service.confirm_scripts = [lambda: lost_confirmation(service)]
+        service.status_scripts = [lambda: answer(200, [])] * 2
+        await first.returned(query)
+        assert (await second.returned(back(0))).paid is None
+        await service.clock.advance(30)
+        assert (await pending_of(second, "form-1")).outcome.paid is True

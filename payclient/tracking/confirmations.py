@@ -16,7 +16,7 @@ import attrs
 from payclient.clock import within
 from payclient.errors import LedgerError, PayError, RateLimitedError, RefusedError, UnauthorizedError
 from payclient.events import Abandoned, Conflicted, FoundCancelled, Returned
-from payclient.lifecycle import Record, State
+from payclient.lifecycle import DROPPED, Record, State
 from payclient.logs import Log
 from payclient.models import StatusReport
 from payclient.notifications import Return
@@ -353,6 +353,7 @@ class Confirmer:
         elif not self._poller.policy.by_client_id:
             return True
         else:
+            self._confirm_named(form)
             report = await self._session.status(client_transaction_id=identifier, repeat=False)
             if (report is None or report.state == "Cancelado") and not queries.can_see(record):
                 return True
@@ -361,6 +362,12 @@ class Confirmer:
             reading = read_form(record, report, self._clock.time())
         # An answer about another transaction is none: something in front gave it to the wrong request.
         return await self._take(form, asked, reading) and is_about_it
+
+    def _confirm_named(self, form: ReturnedForm) -> None:
+        """Confirm what was named to a form by way of another process, before it counts as not paid."""
+        for transaction_id in form.record.candidate_ids:
+            if transaction_id != DROPPED and not form.has_seen(transaction_id):
+                self._confirm(form, transaction_id)
 
     async def _take(self, form: ReturnedForm, asked: Confirmation, reading: Reading) -> bool:
         """Write what an answer means, and return whether that settles what was asked."""

@@ -251,3 +251,24 @@ async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_give
         assert (await second.returned(back(0))).paid is None
         await service.clock.advance(30)
         assert (await pending_of(second, "form-1")).outcome.paid is True
+
+
+async def test_a_form_whose_confirmation_alone_tells_holds_its_purchase_until_it_is_answered(
+    service: FakeService,
+) -> None:
+    """Nobody can be asked about a form by our own id, and the answer to its confirmation is lost."""
+
+    def silent() -> HttpResponse:
+        service.confirmed.add(5001)
+        raise ConnectionResetError
+
+    service.confirm_scripts = [silent] * 1000
+    async with tracking(service, profile=BLIND) as tracker:
+        await tracker.prepare(form(), purchase="cart")
+        await service.clock.advance(1490)
+        service.pay("form-1")
+        await passing(service, tracker.returned(back(5001)))
+        await service.clock.advance(60)  # its links are dead
+        with pytest.raises(payclient.PurchaseOpenError):
+            await tracker.sale(sale(), purchase="cart")
+    assert not service.posted

@@ -87,11 +87,13 @@ def find_holder(poller: Poller, records: Iterable[Record], new: Record) -> Recor
 
 
 def _is_queried(poller: Poller, record: Record) -> bool:
-    """Return whether queries of a form go on, so that it may yet turn out to be paid."""
+    """Return whether queries or confirmations of a form go on, so that it may yet turn out to be paid."""
+    may_be_paid_later = poller.clock.time() < poller.policy.closed_until(record)
     if not poller.policy.follows(record):
-        return False
+        # Only the confirmation of a transaction that was named tells, and it may have been carried out.
+        return not record.state.decided and bool(record.candidate_ids) and may_be_paid_later
     if record.state is State.CANCELLED:
-        return record.evidence is Evidence.UNPAID and poller.clock.time() < poller.policy.closed_until(record)
+        return record.evidence is Evidence.UNPAID and may_be_paid_later
     return record.state is State.PENDING or is_presumed(record)
 
 

@@ -837,3 +837,35 @@ async def test_one_rate_of_queries(url: str, ledger: PostgresLedger) -> None:
         await other.pause(600)
         await other.pause(10)
         assert await ledger.reserve(30.0) == pytest.approx(600, abs=5)
+
+
+class LosingConnection:
+    """A connection of a listener, which is lost when the test says so."""
+
+    async def connect(self) -> LosingConnection:
+        return self
+
+    schema = "payclient"
+
+    def add_termination_listener(self, lost: Callable[[object], None]) -> None:
+        self.lose = lambda: lost(self)
+
+    async def add_listener(self, *_: object) -> None:
+        return None
+
+    def terminate(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_closing_as_the_listeners_connection_is_lost(turns: int) -> None:
+    """However many turns of the loop lie between the two, the listener ends and closing does not hang."""
+    connection: Any = LosingConnection()
+    listener = connecting.Listener(connection, 60.0)
+    for _ in range(10):  # by then it waits
+        await asyncio.sleep(0)
+    connection.lose()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await listener.aclose()

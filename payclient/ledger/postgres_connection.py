@@ -349,7 +349,10 @@ class Listener:
                 self._wake(None)
                 while not lost.is_set():
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(lost.wait(), self._poll)
+                        async with asyncio.timeout(
+                            self._poll
+                        ):  # CPython 3.11's `wait_for` may lose our cancellation
+                            await lost.wait()
                         break
                     await connection.execute("SELECT 1", timeout=self._poll)
             except Exception:  # whatever it is, they are woken by the polls, and by the next connection

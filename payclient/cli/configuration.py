@@ -17,7 +17,7 @@ from payclient.errors import ConfigurationError
 
 NAME = "payclient.toml"
 
-#: Settings of every command, and those of `charge`. An option by which a person agrees, such as --yes, is no setting.
+#: The settings of every command, and those of `charge`. A person's consent, such as --yes, is never read from a file.
 SHARED = frozenset({"base_url", "profile", "token_file", "ledger"})
 SETTINGS = SHARED | {
     "key", "map", "set", "ignore", "ignore_rest", "sheet", "header_row", "delimiter", "encoding", "amounts",

@@ -89,8 +89,9 @@ class Ledger(Protocol):
         """Whether this opening made the ledger: a new one knows no earlier charge."""
 
     async def environment(self, mine: bytes, *, moved: bool = False) -> bytes:
-        """Return the digest of the service that this ledger is used with, set to `mine` where there is none yet or
-        where the service has `moved`.
+        """Return the digest of the service that this ledger is used with.
+
+        Where it has none yet, or the service has `moved`, it is set to `mine` first.
         """
 
     async def permit(self, record: Record) -> bool:

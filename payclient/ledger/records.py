@@ -151,7 +151,7 @@ def record_of(row: Sequence[Any]) -> Record:
         fields[name] = tuple(json.loads(fields[name])) if fields[name] else ()
     for name in ("beside_open_form", "archived"):
         fields[name] = bool(fields[name])
-    # One text for both, since there may be 100,000 of it.
+    # One string for both: 100,000 records may be in memory.
     if fields["purchase"] == fields["client_transaction_id"]:
         fields["purchase"] = fields["client_transaction_id"]
     return Record(**fields)

@@ -49,7 +49,7 @@ class FileRecord(NamedTuple):
 
     line: int
     names: tuple[str, ...]
-    #: The record's cells, or the error for which there are none.
+    #: The record's cells; where they could not be read, the error.
     cells: Sequence[Any] | CellError
     #: The line of JSONL as it stands.
     source: str = ""

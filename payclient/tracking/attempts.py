@@ -272,7 +272,7 @@ class Attempts:
             if attempt.record is None:
                 raise  # no byte has left
             return await self._failed(attempt, attempt.record, error, before)
-        assert attempt.record is not None  # noqa: S101 - there is no answer without a permit
+        assert attempt.record is not None  # noqa: S101 - the permit set it before the POST
         return await self._asks.write(attempt.record, event)
 
     async def _post(self, attempt: Attempt, permit: BeforeSend) -> Event:

@@ -360,7 +360,7 @@ class Confirmer:
             if report is not None and self.pending_until_confirmed(record, report) is not report:
                 return True
             reading = read_form(record, report, self._clock.time())
-        # An answer about another transaction is none: something in front gave it to the wrong request.
+        # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
         return await self._take(form, asked, reading) and is_about_it
 
     def _confirm_named(self, form: ReturnedForm) -> None:

@@ -105,7 +105,7 @@ async def test_another_ask_beside_a_sale(ledger: Ledger) -> None:
 FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "sending": ((), False, True),
     "prepared": ((PREPARED,), False, True),
-    "expired": (EXPIRED, False, True),
+    "expired": (EXPIRED, False, False),
     "exhausted": ((*EXPIRED, Exhausted(at=NOW + 1300)), False, True),
     "recovered": ((Recovered(at=NOW, expires_at=NOW + 1230),), False, True),
     "without links": ((Lost(at=NOW, expires_at=NOW + 1230),), True, True),
@@ -128,7 +128,9 @@ FORMS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
 
 @pytest.mark.parametrize("beside", [False, True], ids=["", "beside"])
 async def test_another_ask_beside_a_form(ledger: Ledger, beside: bool) -> None:
-    """It is refused until the links are dead or the service calls it cancelled; a push may be allowed all the same."""
+    """It is refused until the links are dead, and of one that expired until its last query, or the service calls it
+    cancelled; a push may be allowed all the same.
+    """
     for case, (events, free, later) in FORMS.items():
         record = await _permitted(ledger, attrs.evolve(form(f"{case}-first"), purchase=case))
         for event in events:

@@ -391,22 +391,22 @@ def _bytes(directory: Path) -> bytes:
     return b"".join(each.read_bytes() for each in directory.iterdir())
 
 
-@pytest.mark.parametrize("second", ["second", "order-17"])
+@pytest.mark.parametrize(("second", "purchase"), [("second", "order-17"), ("order-17", None)])
 async def test_a_form_with_dead_links_holds_its_purchase_until_its_last_query(
-    service: FakeService, second: str
+    service: FakeService, second: str, purchase: str | None
 ) -> None:
     """It has expired, and may have been paid at the last moment: another ask waits for the query that tells.
 
-    Also one whose client transaction id is the purchase's own name.
+    Also one that names no purchase, and whose client transaction id is the purchase's name.
     """
     async with tracking(service) as tracker:
         await tracker.prepare(form_of("first"), purchase="order-17")
         await service.clock.advance(1250)
         assert (await pending_of(tracker, "first")).state is payclient.State.EXPIRED
         with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(push(second), purchase="order-17")
+            await tracker.sale(push(second), purchase=purchase)
         await service.clock.advance(200)
-        await tracker.sale(push(second), purchase="order-17")
+        await tracker.sale(push(second), purchase=purchase)
 
 
 async def test_a_form_holds_its_purchase_until_nothing_of_it_can_be_confirmed(service: FakeService) -> None:

@@ -51,10 +51,13 @@ def _legal_moves() -> str:
 #: True of a record that keeps another ask of its purchase from its permit, which is `new`; as `holds` says.
 _HOLDS = f"""({_any_of("state", PAID)} OR (kind <> 'form' AND (
         {_any_of("state", _OPEN)} OR (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
-    )) OR (kind = 'form' AND NOT new.beside_open_form AND coalesce(links_dead_at > new.created_at, true) AND (
-        {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
-        OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
-        OR (state = '{State.CANCELLED}' AND evidence = '{Evidence.UNPAID}')
+    )) OR (kind = 'form' AND NOT new.beside_open_form AND (
+        (state = '{State.EXPIRED}' AND evidence <> '{Evidence.LAST_QUERY}')
+        OR (coalesce(links_dead_at > new.created_at, true) AND (
+            {_any_of("state", (State.SENDING, State.PENDING, State.EXPIRED))}
+            OR (state = '{State.UNKNOWN}' AND (evidence <> '{Evidence.NO_ANSWER}' OR candidate_ids IS NOT NULL))
+            OR (state = '{State.CANCELLED}' AND evidence = '{Evidence.UNPAID}')
+        ))
     )))"""
 
 #: The columns of an attempt and of a change that an archive keeps.
@@ -237,9 +240,13 @@ def holds(known: Record, new: Record) -> bool:
     state, evidence = known.state, known.evidence
     if state in PAID:
         return True
+    if known.kind == "form" and new.beside_open_form:
+        return False
+    if state is State.EXPIRED and evidence is not Evidence.LAST_QUERY:
+        return True
     if known.kind != "form":
-        return state in _OPEN or (state is State.EXPIRED and evidence is not Evidence.LAST_QUERY)
-    if new.beside_open_form or (known.links_dead_at is not None and known.links_dead_at <= new.created_at):
+        return state in _OPEN
+    if known.links_dead_at is not None and known.links_dead_at <= new.created_at:
         return False
     match state:
         case State.SENDING | State.PENDING | State.EXPIRED:

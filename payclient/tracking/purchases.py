@@ -11,7 +11,6 @@ from payclient.errors import AlreadyPaidError, ErrorDetail, InvalidRequestError,
 from payclient.events import Evidence
 from payclient.ledger.records import purchase_holder
 from payclient.lifecycle import PAID, Record, State
-from payclient.tracking.followup import is_presumed
 from payclient.tracking.outcomes import Outcome
 from payclient.validation import id_fault, text_fault
 
@@ -94,7 +93,7 @@ def _is_queried(poller: Poller, record: Record) -> bool:
         return not record.state.decided and bool(record.candidate_ids) and may_be_paid_later
     if record.state is State.CANCELLED:
         return record.evidence is Evidence.UNPAID and may_be_paid_later
-    return record.state is State.PENDING or is_presumed(record)
+    return record.state is State.PENDING
 
 
 def held_until(poller: Poller, key: str, records: Iterable[Record]) -> float | None:

@@ -143,6 +143,8 @@ class FoundCancelled(Found):
 
     #: Queried before it was known to be accepted: the report may be older than that.
     before_accepted: bool = False
+    #: The transaction ids that had been named to it: none of them may be paid.
+    candidate_ids: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -251,10 +253,13 @@ class Returned(Event):
     transaction_id: int | None = None
 
 
+@attrs.frozen(kw_only=True)
 class Abandoned(Event):
     """The browser came back cancelled, and the service, asked, knows of no payment."""
 
     evidence = Evidence.UNPAID
+    #: The transaction ids that had been named to it: none of them may be paid.
+    candidate_ids: tuple[int, ...] = ()
 
 
 class Withdrawn(Event):

@@ -347,8 +347,9 @@ def _overtaken(record: Record, event: Event) -> str | None:
             return "the report may be older than the payment"
         case ReversalNotSent() | ReversalRefused() if event.permitted_until not in (None, record.expires_at):
             return "this was the end of an earlier request to give it back"
-        case ProvenAbsent() if not set(record.candidate_ids) <= set(event.candidate_ids):
-            return "a transaction was named meanwhile, and not queried"
+        case ProvenAbsent() | FoundCancelled() | Abandoned() if not record.state.decided:
+            if record.transaction_id is None and not set(record.candidate_ids) <= set(event.candidate_ids):
+                return "a transaction was named meanwhile, and not queried"
     return None
 
 

@@ -150,7 +150,7 @@ async def test_what_a_decision_answered_is_asked_no_more() -> None:
         Returned(at=1.0, transaction_id=7),
         Expired(at=2.0),
         Returned(at=3.0),
-        Abandoned(at=4.0),
+        Abandoned(at=4.0, candidate_ids=(7,)),
         Returned(at=5.0, transaction_id=8),
         FoundCancelled(at=6.0),
     ):

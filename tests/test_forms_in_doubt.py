@@ -253,6 +253,37 @@ async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_give
         assert (await pending_of(second, "form-1")).outcome.paid is True
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+async def test_no_query_of_one_process_cancels_a_form_that_another_one_confirms(
+    service: FakeService, in_flight: bool
+) -> None:
+    """One process follows the form, whose index lags behind the second card; another waits for its confirmation."""
+    one = SharedLedger()
+    two = SharedLedger(one)
+    async with tracking(service, one, PROFILE) as first, tracking(service, two, PROFILE) as second:
+        await first.prepare(form(), purchase="cart")
+        service.pay("form-1", 4999, transactionStatus="Canceled")
+        declined = [dict(service.sales[4999])]
+        query = service.pay("form-1", 5001)
+        service.confirm_scripts = [lambda: lost_confirmation(service)] * 20
+        service.status_scripts = [lambda: answer(200, declined)] * 20
+        if in_flight:  # the query is on its way as the browser comes back, and nobody hears of that
+            one.watchers.clear()
+            pending = await pending_of(first, "form-1")
+            outcome, _ = await asyncio.gather(pending.check(), second.returned(query))
+            assert outcome.paid is None
+        else:
+            await second.returned(query)
+            assert (await (await pending_of(first, "form-1")).check()).paid is None
+        await service.clock.advance(60)
+        with pytest.raises(payclient.PurchaseOpenError):
+            await first.sale(sale(), purchase="cart")
+        service.confirm_scripts.clear()
+        await service.clock.advance(60)
+        assert (await first.purchase("cart")).collected == 1150
+    assert not service.posted
+
+
 async def test_a_form_whose_confirmation_alone_tells_holds_its_purchase_until_it_is_answered(
     service: FakeService,
 ) -> None:

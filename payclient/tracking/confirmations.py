@@ -91,7 +91,7 @@ class ReturnedForm(Scheduled):
     def is_idle(self) -> bool:
         """Whether nothing is left to ask, so that the ledger knows all that there is."""
         busy = self.open() or self.writing or self.task is not None
-        return not busy and (self.record.state.decided or not self.found)
+        return not busy and (self.record.state.decided or not (self.found or self.record.candidate_ids))
 
     def open(self) -> list[Confirmation]:
         """Return the open confirmations."""
@@ -105,14 +105,16 @@ class ReturnedForm(Scheduled):
         """Return whether this id came before."""
         return transaction_id in self.confirmations or transaction_id in self.writing
 
-    def may_be_paid_by_another(self, report: StatusReport | None) -> bool:
-        """Return whether a transaction waits for the answer to its confirmation that a report does not name.
+    def unanswered(self, report: StatusReport | None) -> set[int | None]:
+        """Return the transactions whose confirmation has no answer yet, without those that a report names.
 
         What the service knows by our own id may lag behind it, and of two transactions the other one may be paid.
         """
-        named = {None} if report is None else {None, report.transaction_id, *report.others}
-        waiting = {each.transaction_id for each in self.open() if not each.declined}
-        return not waiting | self.writing <= named
+        named = {None, DROPPED} if report is None else {None, DROPPED, report.transaction_id, *report.others}
+        answered = {
+            each.transaction_id for each in self.confirmations.values() if each.declined or not each.open
+        }
+        return {*self.record.candidate_ids, *self.confirmations, *self.writing} - named - answered
 
     def begin(self, transaction_id: int | None, now: float) -> Confirmation:
         """Open the confirmation of this id with all its tries before it, unless it is open already."""
@@ -250,8 +252,7 @@ class Confirmer:
         if not self.confirms or record.state in OVER:
             return report
         if report.state == "Cancelado":
-            known = self._forms.get(record.client_transaction_id)
-            waits = known is not None and known.may_be_paid_by_another(report)
+            waits = self._may_be_paid_by_another(self._form(record), report)
             return attrs.evolve(report, state="Pendiente") if waits else report
         if report.state != "Aceptado" or find_mismatch(record, report):
             return report  # what is not ours to confirm decides nothing
@@ -353,7 +354,6 @@ class Confirmer:
         elif not self._poller.policy.by_client_id:
             return True
         else:
-            self._confirm_named(form)
             report = await self._session.status(client_transaction_id=identifier, repeat=False)
             if (report is None or report.state == "Cancelado") and not queries.can_see(record):
                 return True
@@ -363,16 +363,19 @@ class Confirmer:
         # What an answer says of another transaction settles nothing: a proxy gave it to the wrong request.
         return await self._take(form, asked, reading) and is_about_it
 
-    def _confirm_named(self, form: ReturnedForm) -> None:
-        """Confirm what was named to a form by way of another process, before it counts as not paid."""
-        for transaction_id in form.record.candidate_ids:
-            if transaction_id != DROPPED and not form.has_seen(transaction_id):
+    def _may_be_paid_by_another(self, form: ReturnedForm, report: StatusReport | None) -> bool:
+        """Return whether a form may be paid by what a report does not name; confirm what other processes were named."""
+        unanswered = form.unanswered(report)
+        for transaction_id in unanswered:
+            if not form.has_seen(transaction_id):
                 self._confirm(form, transaction_id)
+        self._forget(form)
+        return bool(unanswered)
 
     async def _take(self, form: ReturnedForm, asked: Confirmation, reading: Reading) -> bool:
         """Write what an answer means, and return whether that settles what was asked."""
         asked.declined = any(isinstance(each, Abandoned | FoundCancelled) for each in reading.events)
-        if asked.declined and form.may_be_paid_by_another(reading.report):
+        if asked.declined and self._may_be_paid_by_another(form, reading.report):
             return False
         form.report = reading.report or form.report
         if reading.conflict is not None:

@@ -189,6 +189,7 @@ def _event_of(
                 transaction_id=transaction_id,
                 reason=report.reason,
                 before_accepted=state not in PAID,
+                candidate_ids=record.candidate_ids,
             )
     return None
 
@@ -379,7 +380,7 @@ def read_confirmation(record: Record, transaction_id: int, report: StatusReport,
 def read_form(record: Record, report: StatusReport | None, at: float) -> Reading:
     """Return what a status report means for a form. Without events it is not a verdict yet."""
     if report is None:
-        return Reading([Abandoned(at=at)])
+        return Reading([Abandoned(at=at, candidate_ids=record.candidate_ids)])
     if mismatch := find_mismatch(record, report):
         return Reading([Conflicted(at=at, what=mismatch)])
     if report.state == "Pendiente":

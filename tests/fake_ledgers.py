@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -12,7 +13,10 @@ from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 
-__all__ = ["FailingLedger", "SharedLedger"]
+__all__ = ["FailingLedger", "HookedLedger", "HookedSharedLedger", "SharedLedger", "fails"]
+
+#: What happens beside the write of an event, by the name of its class; a permit's is "Permitted".
+Hooks = Mapping[str, Callable[[], object]]
 
 Woken = Callable[[str | None], None]
 
@@ -140,3 +144,48 @@ class FailingLedger(MemoryLedger):
     async def changes(self, since: int = 0, limit: int = 500) -> list[Change]:
         self._check("get")
         return await super().changes(since, limit)
+
+
+def fails(times: int = 1) -> Callable[[], None]:
+    """A hook that fails so often."""
+    left = [payclient.LedgerUnavailableError("disk I/O error") for _ in range(times)]
+
+    def fail() -> None:
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+class HookedLedger(MemoryLedger):
+    """A ledger in memory; before or after it writes certain events, something happens."""
+
+    def __init__(self, *, before: Hooks | None = None, after: Hooks | None = None) -> None:
+        super().__init__()
+        self.before, self.after = before or {}, after or {}
+
+    async def permit(self, record: Record) -> bool:
+        await _happen(self.before, "Permitted")
+        granted = await super().permit(record)
+        await _happen(self.after, "Permitted")
+        return granted
+
+    async def apply(self, record: Record, event: Event) -> Record:
+        await _happen(self.before, type(event).__name__)
+        after = await super().apply(record, event)
+        await _happen(self.after, type(event).__name__)
+        return after
+
+
+class HookedSharedLedger(HookedLedger, SharedLedger):
+    """One that several processes share."""
+
+    def __init__(self, *, before: Hooks | None = None, after: Hooks | None = None) -> None:
+        SharedLedger.__init__(self)
+        self.before, self.after = before or {}, after or {}
+
+
+async def _happen(hooks: Hooks, name: str) -> None:
+    happening = hooks[name]() if name in hooks else None
+    if inspect.isawaitable(happening):
+        await happening

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -68,6 +70,8 @@ class FakeService:
         self.scripts: list[Script] = []
         #: What a status query answers instead; called once for each query.
         self.status_scripts: list[Said] = []
+        #: What a status query by this path is answered instead; None: the truth.
+        self.instead: Callable[[str], HttpResponse | None] = lambda path: None
         self.confirm_scripts: list[Said] = []
         self.cancel_scripts: list[Said] = []
         #: Complete requests by client transaction id: what reached the service.
@@ -93,7 +97,9 @@ class FakeService:
             self.queries.append(request.path)
             self.queried_at.append(self.clock.monotonic())
             await asyncio.sleep(0)
-            return self.status_scripts.pop(0)() if self.status_scripts else self.status(request.path)
+            if self.status_scripts:
+                return self.status_scripts.pop(0)()
+            return self.instead(request.path) or self.status(request.path)
         if request.path == "/api/button/V2/Confirm":
             await before_send()
             return self.confirm(json.loads(request.body))
@@ -190,17 +196,28 @@ async def tracking(
     status: payclient.StatusSource | None = None,
     *,
     transport: Transport | None = None,
+    token: str | Callable[[], Awaitable[str]] | None = None,
     **options: Any,
 ) -> AsyncIterator[payclient.Tracker]:
     """A tracker over the service, or over what stands in front of it, on its clock."""
     book = MemoryLedger() if ledger is None else ledger
     async with (
         PaySession(
-            "https://pay.example", "token", profile=profile, transport=transport or service
+            "https://pay.example", token or "token", profile=profile, transport=transport or service
         ) as session,
         payclient.Tracker(session, book, clock=service.clock, status=status, **options) as tracker,
     ):
         yield tracker
+
+
+@asynccontextmanager
+async def selling(
+    service: FakeService, *scripts: Script, ledger: Ledger | None = None, **options: Any
+) -> AsyncIterator[tuple[payclient.Tracker, payclient.PendingSale]]:
+    """A tracker over the service, and the sale of order-17 that it made, which met these scripts."""
+    service.scripts += scripts
+    async with tracking(service, ledger, **options) as tracker:
+        yield tracker, await tracker.sale(sale())
 
 
 async def outcome_of(
@@ -241,16 +258,56 @@ async def events_of(ledger: Ledger, identifier: str = "order-17") -> list[str]:
     return [change.event for change in await ledger.history(identifier)]
 
 
-class Held:
-    """A script: the charge is executed, and answered once `go` is set."""
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+async def error_of(kind: type[_Error], call: Awaitable[object]) -> _Error:
+    """The error of this kind that a call raises; it must raise one."""
+    try:
+        await call
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
+
+
+async def held_by(tracker: payclient.Tracker, purchase: str) -> payclient.PurchaseOpenError:
+    """What says that another push of the purchase is not sent, since it may be paid by another ask."""
+    return await error_of(payclient.PurchaseOpenError, tracker.sale(sale("another"), purchase=purchase))
+
+
+async def collected_by(tracker: payclient.Tracker, purchase: str) -> payclient.AlreadyPaidError:
+    """What says that another push of the purchase is not sent, since it is paid."""
+    return await error_of(payclient.AlreadyPaidError, tracker.sale(sale("another"), purchase=purchase))
+
+
+def alarms(caplog: Any) -> list[str]:
+    """What was logged for somebody to get up at night."""
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.CRITICAL]
+
+
+class Gate:
+    """Where something is held up: `there` is set as it arrives, and it goes on once `go` is set."""
 
     def __init__(self) -> None:
-        self.go = asyncio.Event()
+        self.there, self.go = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.there.set()
+        await self.go.wait()
+
+
+class Held:
+    """A script: the request is taken as `then` says, which sets `there`, and answered once `go` is set."""
+
+    def __init__(self, then: Script = FakeService.take) -> None:
+        self.then = then
+        self.there, self.go = asyncio.Event(), asyncio.Event()
 
     async def __call__(
         self, service: FakeService, request: HttpRequest, before_send: BeforeSend
     ) -> HttpResponse:
-        response = await service.take(request, before_send)
+        response = await self.then(service, request, before_send)
+        self.there.set()
         await self.go.wait()
         return response
 
@@ -304,11 +361,44 @@ class Permit:
         self.completed += 1
 
 
+async def _permitted() -> None:
+    """The permit was asked for already."""
+
+
+def when(happens: Callable[[], object], then: Script = FakeService.take) -> Script:
+    """Something happens once the bytes have left, and then they are taken so."""
+
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        happening = happens()
+        if inspect.isawaitable(happening):
+            await happening
+        return await then(service, request, _permitted)
+
+    return script
+
+
+def posted(times: int, then: Script) -> Script:
+    """Something in front sends the POST so many times more, and we see the last answer only."""
+
+    async def script(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+        await before_send()
+        for _ in range(times):
+            service.create(request)
+        return await then(service, request, _permitted)
+
+    return script
+
+
 async def lost_answer(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-    """The charge is executed, and its answer never arrives."""
-    await before_send()
-    service.create(request)
+    """The charge is executed or the form prepared, and the answer never arrives."""
+    await service.take(request, before_send)
     raise ConnectionResetError
+
+
+async def broken(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
+    """Something of our own breaks, before any permit."""
+    return None  # type: ignore[return-value]  # a fault of the transport's
 
 
 async def lost_request(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
@@ -326,6 +416,16 @@ async def seen_dead(service: FakeService, request: HttpRequest, before_send: Bef
 async def no_connection(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
     """Nobody answers at the door."""
     raise ConnectionRefusedError
+
+
+def reset() -> HttpResponse:
+    """No answer to a query or a confirmation."""
+    raise ConnectionResetError
+
+
+def unlisted(path: str) -> HttpResponse | None:
+    """Nothing by our own id: `instead` of an index that lags."""
+    return answer(200, []) if "/client/" in path else None
 
 
 def answers(status: int, value: object) -> Script:

@@ -13,7 +13,7 @@ from payclient.ledger import Change
 from payclient.ledger.memory import MemoryLedger
 from payclient.lifecycle import Record
 
-__all__ = ["FailingLedger", "HookedLedger", "HookedSharedLedger", "SharedLedger", "fails"]
+__all__ = ["FailingLedger", "HookedLedger", "HookedSharedLedger", "SharedLedger", "disk_full", "once"]
 
 #: What happens beside the write of an event, by the name of its class; a permit's is "Permitted".
 Hooks = Mapping[str, Callable[[], object]]
@@ -146,15 +146,15 @@ class FailingLedger(MemoryLedger):
         return await super().changes(since, limit)
 
 
-def fails(times: int = 1) -> Callable[[], None]:
-    """A hook that fails so often."""
-    left = [payclient.LedgerUnavailableError("disk I/O error") for _ in range(times)]
+def disk_full() -> None:
+    """A hook that fails."""
+    raise payclient.LedgerUnavailableError("disk full")
 
-    def fail() -> None:
-        if left:
-            raise left.pop()
 
-    return fail
+def once(hook: Callable[[], object]) -> Callable[[], object]:
+    """A hook that does nothing from the second time on."""
+    hooks = [hook]
+    return lambda: hooks.pop()() if hooks else None
 
 
 class HookedLedger(MemoryLedger):

@@ -63,8 +63,8 @@ class FakeService:
     A form that is paid and not confirmed within five minutes is reversed.
     """
 
-    def __init__(self) -> None:
-        self.clock = ManualClock()
+    def __init__(self, clock: Any = None) -> None:
+        self.clock: ManualClock = clock or ManualClock()
         #: transaction id -> its status object.
         self.sales: dict[int, dict[str, object]] = {}
         self.scripts: list[Script] = []
@@ -87,6 +87,8 @@ class FakeService:
         self.confirmed: set[int] = set()
         self.paid_at: dict[int, float] = {}
         self.cancels: list[object] = []
+        #: Of the tracker over it that was opened last.
+        self.ledger: Ledger = MemoryLedger()
         self._forms = 0
 
     async def __call__(self, request: HttpRequest, before_send: BeforeSend | None) -> HttpResponse:
@@ -200,12 +202,12 @@ async def tracking(
     **options: Any,
 ) -> AsyncIterator[payclient.Tracker]:
     """A tracker over the service, or over what stands in front of it, on its clock."""
-    book = MemoryLedger() if ledger is None else ledger
+    service.ledger = MemoryLedger() if ledger is None else ledger
     async with (
         PaySession(
             "https://pay.example", token or "token", profile=profile, transport=transport or service
         ) as session,
-        payclient.Tracker(session, book, clock=service.clock, status=status, **options) as tracker,
+        payclient.Tracker(session, service.ledger, clock=service.clock, status=status, **options) as tracker,
     ):
         yield tracker
 

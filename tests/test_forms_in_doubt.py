@@ -3,93 +3,73 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import attrs
 import pytest
 
 import payclient
-from fake_ledgers import FailingLedger, SharedLedger
+from fake_ledgers import FailingLedger, HookedLedger, SharedLedger, once
 from fake_service import (
     FakeService,
+    Gate,
+    Held,
     answer,
+    error_of,
     form,
+    held_by,
     hint,
-    outcome_of,
     pending_of,
     record_in,
     refusal,
     refuses,
-    sale,
+    reset,
     tracking,
 )
-from payclient.events import Event, Prepared
-from payclient.ledger import Ledger
-from payclient.ledger.memory import MemoryLedger
-from payclient.lifecycle import Record
-from payclient.session import PaySession
-from payclient.wire import BeforeSend, HttpRequest, HttpResponse
-from test_confirming import BLIND, PROFILE, back, passing
+from payclient.wire import HttpResponse
+from test_confirming import BLIND, PROFILE, back, passing, prepared, the_end
 
 State = payclient.State
 
 pytestmark = pytest.mark.usefixtures("delays")
 
 
-@asynccontextmanager
-async def under(
-    service: FakeService, ledger: Ledger, token: str, profile: payclient.ServiceProfile = PROFILE
-) -> AsyncIterator[payclient.Tracker]:
-    """A tracker with this token."""
-    session = PaySession("https://pay.example", token, profile=profile, transport=service)
-    async with session, payclient.Tracker(session, ledger, clock=service.clock) as tracker:
-        yield tracker
+def confirmed_unheard(service: FakeService) -> HttpResponse:
+    """The service carries the confirmation out, and its answer is lost."""
+    service.confirmed.add(5001)
+    return reset()
 
 
-class Slow(MemoryLedger):
-    """A ledger that never ends the writing of a form that was prepared."""
-
-    async def apply(self, record: Record, event: Event) -> Record:
-        if isinstance(event, Prepared) and not self.quick:
-            self.quick = True
-            await asyncio.Event().wait()
-        return await super().apply(record, event)
-
-    quick = False
+async def assert_paid(service: FakeService, tracker: payclient.Tracker, seconds: float = 30) -> None:
+    """So many seconds later the form is known to be paid."""
+    await service.clock.advance(seconds)
+    assert (await pending_of(tracker, "form-1")).outcome.paid is True
 
 
 async def test_a_form_whose_tracker_closes_while_it_is_written_holds_its_purchase(
     service: FakeService,
 ) -> None:
     """Its caller has the links: nobody else is given another form, nor charged by a push."""
-    ledger = Slow()
+    gate = Gate()
+    ledger = HookedLedger(before={"Prepared": once(gate)})
     async with tracking(service, ledger, PROFILE, drain=0.0) as tracker:
         work = asyncio.create_task(tracker.live_form("cart", form))
-        await asyncio.sleep(0.05)
-    given = (await asyncio.gather(work, return_exceptions=True))[0]
+        await gate.there.wait()
+    given = await work
     async with tracking(service, ledger, PROFILE) as tracker:
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale(), purchase="cart")
+        await held_by(tracker, "cart")
         again = await tracker.live_form("cart", form)
-    assert isinstance(given, payclient.PaymentForm)
     assert (again.payment_id, len(service.prepared)) == (given.payment_id, 1)
 
 
 async def test_a_form_whose_tracker_closes_before_its_answer_is_an_error_of_ours(
     service: FakeService,
 ) -> None:
-    async def never(service: FakeService, request: HttpRequest, before_send: BeforeSend) -> HttpResponse:
-        await before_send()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    service.scripts = [never]
+    held = Held()
+    service.scripts = [held]
     async with tracking(service, profile=PROFILE, drain=0.0) as tracker:
         work = asyncio.create_task(tracker.prepare(form()))
-        await asyncio.sleep(0.05)
-    with pytest.raises(payclient.TrackerClosedError):
-        await work
+        await held.there.wait()
+    await error_of(payclient.TrackerClosedError, work)
 
 
 async def test_a_form_that_exists_already_is_paid_once_it_is_confirmed(service: FakeService) -> None:
@@ -109,26 +89,25 @@ async def test_a_form_that_exists_already_is_paid_once_it_is_confirmed(service: 
 
 async def test_another_accounts_no_takes_no_transaction_from_a_form(service: FakeService) -> None:
     """Given up, and then paid: the answer to its confirmation is lost, and another account knows of nothing."""
-    ledger = MemoryLedger()
-    async with under(service, ledger, "token-1") as tracker:
-        await tracker.prepare(form(), purchase="cart")
+    async with prepared(service) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
-    async with under(service, ledger, "token-2") as tracker:
+    async with tracking(service, service.ledger, PROFILE, token="token-2") as tracker:
         service.confirm_scripts = [lambda: refusal(20, status=404)] * 50
         service.status_scripts = [lambda: answer(200, [])] * 500
         await passing(service, tracker.returned(back(5001)))
         await service.clock.advance(30)
-    assert (await record_in(ledger, "form-1")).candidate_ids == (5001,)
+    assert (await record_in(service.ledger, "form-1")).candidate_ids == (5001,)
 
 
 async def test_a_form_found_pending_is_paid_by_another_transaction(service: FakeService) -> None:
     """A crash left it unknown; the first card is declined after a query found it pending, the second one pays."""
-    ledger = Slow()
+    gate = Gate()
+    ledger = HookedLedger(before={"Prepared": once(gate)})
     async with tracking(service, ledger, PROFILE, drain=0.0) as tracker:
         work = asyncio.create_task(tracker.prepare(form()))
-        await asyncio.sleep(0.05)
+        await gate.there.wait()
         died = await record_in(ledger, "form-1")
-    await asyncio.gather(work)
+    await work
     ledger._attempts["form-1"] = [died]  # noqa: SLF001 - the process was killed before it wrote how it ended
     async with tracking(service, ledger, PROFILE) as tracker:
         service.pay("form-1", 5001, transactionStatus="Pending")
@@ -138,62 +117,49 @@ async def test_a_form_found_pending_is_paid_by_another_transaction(service: Fake
         assert (outcome.paid, outcome.transaction_id) == (True, 5002)
 
 
-def lost_confirmation(service: FakeService) -> HttpResponse:
-    service.confirmed.add(5001)
-    raise ConnectionResetError
-
-
 @pytest.mark.parametrize("lagging", [[], ["Canceled"]])
 async def test_a_form_is_not_cancelled_while_a_transaction_of_it_is_to_be_confirmed(
     service: FakeService, lagging: list[str]
 ) -> None:
     """The index lags behind the payment whose confirmation has no answer, and the customer closes another tab."""
-    async with tracking(service, profile=PROFILE) as tracker:
-        await tracker.prepare(form(), purchase="cart")
-        service.pay("form-1", 5001)
-        service.confirm_scripts = [lambda: lost_confirmation(service)] * 3
+    async with prepared(service) as tracker:
+        query = service.pay("form-1")
+        service.confirm_scripts = [lambda: confirmed_unheard(service)] * 3
         declined = dict(service.sales[5001], transactionId=4999, transactionStatus="Canceled")
         service.status_scripts = [lambda: answer(200, [declined] if lagging else [])] * 3
-        await passing(service, tracker.returned(back(5001)))
-        outcome = await passing(service, tracker.returned(back(0)))
-        assert outcome.paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale(), purchase="cart")
-        assert (await outcome_of(service, await pending_of(tracker, "form-1"))).paid is True
+        await passing(service, tracker.returned(query))
+        assert (await passing(service, tracker.returned(back(0)))).paid is None
+        await held_by(tracker, "cart-1")
+        assert (await the_end(service, tracker)).paid is True
 
 
-async def test_a_declined_transaction_does_not_cancel_a_form_while_another_is_to_be_confirmed(
+async def test_a_declined_transaction_cancels_no_form_while_another_is_to_be_confirmed(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old tab is loaded again, whose card was declined, while the answer about the second card is lost."""
-    confirm, lost = service.confirm, [lost_confirmation] * 3
+    confirm, lost = service.confirm, [confirmed_unheard] * 3
 
     def losing(body: dict[str, object]) -> HttpResponse:
         return lost.pop()(service) if lost and body["id"] == 5001 else confirm(body)
 
     monkeypatch.setattr(service, "confirm", losing)
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form(), purchase="cart")
+    async with prepared(service, BLIND) as tracker:
         service.pay("form-1", 4999, transactionStatus="Canceled")
         await tracker.returned(service.pay("form-1", 5001))
         assert (await passing(service, tracker.returned(back(4999)))).paid is None
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale(), purchase="cart")
-        await service.clock.advance(30)
-        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        await held_by(tracker, "cart-1")
+        await assert_paid(service, tracker)
 
 
 async def test_a_form_that_was_refused_and_paid_is_confirmed(service: FakeService) -> None:
     """The answer was not about our request. What nobody confirms is reversed, and must not be called paid."""
     async with tracking(service, profile=PROFILE) as tracker:
         service.scripts = [refuses(800)]
-        with pytest.raises(payclient.RefusedError):
-            await tracker.prepare(form())
+        await error_of(payclient.RefusedError, tracker.prepare(form()))
         service.prepare({"clientTransactionId": "form-1", "amount": 1150, "currency": "USD"})
         service.pay("form-1")
         await tracker.notify(hint(5001, "form-1"))
-        await service.clock.advance(30)
-        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        await assert_paid(service, tracker)
         assert service.confirmed == {5001}
 
 
@@ -201,14 +167,12 @@ async def test_an_answer_about_another_transaction_is_no_answer_to_a_confirmatio
     service: FakeService,
 ) -> None:
     """Something in front of the service gave it to the wrong request: the payment is confirmed all the same."""
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form())
+    async with prepared(service, BLIND) as tracker:
         query = service.pay("form-1")
         mixed = dict(service.sales[5001], transactionId=77, clientTransactionId="form-7")
         service.confirm_scripts = [lambda: answer(200, mixed)]
         await tracker.returned(query)
-        await service.clock.advance(30)
-        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        await assert_paid(service, tracker)
 
 
 @pytest.mark.parametrize("fault", ["pending", "ledger"])
@@ -216,24 +180,20 @@ async def test_a_form_that_was_given_up_is_confirmed_until_the_service_says_that
     service: FakeService, fault: str
 ) -> None:
     """An answer that decides nothing, or that the ledger does not take, is none: it had stayed cancelled, and free."""
-    fails: list[str] = []
-    ledger = FailingLedger(lambda name: name in fails)
-    async with tracking(service, ledger, PROFILE) as tracker:
-        await tracker.prepare(form(), purchase="cart")
+    failing: list[str] = []
+
+    def said() -> HttpResponse:
+        if fault == "ledger":
+            failing.append("apply")
+            return answer(200, service.sales[5001])
+        return answer(200, dict(service.sales[5001], transactionStatus="Pending"))
+
+    async with prepared(service, PROFILE, FailingLedger(lambda name: name in failing)) as tracker:
         assert (await tracker.returned(back(0))).state is State.CANCELLED
-        query = service.pay("form-1")
-
-        def said() -> HttpResponse:
-            if fault == "ledger":
-                fails.append("apply")
-                return answer(200, service.sales[5001])
-            return answer(200, dict(service.sales[5001], transactionStatus="Pending"))
-
         service.confirm_scripts = [said]
-        await tracker.returned(query)
-        fails.clear()
-        await service.clock.advance(30)
-        assert (await pending_of(tracker, "form-1")).outcome.paid is True
+        await tracker.returned(service.pay("form-1"))
+        failing.clear()
+        await assert_paid(service, tracker)
 
 
 async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_gives_a_form_up(
@@ -241,16 +201,16 @@ async def test_a_process_that_did_not_see_the_payment_confirms_it_before_it_give
 ) -> None:
     """One process waits for the answer to a confirmation; the customer closes another tab, by way of a second one."""
     one = SharedLedger()
-    two = SharedLedger(one)
-    async with tracking(service, one, PROFILE) as first, tracking(service, two, PROFILE) as second:
-        await first.prepare(form(), purchase="cart")
+    async with (
+        prepared(service, PROFILE, one) as first,
+        tracking(service, SharedLedger(one), PROFILE) as second,
+    ):
         query = service.pay("form-1")
-        service.confirm_scripts = [lambda: lost_confirmation(service)]
+        service.confirm_scripts = [lambda: confirmed_unheard(service)]
         service.status_scripts = [lambda: answer(200, [])] * 2
         await first.returned(query)
         assert (await second.returned(back(0))).paid is None
-        await service.clock.advance(30)
-        assert (await pending_of(second, "form-1")).outcome.paid is True
+        await assert_paid(service, second)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
@@ -288,18 +248,10 @@ async def test_a_form_whose_confirmation_alone_tells_holds_its_purchase_until_it
     service: FakeService,
 ) -> None:
     """Nobody can be asked about a form by our own id, and the answer to its confirmation is lost."""
-
-    def silent() -> HttpResponse:
-        service.confirmed.add(5001)
-        raise ConnectionResetError
-
-    service.confirm_scripts = [silent] * 1000
-    async with tracking(service, profile=BLIND) as tracker:
-        await tracker.prepare(form(), purchase="cart")
+    service.confirm_scripts = [lambda: confirmed_unheard(service)] * 1000
+    async with prepared(service, BLIND) as tracker:
         await service.clock.advance(1490)
-        service.pay("form-1")
-        await passing(service, tracker.returned(back(5001)))
+        await passing(service, tracker.returned(service.pay("form-1")))
         await service.clock.advance(60)  # its links are dead
-        with pytest.raises(payclient.PurchaseOpenError):
-            await tracker.sale(sale(), purchase="cart")
+        await held_by(tracker, "cart-1")
     assert not service.posted
